@@ -2,9 +2,9 @@
  *
  * weft's operations between two nodes, each on a core of its own, and the limit of the machine: the same ping-pong and the same copies by
  * plain stores between shared mappings. bench/run starts one process for each node with WEFT_RANK, WEFT_SIZE and WEFT_COORD set, both with
- * the same tests (spec.h). A test named `..._typical` gives the median of single rounds, as perftest does, `..._rate` millions a second.
- * With BENCH_PATIENT set, the node that has nothing to do does not poll all the time, like perftest's, because two cores may be two threads
- * of one.
+ * the same tests (spec.h). A test named `..._typical` gives the median of single rounds, as perftest does; a test named `..._rate` gives
+ * millions of operations a second. With BENCH_PATIENT set, the node that has nothing to do does not poll all the time, because its core and
+ * the other node's may be two threads of one. perftest's does not poll either.
  */
 #include <stdatomic.h>
 #include <stdbool.h>

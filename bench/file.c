@@ -2,12 +2,13 @@
  *
  * The file service, beside what a program does without it. Node 0 is the gateway, the last node reads; a file of BYTES, in $TMPDIR or /tmp.
  *
- *   read   weft_file_read() of the cached file, a piece after the other; GB/s
+ *   read   weft_file_read() of the cached file, one piece after the other; GB/s
  *   map    weft_file_map() of each piece, and a sum of its words; GB/s
  *   get    weft_get() of as many bytes from the gateway's pool: what the transport can do; GB/s
- *   cold   all other nodes read the file at the same time, which is not cached, neither by weft nor by the system; ms for the slowest
+ *   cold   all nodes but node 0 read, at the same time, a file that neither weft nor the system has cached; ms for the slowest
  *   pread, mmap   the same as read and map by the system alone, from its cache
- *   mounted       as cold, by four processes without weft, of the file BENCH_PATH below a mount, whose real path is BENCH_UNDER; ms
+ *   mounted       as cold, but four processes read without weft, by a mount: BENCH_PATH is the file's path below the mount, BENCH_UNDER
+ *                 its path on the disk; ms
  */
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -86,7 +86,7 @@ int main(int argc, char **argv)
     if (memory == MAP_FAILED)
         return 1;
     uint64_t x = 1;
-    for (size_t i = 0; i < SPANS * PIECE; i += 8) { /* any bytes, lines now and then */
+    for (size_t i = 0; i < SPANS * PIECE; i += 8) { /* random bytes, with a newline in each 64 */
         x = x * UINT64_C(6364136223846793005) + 1442695040888963407u;
         memcpy(memory + i, &x, 8);
         memory[i + 7] = i % 64 ? memory[i + 7] : '\n';

@@ -37,7 +37,8 @@ static void sync_both(void)
 /* Stores a word, then the flag that announces it, to the other GPU; then waits for that GPU's flag. `second`: waits first. `keep`: asks for
    the pointer once. COPIES: has a copy of the weft_device, which stays in registers. */
 template <bool COPIES>
-__global__ void ping(const weft_device *given, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, bool keep, int *failed)
+__global__ void ping(const weft_device *given, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, bool keep,
+                     int *failed)
 {
     const weft_device copy = *given, *d = COPIES ? &copy : given;
     uint64_t *word = (uint64_t *)weft_device_ptr(d, there, 16);
@@ -84,7 +85,8 @@ static double ping_us(bool ours, bool keep, bool copies, uint64_t from, uint64_t
     for (int i = 1; i >= 0; i--) {
         CUDA(cudaSetDevice(i));
         if (ours)
-            (copies ? ping<true> : ping<false>)<<<1, 1, 0, stream[i]>>>(weft_gpu_device(gpu[i]), arena[!i], arena[i], from, n, i == 1, keep, rc);
+            (copies ? ping<true> : ping<false>)<<<1, 1, 0, stream[i]>>>(weft_gpu_device(gpu[i]), arena[!i], arena[i], from, n, i == 1, keep,
+                                                                        rc);
         else
             bare_ping<<<1, 1, 0, stream[i]>>>((volatile uint64_t *)own[!i], (volatile uint64_t *)own[i], from, n, i == 1);
         CUDA(cudaGetLastError());

@@ -17,7 +17,7 @@ static bool failed(const char *what, int rc)
     return rc != 0;
 }
 
-/* `n` puts to each of the first `peers` of them, in turns. */
+/* `n` puts to each of the first `peers` addresses after to[0], in turns. */
 static int put_all(weft_node *w, const uint64_t *to, uint32_t peers, const void *from, size_t bytes, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++)

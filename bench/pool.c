@@ -113,7 +113,7 @@ struct slice {
 static void *slice_thread(void *arg)
 {
     struct slice *s = arg;
-    /* Warm, then start together. */
+    /* Warm up; then all threads start together. */
     for (unsigned warm = 0; warm < 2; warm++) {
         uint64_t pairs = warm ? s->pairs : s->pairs / 10 + BATCH;
         if (warm) {

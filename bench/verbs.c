@@ -5,8 +5,8 @@
  *   connect   two processes open the first device, make all that a queue pair needs, and connect:
  *             milliseconds until both are ready to send. Each time with new processes, which have not
  *             touched the library before.
- *   memory    MiB of this process (its proportional share of shared pages) with one queue
- *             pair ready to send, less what it was before the library was loaded
+ *   memory    MiB by which this process grows from before it loads the library until one queue
+ *             pair is ready to send; a page shared by N processes counts as 1/N
  */
 #include "spec.h"
 
@@ -204,7 +204,7 @@ static uint64_t once(void)
     return good ? slower : 0;
 }
 
-/* Bytes: private pages, and the share of the others. */
+/* Bytes of this process's memory; a page shared by N processes counts as 1/N. */
 static uint64_t resident(void)
 {
     char line[256];

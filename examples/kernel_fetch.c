@@ -142,7 +142,7 @@ static void run_kernel(weft_node *w, const char *url)
         exit(1);
     }
     char head[200] = "";
-    check(weft_get_blocking(w, head, job.page, sizeof head - 1), "get"); /* the arena is zeros at first, and longer */
+    check(weft_get_blocking(w, head, job.page, sizeof head - 1), "get"); /* the arena is longer than `head`, and its unused bytes are 0 */
     head[strcspn(head, "\r\n")] = '\0';
     printf("%s\nthe page has %llu bytes, %llu lines and %llu words\n", head, (unsigned long long)(job.bytes - job.head_bytes),
            (unsigned long long)job.lines, (unsigned long long)job.words);

@@ -36,7 +36,7 @@ static void check(int rc, const char *what)
 /* --- the kernel --- */
 
 struct job {
-    uint64_t records, path, path_bytes, pieces; /* addresses: the last one in the arena, the others in the pool; a record a block */
+    uint64_t records, path, path_bytes, pieces; /* addresses in the pool: a record for each block, the path; in the arena: the pieces */
     int rc[BLOCKS];                             /* how each block ended */
     uint64_t lines[BLOCKS], read[BLOCKS];
 };

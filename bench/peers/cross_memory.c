@@ -12,10 +12,10 @@
  *   frame_lat  as send_lat, up to a page, and both look at what they send and get: it is summed where it left and
  *              where it came, and the sum handed over
  *
- * A latency is the median of single round trips, as perftest's "typical" is; each is timed, as there.
+ * A latency is the median of single round trips, each of which is timed, as in perftest's "typical".
  *
- * Buffers are as perftest has them: from posix_memalign, of 4 KiB pages unless the system likes larger
- * ones, touched.
+ * Buffers are made as perftest makes them: by posix_memalign(), in 4 KiB pages unless the system uses larger
+ * ones, and accessed before the test begins.
  */
 #include "../spec.h"
 #include "base/hash.h"
@@ -35,7 +35,7 @@ enum { LINE = 64, PAGE = 4096, PIECE = 512 << 10, AHEAD = 7 };
 
 struct side {
     _Atomic uint64_t turn __attribute__((aligned(LINE))); /* how often the other side has handed over */
-    uint64_t sum;                                         /* with it, of frame_lat */
+    uint64_t sum;                                         /* frame_lat: the sum that is handed over with the turn */
     void *buffer;                                         /* address of the buffer in that process */
     pid_t pid;
 };

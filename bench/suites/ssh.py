@@ -26,8 +26,10 @@ class Server(Side):
         self.made = os.getuid() == 0 and not os.path.exists("/run/sshd")
         if self.made:
             os.mkdir("/run/sshd", 0o755)  # without it root's sshd does not start
+        # Without SHLVL, bash would read ~/.bashrc before each command, which may take any time.
         self.server = start([self.sshd, "-D", "-e", "-f", "/dev/null", "-p", str(self.port), "-h", os.path.join(self.folder, "host"),
                              *(word for o in ("ListenAddress=127.0.0.1", "UsePAM=no", "StrictModes=no", "PidFile=none", "Subsystem=sftp internal-sftp",
+                                              "SetEnv=SHLVL=2",
                                               f"AuthorizedKeysFile={self.folder}/user.pub") for word in ("-o", o))])
         wait_listening(self.port, self.server)
         self.command = ["ssh", "-F", "/dev/null", "-p", str(self.port), "-i", os.path.join(self.folder, "user"), "-oBatchMode=yes",

@@ -34,7 +34,7 @@ WEFT_DEVICE_CALL int weft_device_put(WEFT_NEAR const weft_device *d, uint64_t ds
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* The same, but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
+/* Like weft_device_put(), but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
 WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,
                                             WEFT_NEAR weft_device_op *op)
 {
@@ -94,7 +94,7 @@ WEFT_DEVICE_CALL int weft_device_compare_swap_start(WEFT_NEAR const weft_device 
     return weft_device_post(d, &q, true, op);
 }
 
-/* The following calls wait. */
+/* The following three calls wait. */
 WEFT_DEVICE_CALL int weft_device_fetch_add(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t add, WEFT_NEAR uint64_t *old)
 {
     weft_device_request q = {WEFT_DEVICE_FETCH_ADD, {word, add, 0}, {8, 0, 0}};

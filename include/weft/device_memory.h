@@ -285,7 +285,7 @@ WEFT_DEVICE_CALL uint64_t weft_device_add_own(uint64_t *p, uint64_t more) /* ret
 WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, uint64_t high)
 {
     __atomic_store_n(&c->low, low, __ATOMIC_RELAXED);
-    __atomic_store_n(&c->high, high, __ATOMIC_RELEASE); /* pairs with the acquire in gpu_ring_take() */
+    __atomic_store_n(&c->high, high, __ATOMIC_RELEASE); /* pairs with the acquire in gpu_ring_cell() */
 }
 WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t *low, uint64_t *high)
 {

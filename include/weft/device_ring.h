@@ -104,7 +104,7 @@ typedef struct weft_device_ring {
     WEFT_FAR weft_device_slot *slots;
     WEFT_FAR const uint64_t *taken;           /* how many slots the node has read, which are free again */
     WEFT_FAR const weft_device_cell *answers; /* indexed by the request's first slot */
-    uint64_t mask;                            /* slots - 1; a power of two */
+    uint64_t mask;                            /* the number of slots, which is a power of two, minus 1 */
     WEFT_FAR uint64_t *next;                  /* number of the next slot; a request's number is that of its first slot */
     WEFT_FAR uint64_t *taken_seen;            /* the value of `taken` that was last read */
     WEFT_FAR uint64_t *guess;                 /* a former value of `next`, perhaps not the newest */

@@ -139,7 +139,7 @@ typedef struct weft_device_task_slot {
    the rest. A block takes the number of a task by an atomic of the device (weft_device_next_task()). */
 typedef struct weft_device_worker {
     uint64_t number; /* the worker's number */
-    uint64_t mask;   /* slots - 1; a power of two */
+    uint64_t mask;   /* the number of slots, which is a power of two, minus 1 */
     WEFT_FAR const weft_device_task_slot *slots;
     const uint64_t *filled; /* how many tasks have been put into the ring */
     const uint64_t *ended;  /* not 0: no more tasks will come */

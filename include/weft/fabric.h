@@ -66,8 +66,8 @@ typedef struct weft_op {
 WEFT_API int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 WEFT_API int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
-/* The same, but if the queue to that node is full, the call returns -EAGAIN and does not change weft_error(). It delivers messages before,
- * so a loop may simply repeat the call.
+/* Like weft_put() and weft_get(), but if the queue to that node is full, the call returns -EAGAIN and does not change weft_error(). Before
+ * it returns -EAGAIN it delivers messages, so a loop may simply repeat the call.
  * Errors: -EAGAIN no room in the queue; -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb);
  * -ECONNABORTED a device refused the operation, which may or may not have happened (rc); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM
  * no memory to queue it. */
@@ -107,7 +107,7 @@ WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size
 WEFT_API int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                        size_t payload_len, weft_op *op);
 
-/* The same, but returns -EAGAIN if the queue to that node is full, as weft_put_nowait().
+/* Like weft_send(), but returns -EAGAIN if the queue to that node is full, as weft_put_nowait() does.
  * Errors: -EAGAIN no room in the queue; -EINVAL no such id; -EMSGSIZE header or payload is too large; -EFAULT no such node; -ECONNRESET
  * the node is gone; -ENETDOWN no route (tb); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM no memory to queue it. */
 WEFT_API int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
@@ -156,13 +156,13 @@ WEFT_API int weft_progress(weft_node *w);
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 
 /* Compare the 8-byte word at `word`, in this node's own pool, with `value`, and wait until the comparison is true. `cmp` selects the
- * comparison, for example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the word's last value.
- * weft_put_signal(), weft_counter_add() and atomics end the wait at once. Two kinds of changes are noticed up to 10 ms late: plain puts,
- * and atomics that this node's device carries out (weft_link_stats.native_atomics). weft/types.h explains how long the call waits with
- * WEFT_TIMEOUT_DEFAULT.
+ * comparison, for example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the value of the last
+ * comparison, also after a time-out. A change by weft_put_signal(), by weft_counter_add(), or by an atomic that a processor carries out
+ * ends the wait at once. A change by a plain put, or by an atomic that this node's device carries out (weft_link_stats.native_atomics), may
+ * be noticed up to 10 ms late. weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EFAULT no such word; -EINVAL the word is at another node or not aligned, or `cmp` is not a weft_cmp; -ETIMEDOUT the condition
- * was not true before the deadline; -ECONNRESET a node died that might have changed the word, or no other node is left; -EDEADLK the call
- * would wait in a handler. */
+ * was not true before the deadline; -ECONNRESET a node died during the wait, perhaps the one that would have changed the word, or no other
+ * node is left; -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64_t value, uint64_t *seen, int64_t timeout_ns);
 
 /* How this node reaches another node (the peer), and counts since weft_open(). */

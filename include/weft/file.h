@@ -96,9 +96,9 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
  * handler. */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
-/* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error. If a
- * program reads a file's pieces in order, weft reads the next 4 ahead; if the file is on another host, the next 8. A call that does not go
- * on where the last one ended reads nothing beyond its end.
+/* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error; 0 without
+ * an error: `offset` is at the end of the file or behind it. If a program reads a file's pieces in order, weft reads the next 4 ahead; if
+ * the file is on another host, the next 8. A call that does not go on where the last one ended reads nothing beyond its end.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
@@ -207,11 +207,11 @@ typedef struct weft_file_cached {
     bool pinned, stale;
 } weft_file_cached;
 
-/* Stores facts about one file that is open or cached. Set `*next` to 0 before the first call, and call again until it is 0 again. `bytes`
- * is sizeof *out.
- * Errors: -ENOENT no file is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding;
- * -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -EPROTO the
- * gateway has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+/* Stores facts about one file that is open or cached. Set `*next` to 0 before the first call. If it is not 0 after a call, there are more
+ * files: call again. `bytes` is sizeof *out.
+ * Errors: -ENOENT no file, or no further one, is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are
+ * outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the
+ * deadline; -EPROTO the gateway has sent an invalid answer; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, size_t bytes, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

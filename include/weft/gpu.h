@@ -111,8 +111,8 @@ WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
  * Errors: -EINVAL `bytes` is 0; -EFAULT there is no such arena; -ENOMEM no room (the arena stays usable). */
 WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
 
-/* The pointer by which kernels of the GPU can access the memory at an address; NULL if they cannot. With Metal this is the processor's
- * pointer; the GPU's pointer comes only from weft_device_ptr() in a kernel. */
+/* The pointer by which kernels of the GPU can access the memory at an address; NULL if they cannot. On a Metal GPU, kernels cannot use this
+ * pointer: there it is the processor's, and a kernel gets its own from weft_device_ptr(). */
 WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * TCP and UDP sockets at another node, for nodes that may have no network. The node with the sockets is the gateway: it resolves names,
- * connects, listens and accepts. The node that uses them is the asker; it opens no socket of its own. A node is a gateway if its
- * WEFT_SERVE names the service `net`.
+ * Use the network of another node, by TCP and UDP sockets there. The node with the sockets is the gateway: it resolves names, connects,
+ * listens and accepts. The node that uses them is the asker; it opens no socket of its own. A node is a gateway if its WEFT_SERVE names
+ * the service `net`.
  *
- * Memory. Each connection has two ring buffers in the asker's pool: one for received bytes, one for bytes to send, by default of 64 KiB
- * each, with datagrams of 128 KiB. At the gateway it takes less than 2 KiB, and the system's own socket buffers. If the transport is not
- * shm, all connections of a gateway share 64 more buffers of 64 KiB. A gateway has at most 16,384 sockets, or fewer if its limit of open
- * files is lower, and resolves at most 1,024 names at a time.
+ * Memory. Each connection has two ring buffers in the asker's pool: one for received bytes, one for bytes to send. By default each has 64
+ * KiB, or 128 KiB with datagrams. At the gateway it takes less than 2 KiB, and the system's own socket buffers. If the transport is not
+ * shm, all connections of a gateway share 64 more buffers of 64 KiB. A gateway has at most 16384 sockets, or fewer if its limit of open
+ * files is lower, and resolves at most 1024 names at a time.
  *
  * Shares. One asker can never take all sockets, names or buffers of a gateway. Of each it may have up to three times as many as are still
  * free. So a single asker gets at most three quarters, and there is always room for others. WEFT_NET_SOCKETS of the gateway sets a fixed
@@ -81,8 +81,8 @@ typedef struct weft_net_spec {
 WEFT_API int weft_net_connect(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_connect(), but does not wait: the op is complete when the connection is open or has failed, at the latest at the default
- * deadline. `*out` is set at once, and must be closed by weft_net_close() in any case. If opening has failed, weft_net_error() explains
- * why.
+ * deadline. `*out` is set at once, and must be closed by weft_net_close() in any case. Calls that send or receive with it wait until it is
+ * open. If opening has failed, weft_net_error() explains why.
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
  * know; -EAGAIN too many requests are outstanding at the node; -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node;
  * -ECONNRESET the node is gone. The other errors of weft_net_connect() are results of the op. */
@@ -97,8 +97,8 @@ WEFT_API int weft_net_connect_start(weft_node *w, uint32_t node, const weft_net_
  * queued; -ENETDOWN no route to the gateway (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_net_listen(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
-/* Waits for a client, and stores its connection in `*out`. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive. A
- * time-out loses no client: the next call accepts it.
+/* Waits for a client, and stores its connection in `*out`. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive, unless
+ * WEFT_DEADLINE is set. If a client comes after a time-out, the next call accepts it.
  * Errors: -EINVAL `listener` is not a listener; -ETIMEDOUT no connection came before the deadline; -EMFILE the gateway has too many
  * sockets; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are outstanding at the
  * gateway; -ECONNRESET the gateway is gone; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
@@ -107,8 +107,8 @@ WEFT_API int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t t
 /* Like weft_net_accept(), but does not wait: the op is complete when a client has connected, or the listener is gone. It has no deadline.
  * `*out` is set at once, and must be closed by weft_net_close() in any case. If accepting has failed, weft_net_error() explains why.
  * Several calls may wait at the same time: they get clients in the order of the calls.
- * Errors: -EINVAL `listener` is not a listener; -EAGAIN too many requests are outstanding at the node, or the listener is not open yet;
- * -ENOMEM no memory, or no room in the pool; -ECONNRESET the gateway is gone. The other errors of weft_net_accept() are results of the op.
+ * Errors: -EINVAL `listener` is not a listener; -EAGAIN too many requests are outstanding at the node; -ENOMEM no memory, or no room in
+ * the pool; -ECONNRESET the gateway is gone. The other errors of weft_net_accept() are results of the op.
  */
 WEFT_API int weft_net_accept_start(weft_socket *listener, weft_socket **out, weft_op *op);
 
@@ -126,36 +126,40 @@ WEFT_API const char *weft_net_peer(const weft_socket *s);
 WEFT_API int weft_net_error(weft_socket *s);
 
 /* Waits for at least one byte, and receives up to `len` bytes. `*got` is how many; 0: the peer will send no more. Only one thread at a
- * time may receive. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive. With datagrams: receives one, which may have 0
- * bytes.
+ * time may receive. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive, unless WEFT_DEADLINE is set. With datagrams:
+ * receives one, which may have 0 bytes.
  * Errors: -EINVAL the socket is a listener; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size; -ETIMEDOUT
  * nothing came before the deadline; -ECONNRESET the peer has reset the connection, or the gateway is gone; -EBUSY another thread receives;
  * -EPROTO the gateway has sent invalid data; -EDEADLK the call would wait in a handler. Other errors of recv(2) may be returned, too. If
  * the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
-/* Sends `len` bytes: returns when all are in the send ring, from which the gateway takes them. `*put` (may be NULL) is how many are there,
- * also after an error. With a time-out of 0 the call sends as many bytes as there is room for; if some are left, it returns -ETIMEDOUT and
- * does not set weft_error(). Only one thread at a time may send. With datagrams: all bytes are one datagram.
+/* Sends `len` bytes: returns when all are in the send ring, from which the gateway takes them. `*put` (may be NULL) is how many of these
+ * bytes are in the ring, also after an error. With a time-out of 0 the call sends as many bytes as there is room for; if some are left, it
+ * returns -ETIMEDOUT and does not set weft_error(). Only one thread at a time may send; this is not checked. With datagrams: all bytes are
+ * one datagram.
  * Errors: -EINVAL the socket is a listener; -EMSGSIZE more than WEFT_NET_DATAGRAM_MAX bytes for a datagram; -EPIPE the peer accepts no
  * more bytes, or weft_net_shutdown() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the gateway is gone;
  * -ENOMEM no memory; -EDEADLK the call would wait in a handler. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *put, int64_t timeout_ns);
 
-/* Send a datagram to an address, and receive one with its sender's address, such as "10.0.0.1:53" or "[fd00::1]:53". The socket comes from
- * weft_net_listen() with WEFT_NET_DATAGRAMS. `from` may be NULL. If a rule forbids the address, the gateway drops the datagram and writes
- * a line to its log. Otherwise as weft_net_send() and weft_net_receive() with datagrams.
- * Errors: -EINVAL the socket is not one for datagrams, or it has a peer (weft_net_send_to()), or `to` is not an address; -EMSGSIZE the
- * datagram to send has more than WEFT_NET_DATAGRAM_MAX bytes, or the next one to receive is larger than `len`: then `*got` is its size,
- * and the next call can receive it; -ETIMEDOUT no room to send, or no datagram, before the deadline; -EPIPE weft_net_shutdown() was
- * called; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent invalid data; -ENOMEM no memory; -EDEADLK the call would wait in a
- * handler. If the socket could not be opened: the error of opening it. */
+/* Sends a datagram to an address, such as "10.0.0.1:53" or "[fd00::1]:53". The socket comes from weft_net_listen() with
+ * WEFT_NET_DATAGRAMS. If a rule forbids the address, the gateway drops the datagram and writes a line to its log.
+ * Errors: -EINVAL the socket is not one for datagrams, or has a peer, or `to` is not an address; -EMSGSIZE the datagram has more than
+ * WEFT_NET_DATAGRAM_MAX bytes; -ETIMEDOUT no room before the deadline; -EPIPE weft_net_shutdown() was called; -ECONNRESET the gateway is
+ * gone; -ENOMEM no memory; -EDEADLK the call would wait in a handler. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
+
+/* Receives a datagram, and stores its sender's address in `from` (may be NULL). Otherwise as weft_net_receive() with datagrams, but does
+ * not check that only one thread receives.
+ * Errors: -EINVAL the socket is not one for datagrams; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size;
+ * -ETIMEDOUT nothing came before the deadline; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent invalid data; -EDEADLK the
+ * call would wait in a handler. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_receive_from(weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
 /* Ends sending: after the last byte, the peer sees the end of the stream. Receiving goes on.
- * Errors: -EINVAL the socket is a listener; -EAGAIN the socket is not open yet; -ENOMEM no memory. If the socket could not be opened: the
- * error of opening it. */
+ * Errors: -EINVAL the socket is a listener; -EAGAIN the socket is not open yet; -ECONNRESET the gateway is gone; -ENOMEM no memory. If the
+ * socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_shutdown(weft_socket *s);
 
 /* Closes the socket, and returns at once. The gateway still sends what is in the send ring, for at most ten seconds, as long as this node
@@ -171,10 +175,13 @@ WEFT_API int weft_net_abort(weft_socket *s);
 /* --- sending and receiving without copies and without waiting; not for datagrams --- */
 
 /* Receive in place: weft_net_received() stores in `*at` where the received bytes are, and in `*bytes` how many of them can be read there.
- * 0: the peer will send no more. weft_net_taken() frees the first `bytes` of them; until then they stay there.
- * Errors: -EAGAIN no bytes are there now; -EINVAL the socket is a listener, or more bytes are freed than are there; -ENOTCONN opening the
- * socket has failed with -EAGAIN; -ECONNRESET, -EPROTO and others, as weft_net_receive(). None sets weft_error(). */
+ * 0: the peer will send no more. The bytes stay there until weft_net_taken().
+ * Errors: -EAGAIN no bytes are there now; -EINVAL the socket is a listener; -ENOTCONN opening the socket has failed with -EAGAIN;
+ * -ECONNRESET, -EPROTO and others, as weft_net_receive(). None sets weft_error(). */
 WEFT_API int weft_net_received(weft_socket *s, const void **at, size_t *bytes);
+
+/* Frees received bytes: as many as `bytes` says, counted from `*at`.
+ * Errors: -EINVAL the socket is a listener, or more bytes are freed than are there (weft_error() is not set). */
 WEFT_API int weft_net_taken(weft_socket *s, size_t bytes);
 
 /* Send in place: weft_net_room() stores in `*at` where the program can write bytes to send, and in `*bytes` how many fit there.

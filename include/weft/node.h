@@ -7,8 +7,8 @@
  * too: then the program takes rank and size from the launcher, by PMIx, unless a setting gives one of the two.
  *
  * A cluster can grow. If all first nodes set `grow`, other nodes may join later, with `join`. Each of these gets a new number: one more
- * than the highest number so far. No number is used twice, so an address of a node that is gone never leads to the memory of another node.
- * Numbers go up to 65,535, and at most 1,024 nodes can be alive at the same time. Memory, messages, locks, queues and services work
+ * than the highest number so far. No number is used twice, so a memory address of a node that is gone never leads to the memory of another
+ * node. Numbers go up to 65535, and at most 1024 nodes can be alive at the same time. Memory, messages, locks, queues and services work
  * between all nodes. Barriers and exchanges are for the nodes that started together, and Thunderbolt (tb) connects only those.
  */
 #ifndef WEFT_NODE_H
@@ -32,7 +32,7 @@ typedef struct weft_config {
     size_t bytes;            /* sizeof(weft_config): tells a later library which fields this program knows */
     const char *coord;       /* where node 0 listens: "HOST:PORT" or "unix:PATH" or "unix:@NAME" (WEFT_COORD) */
     const char *hostfile;    /* path (WEFT_HOSTFILE) */
-    const char *secret;      /* cluster secret; prefer WEFT_SECRET_FILE */
+    const char *secret;      /* the cluster's secret (WEFT_SECRET). Safer: leave it NULL, and set WEFT_SECRET_FILE to the path of a file */
     const char *transport;   /* use only this transport: "shm", "rc", "tb", "ofi", or "rdma" for rc and tb (WEFT_TRANSPORT) */
     uint32_t rank;           /* this node's number; ignored when size is 0 (WEFT_RANK) */
     uint32_t size;           /* nodes in the cluster (WEFT_SIZE) */
@@ -58,18 +58,19 @@ typedef struct weft_config {
  * or a host is unknown; -ENODEV, -ENETUNREACH a device or cable of the hostfile does not exist (tb); -EPROTO the other end is not weft, or
  * is another version; -EMFILE too few open files are allowed (ulimit -n); -EADDRINUSE, -EADDRNOTAVAIL node 0 cannot listen at the address;
  * -ENOTSUP started by mpirun or srun, and there is no libpmix; -ECONNREFUSED the launcher (mpirun, srun) does not answer; -ENOSPC (`join`)
- * all numbers have been given, or 1,024 nodes are alive. Errors of system calls are passed on. */
+ * all numbers have been given, or 1024 nodes are alive. Errors of system calls are passed on. */
 WEFT_API int weft_open(weft_node **out, const weft_config *config);
 
-/* Leave the cluster, and free the node with its pool: other nodes cannot access it any more. The call first waits until all that this node
- * has sent is on its way, up to the default deadline. NULL is allowed. Other threads must not use `w` during this call or after it. If the
- * call fails, nothing has changed.
+/* Leave the cluster, and free the node with its pool: other nodes cannot access it any more. The call first waits until all operations of
+ * this node are complete and its messages have arrived. At the default deadline, it stops waiting and closes the node all the same. NULL
+ * is allowed. Other threads must not use `w` during this call or after it. If the call fails, nothing has changed.
  *
- * A program that uses Thunderbolt devices should always call this. If the program ends in another way, the device may keep the
- * program's protection domain until the host restarts, and has only 11. weft frees the domain at exit(), and at those of the signals
- * SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. At SIGKILL, _exit(),
- * exec() or a crash it cannot. If WEFT_GUARD is set, weft starts a second process, the guard, which frees the domain in these cases.
- * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot detect this when a node that was
+ * A program that uses Thunderbolt devices should always call this. If the program ends in another way, the device may keep the program's
+ * protection domain until the host restarts, and a device has only 11 of them. weft frees the domain at exit(), and at those of the signals
+ * SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. It cannot do so at
+ * SIGKILL, _exit(), exec() or a crash. If WEFT_GUARD is set, weft starts a second process, the guard, which frees the domain in these
+ * cases.
+ * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot notice this if a node that was
  * opened later has the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);
 
@@ -87,7 +88,7 @@ WEFT_API uint32_t weft_alive_count(const weft_node *w);      /* this node includ
  * (weft_alive() is true for the node). It runs on a thread of weft. It must not wait, and must not close the node. */
 typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 
-/* Install such a function, which stays until weft_close(). A node has room for at least 8. The function is not called for earlier changes:
+/* Install a weft_member_fn, which stays until weft_close(). A node has room for at least 8. The function is not called for earlier changes:
  * check with weft_alive() afterwards.
  * Errors: -EINVAL `fn` is NULL; -ENOSPC too many callbacks are installed; -ENOMEM no memory for the callback. */
 WEFT_API int weft_on_change(weft_node *w, weft_member_fn fn, void *arg);

@@ -16,7 +16,7 @@ extern "C" {
  * Errors: -EINVAL `bytes` is 0; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc(weft_node *w, size_t bytes, weft_gaddr *out);
 
-/* The same, with another alignment: a power of two up to 2 MiB.
+/* Like weft_alloc(), with another alignment: a power of two up to 2 MiB.
  * Errors: -EINVAL `bytes` is 0, or `align` is not such a number; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_gaddr *out);
 

@@ -74,14 +74,15 @@ WEFT_API int weft_queue_open(weft_node *w, const char *name, const weft_queue_co
 WEFT_API int weft_queue_close(weft_queue *q);
 
 /* Submit up to `count` tasks, from the start of the array, and return how many, at least 1. If there is not room for all, as many as fit
- * are submitted. The call waits only if there is no room for any task. `ids` (may be NULL) receives the tasks' numbers.
+ * are submitted. The call waits only if there is no room for any task, with WEFT_TIMEOUT_DEFAULT up to the default deadline. `ids` (may be
+ * NULL) receives the tasks' numbers.
  * Errors: -EINVAL no tasks; -ETIMEDOUT no room in any shard before the deadline; -ENOMEM no memory for more outstanding tasks; -EDEADLK it
  * would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t timeout_ns);
 
-/* Wait for tasks, claim up to `max` of them, and return how many, at least 1. Tasks in this node's shard come first; claiming from a shard
- * on another host takes a round trip. If a node does not answer, the call may take 200 ms, even with a shorter time-out. With a time-out
- * of 0, -ETIMEDOUT does not change weft_error().
+/* Wait for tasks, claim up to `max` of them, and return how many, at least 1. With WEFT_TIMEOUT_DEFAULT the call waits up to the default
+ * deadline. Tasks in this node's shard come first; claiming from a shard on another host takes a round trip. If a node does not answer,
+ * the call may take 200 ms, even with a shorter time-out. With a time-out of 0, -ETIMEDOUT does not change weft_error().
  * Errors: -EINVAL `max` is 0; -ETIMEDOUT nothing was ready before the deadline; -ESHUTDOWN nothing is ready after weft_queue_shutdown();
  * -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
@@ -120,9 +121,9 @@ WEFT_API int weft_release(weft_queue *q, const weft_lease *claim);
  * no other node is left to do the work; -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
-/* Wait until all tasks of all living nodes are complete. weft_reap() takes the completions afterwards. With a time-out of 0 the call may
- * take up to 200 ms, because it may have to ask nodes whether they have a shard. weft/types.h explains how long the call waits with
- * WEFT_TIMEOUT_DEFAULT.
+/* Wait until all tasks are complete that living nodes have submitted to this queue. weft_reap() takes the completions afterwards. With a
+ * time-out of 0 the call may take up to 200 ms, because it may have to ask nodes whether they have a shard. weft/types.h explains how long
+ * the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -ETIMEDOUT work was not complete before the deadline; -ECONNRESET no other node is left to do the work; -EDEADLK it would wait
  * in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);

@@ -8,16 +8,16 @@
  * Security. A node that offers `process` lets every node of the cluster run programs as its own user. Set WEFT_SECRET to control who can
  * join.
  *
- * Calls whose names end in _start do not wait. Their op is complete when the work is done (weft_test(), weft_wait()); the caller owns it
- * and keeps it until then. If the server does not answer, the op ends with -ETIMEDOUT after its time-out, and the server cancels the
- * request.
+ * Calls whose names end in _start do not wait for the answer. Their op is complete when the work is done (weft_test(), weft_wait()); the
+ * caller owns it and keeps it until then. If the server does not answer, the op ends with -ETIMEDOUT after its time-out, and weft asks the
+ * server to cancel the request.
  *
  * Every request is a record of the form that weft/request.h defines. The calls of this header fill and send records themselves.
  *
  * Limits. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps 4 KiB for each, and for each asker 8
  * MiB of larger `data`. A server runs at most 1024 programs at a time; further ones wait. A program needs 64 KiB in the asker's pool for
  * each output, by default, and 64 KiB in the server's pool for its input. If one side of a stream is slow, the other one waits: no bytes
- * are lost. A server stores at most 65,536 names. By default an asker may have up to three times as many of them as are still free, so
+ * are lost. A server stores at most 65536 names. By default an asker may have up to three times as many of them as are still free, so
  * there is always room for others; WEFT_NAMES sets a fixed limit for each asker instead.
  *
  * When the asker leaves or dies, the server drops its requests, kills its programs with their process groups, unless they are detached,
@@ -51,8 +51,8 @@ WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
 /* Ends the operation with this `op` before it is complete: its result becomes the negative ECANCELED. The server may have carried out the
  * request nevertheless. A process that the request has started is killed.
- * Errors: -ENOENT no request or wait was started with this op, or it has ended, or it is a record that sends, receives, reads or writes
- * bytes. */
+ * Errors: -ENOENT no request or wait was started with this op, or it has ended, or a record that sends, receives, reads or writes bytes
+ * was started with it. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
 /* --- processes --- */
@@ -68,7 +68,7 @@ typedef struct weft_spawn_spec {
     const weft_process_limit *limits; /* may be NULL */
     uint32_t limit_count;             /* at most WEFT_LIMITS */
     uint32_t flags;                   /* WEFT_SPAWN_... */
-    weft_gaddr stdin_data;            /* with WEFT_SPAWN_STDIN_DATA: the standard input. Keep it unchanged until it has been read */
+    weft_gaddr stdin_data;            /* with WEFT_SPAWN_STDIN_DATA: the standard input. Keep it unchanged until the program has ended */
     uint64_t stdin_bytes;
     uint64_t stdout_ring, stderr_ring; /* bytes of the ring buffers: powers of two from 4 KiB to 16 MiB; 0: 64 KiB */
     int64_t time_limit_ns;             /* after this time the process group is killed; 0: never */
@@ -115,7 +115,7 @@ WEFT_API uint32_t weft_process_pid(const weft_process *p);
 
 /* Waits until the program has ended, and stores in `*out` (may be NULL) how. `bytes` is sizeof *out; fields that this library does not
  * know are set to 0. Output that was not read yet can still be read. With WEFT_TIMEOUT_DEFAULT the call waits as long as the server is
- * alive. If the program could not be started, the call returns the error of the start.
+ * alive, unless WEFT_DEADLINE is set. If the program could not be started, the call returns the error of the start.
  * Errors: -ETIMEDOUT the process has not ended before the deadline; -ECONNRESET the server is gone; -EDEADLK the call would wait in a
  * handler. */
 WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns);
@@ -139,7 +139,7 @@ WEFT_API int weft_process_read_start(weft_process *p, uint32_t which, void *buf,
 
 /* Writes to the process's standard input. Waits until all bytes are sent; `*put` (may be NULL) is how many were sent, also after an error.
  * With a time-out of 0 the call sends as many bytes as there is room for. If bytes are left, it returns -ETIMEDOUT without setting
- * weft_error().
+ * weft_error(). If the program could not be started, this returns the error of the start.
  * Errors: -EINVAL the process was started without WEFT_SPAWN_STDIN; -EPIPE the process has closed its input or ended, or
  * weft_process_end_input() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the server is gone; -ENOMEM no
  * memory; -EDEADLK the call would wait in a handler. */
@@ -173,8 +173,8 @@ WEFT_API int weft_process_close(weft_process *p);
 /* --- names --- */
 
 /* A server of `name` stores names; each stands for a range of memory: an address and a length. `node` is the server in all calls. A name
- * is removed when one of two nodes leaves or dies: the node that has published it, or the node that has the memory. If the server leaves or
- * dies, all its names are lost. */
+ * is removed when the node that has published it leaves or dies, and also when the node that has the memory does. All nodes must ask the
+ * same server, because servers do not tell each other their names. If the server leaves or dies, all its names are lost. */
 
 /* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
@@ -183,12 +183,18 @@ WEFT_API int weft_process_close(weft_process *p);
  * handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_publish(weft_node *w, uint32_t node, const char *name, weft_gaddr addr, uint64_t bytes, int64_t timeout_ns);
 
-/* Looks a name up, and fills `out`. weft_name_wait() waits until the name is published.
- * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name (lookup); -EFAULT there is no such node; -EOPNOTSUPP
- * the node does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no
- * answer, or no such name, before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route
- * (tb); -EDEADLK the call would wait in a handler. */
+/* Looks a name up, and fills `out`.
+ * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name; -EFAULT there is no such node; -EOPNOTSUPP the node
+ * does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before
+ * the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would
+ * wait in a handler. */
 WEFT_API int weft_name_lookup(weft_node *w, uint32_t node, const char *name, weft_name *out, int64_t timeout_ns);
+
+/* Waits until the name is published, and fills `out`.
+ * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN
+ * too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer, or no such name, before the deadline;
+ * -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
+ * handler. */
 WEFT_API int weft_name_wait(weft_node *w, uint32_t node, const char *name, weft_name *out, int64_t timeout_ns);
 
 /* Like weft_name_lookup(), or with `wait` like weft_name_wait(), but does not wait in the call: `out` belongs to weft until the op is
@@ -207,8 +213,8 @@ WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *nam
  * route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
-/* Lists names: stores up to `max` of them in `out`, and their number in `*count`. Set `*next` to 0 before the first call, and call again
- * until it is 0 again. Names that are published or removed meanwhile may be missed, or listed twice.
+/* Lists names: stores up to `max` of them in `out`, and in `*count` how many it has stored. Set `*next` to 0 before the first call. If it
+ * is not 0 after a call, there are more names: call again. Names that are published or removed meanwhile may be missed, or listed twice.
  * Errors: -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
  * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the
  * pool; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */

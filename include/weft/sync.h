@@ -33,8 +33,9 @@ WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
 /* A barrier in which every node also gives some values to all others: for example its first address. Every node gives `words` 8-byte
  * words, from 1 to WEFT_EXCHANGE_WORDS, the same number on all nodes.
  *
- * all[i * words] is the first word of node i. gave[i] is false if that node is gone; its words are then 0. `all` needs room for
- * weft_size() * `words` words, and `gave` for weft_size() values. `gave` may be NULL. After an error their contents are undefined.
+ * all[i * words] is the first word of node i. gave[i] is false if that node is gone; its words are then 0. Nothing is stored for nodes
+ * that have joined later. `all` needs room for weft_size() * `words` words, and `gave` for weft_size() values. `gave` may be NULL. After
+ * an error their contents are undefined.
  *
  * After a time-out, repeat the call, as with weft_barrier(). The repeated call ignores `mine`: the words of the first call have been sent.
  * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, so this exchange
@@ -47,7 +48,7 @@ WEFT_API int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, u
  * true: the data that the lock protects may be half changed. `inherited` may be NULL.
  *
  * With a time-out of 0 the call tries once; if the node that has the word does not answer, this takes up to 50 ms. If that node grants the
- * lock after the time-out, weft gives the lock back, or this node's next weft_lock() gets it.
+ * lock after the time-out, weft releases the lock, or this node's next weft_lock() gets it.
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ETIMEDOUT this node did not get the lock before the
  * deadline; -ECONNRESET the word's node is gone, and the lock with it; -ENETDOWN no route to that node (tb); -ENOBUFS 1024 requests of
  * this node wait there; -ENOMEM no memory for one more waiter, here or there; -EDEADLK called from a handler. */

@@ -68,19 +68,21 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
 /* A time-out is in nanoseconds, from the start of the call. With 0 a call tries once and does not wait. With WEFT_TIMEOUT_DEFAULT the
  * length of the wait depends on what the call waits for.
  *
- * Operations (put, get, atomics, messages, flush) wait until the node's default deadline: WEFT_DEADLINE, 30 s unless set.
+ * Calls that wait for an operation (a put, a get, an atomic, a message or a flush) wait until the node's default deadline: WEFT_DEADLINE,
+ * 30 s unless set.
  *
- * Waits for other nodes last as long as the nodes that they need are alive, because a slow node is not an error. When those nodes are
- * gone, the call returns -ECONNRESET. These are weft_barrier(), weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(),
- * weft_reap() and weft_drain(). After 30 s (WEFT_SAY_AFTER) the call prints once, to stderr, for which nodes it waits. If WEFT_DEADLINE,
- * the hostfile or weft_config sets a deadline, these calls return -ETIMEDOUT at that deadline.
+ * Waits for other nodes last as long as the nodes that they need are alive, because a slow node is not an error. These are weft_barrier(),
+ * weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(), weft_reap() and weft_drain(). A barrier or an exchange returns
+ * -ECONNRESET when any of the nodes is gone, and weft_lock() when the node is gone in whose pool the lock is. After 30 s (WEFT_SAY_AFTER)
+ * the call prints once, to stderr, for which nodes it waits. If WEFT_DEADLINE, the hostfile or weft_config sets a deadline, these calls
+ * return -ETIMEDOUT at that deadline.
  *
  * The last four of these calls cannot know which node will end the wait. They give up with -ECONNRESET when probably no node will:
- * - weft_wait_until() and weft_counter_wait(): when a node has died during the wait, or no other node is alive.
- * - weft_reap() and weft_drain(): when no other node is alive, and this node has claimed nothing from the queue.
+ * - weft_wait_until() and weft_counter_wait(): any node has died during the wait, or no other node is alive.
+ * - weft_reap() and weft_drain(): no other node is alive, and this node has claimed nothing from the queue.
  *
- * Even then they wait for one more default deadline before they give up. In a cluster of one node they never give up, because another
- * thread may end the wait. */
+ * From that moment they wait for 30 s more, and then fail. In a cluster of one node they never give up, because another thread may end the
+ * wait. */
 #define WEFT_TIMEOUT_DEFAULT (-1)
 #define WEFT_US              1000ll
 #define WEFT_MS              1000000ll

@@ -28,7 +28,7 @@ static int down_one(const char *name, bool force)
                          "--force",
                          name, live, live == 1 ? "" : "es", live == 1 ? "it" : "them");
     if (error == -ENOENT)
-        return cli_error("down", "there is no fabric '%s'; `softverbs ls` shows those that are", name);
+        return cli_error("down", "there is no fabric '%s'; `softverbs ls` lists the fabrics", name);
     if (error)
         return cli_error("down", "fabric '%s': %s", name, why.text[0] ? why.text : strerror(-error));
     return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Recognizes programs into which the loader does not load this library: static programs, and programs for which the loader ignores the
- * variables that name the library. Such programs run, but find no devices, and only this command can tell the user why.
+ * environment variables that name the library. Such programs run, but find no devices, and only this command can tell the user why.
  */
 #include "subcommand.h"
 

@@ -315,7 +315,7 @@ int cli_ls(int argc, char **argv)
     }
     cli_fabrics_free(names, count);
     if (fabric && !printed)
-        status = cli_error("ls", "there is no fabric '%s'; `softverbs ls` without --fabric shows those that are", fabric);
+        status = cli_error("ls", "there is no fabric '%s'; `softverbs ls` without --fabric lists all", fabric);
     else if (!json && !printed)
         puts("no fabrics; `softverbs up` makes one, and so does `softverbs run`");
     if (json) {

@@ -39,7 +39,7 @@ int cli_attach(const char *sub, struct sf_view *view, const char *name, bool joi
         return 0;
     if (error == -ENOENT)
         return cli_error(sub,
-                         "there is no fabric '%s'. `softverbs ls` shows those that are; `softverbs up --fabric %s "
+                         "there is no fabric '%s'. `softverbs ls` lists the fabrics; `softverbs up --fabric %s "
                          "switch 8` makes this one, and so does `softverbs run --fabric %s -- PROGRAM`",
                          name, name, name);
     if (error == -EPROTO)

@@ -88,7 +88,7 @@ static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
     return 0;
 }
 
-/* Puts `first` before the value of the variable, unless it is there already. */
+/* Puts `first` before the value of the environment variable, unless it is there already. */
 static int run_prepend(const char *variable, const char *first)
 {
     const char *old = getenv(variable);

@@ -44,7 +44,7 @@ int cli_option(const char *sub, int argc, char **argv, bool stop, const struct o
 const char *cli_nearest(const char *word, const void *words, size_t count, size_t stride);
 /* Prints a help text. 0, or CLI_FAILED if writing to stdout failed. */
 int cli_help(const char *sub, const char *text);
-/* The same for JSON: prints and frees `value`. NULL: there was no memory for it. */
+/* Prints and frees a JSON value; NULL: there was no memory for it. 0, or CLI_FAILED after a message. */
 int cli_json_print(const char *sub, json_t *value);
 int cli_flush(const char *sub);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The arena: memory for queues, in whole pages of the file, each marked with its owner. Pages get memory when they are allocated, so a full
- * /dev/shm is an error at that time, and not a SIGBUS later. The memory is returned to the system when the pages are given back.
+ * /dev/shm is an error at that time, and not a SIGBUS later. When pages are freed, their memory is returned to the system.
  */
 #include "shared.h"
 

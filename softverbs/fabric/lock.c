@@ -127,8 +127,8 @@ void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].dropped, i->dropped, memory_order_release);
 }
 
-/* Repair a completion queue after its producer died. The producer has published the completion or not; accordingly its step on the work
- * queue is finished now, or dropped. The count and the intent were written under this lock. No other process changes the work queue
+/* Repair a completion queue after its producer died. If the producer had published the completion, its step on the work queue is finished
+ * now; otherwise the step is dropped. The count and the intent were written under this lock. No other process changes the work queue
  * meanwhile: its lock is still held by the dead process, or by a process that waits for this lock. */
 void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {

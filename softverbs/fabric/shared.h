@@ -58,7 +58,7 @@ struct sf_lock {
 struct sf_process {
     _Atomic uint32_t owner; /* 1: in use; SF_JOINING | pid: it is being filled in */
     int32_t pid;
-    uint64_t cookie;         /* a random number ... */
+    uint64_t cookie;         /* a random number by which other processes recognize the process */
     uint64_t cookie_address; /* address in the process's memory at which that number is found as long as the process lives */
     uint16_t host;
     char command[30];
@@ -399,7 +399,7 @@ int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct s
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
 /* Maps a fabric. Errors: -ENOENT, -EPROTO (made by another build), -EACCES. With `join` this process takes an entry in `processes`. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
-/* Give back all that this process has on the fabric, and unmap the fabric. If the profile says so, protection domains leak. */
+/* Free all that this process has on the fabric, and unmap the fabric. If the profile says so, protection domains leak. */
 void sf_detach(struct sf_view *);
 /* Removes the name and marks the file as down. -EBUSY, with the number of live processes in *live, unless `force`. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
@@ -413,9 +413,9 @@ bool sf_alive(struct sf_fabric *, uint32_t process); /* by number + 1. Takes a f
 
 /* process.c */
 void sf_reap(struct sf_view *, uint32_t process); /* frees everything of a dead process; a living one is left alone */
-unsigned sf_reap_all(struct sf_view *);           /* the same for all dead processes; returns how many there were */
-/* Gives back all that this process has. Called when it exits. If a stopped process, or a thread that a signal handler has interrupted,
- * holds a lock that this needs, it does nothing; the next process that finds the objects frees them. */
+unsigned sf_reap_all(struct sf_view *);           /* as sf_reap(), for all dead processes; returns how many there were */
+/* Frees all that this process has on the fabric. Called when the process exits. If a stopped process, or a thread that a signal handler has
+ * interrupted, holds a lock that is needed for this, nothing is freed here; the next process that finds the objects frees them. */
 void sf_leave(struct sf_view *);
 void sf_inherit(
     struct sf_view *); /* call when this process has taken over the table entry of a dead process: frees that process's objects */
@@ -437,8 +437,8 @@ void sf_advance(struct sf_fabric *, const struct sf_intent *);
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
-/* table.c: takes a free entry of a table for this process, or returns -ENOMEM after looking for the dead. The entry's
- * generation has grown, and the device's count where there is one. `limit` of the count is checked under the lock: -EBUSY. */
+/* table.c: takes a free entry of a table for this process, and increases the entry's generation and, where there is one, the device's count
+ * of such entries. -ENOMEM: there is no free entry; -EBUSY: the count is at `limit`; both only after dead processes were reaped. */
 int sf_take_context(struct sf_view *, uint32_t device);
 int sf_take_pd(struct sf_view *, uint32_t device, uint32_t limit);
 int sf_take_mr(struct sf_view *, uint32_t device, uint32_t limit);

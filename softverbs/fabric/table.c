@@ -73,7 +73,7 @@ static void clear_qp(struct sf_qp *e, uint32_t number, uint32_t before)
 {
     uint32_t connection = e->connection;
     CLEAR(e, struct sf_qp, device, lock);
-    e->connection = connection == UINT32_MAX ? 1 : connection + 1; /* 0 would mean in `failing`: none */
+    e->connection = connection == UINT32_MAX ? 1 : connection + 1; /* never 0, which in `failing` means: none */
     e->number = number;
     e->context = -1;
     e->peer_device = SF_NO_DEVICE;

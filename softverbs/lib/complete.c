@@ -88,7 +88,7 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     /* release: a consumer that sees the count sees the slot (acquire in poll_next()). If this process dies before this, the completion
        never happened. If it dies after this, sf_mend_cq() advances the work queue and writes the turn. */
     atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
-    /* release: as above, for a consumer that sees the turn */
+    /* release: a consumer that sees the turn sees the slot */
     __atomic_store_n(&slot->turn, produced + 1, __ATOMIC_RELEASE);
     if (in) {
         sf_advance(f, in);

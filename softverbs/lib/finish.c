@@ -10,7 +10,7 @@ bool sv_to_error(struct sf_qp *qp)
     do {
         if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
             return false;
-        /* seq_cst: pairs with the load in sv_post_recv after a request was posted: one of the two flushes it */
+        /* seq_cst: pairs with the load that sv_post_recv makes after it has posted a request, so that one of the two flushes the request */
     } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
     if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
         atomic_store_explicit(&sv_lib.fabric->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
@@ -32,7 +32,7 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     sv_async_qp(q, (event != IBV_EVENT_CQ_ERR ? 1u << event : 0) | (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
     if (qp->owner != sv_lib.view.process) {
         struct sf_cq *sends = &f->cqs[qp->send_cq % SF_CQS], *receives = &f->cqs[qp->receive_cq % SF_CQS];
-        /* release: a process that sees it also sees the events written (acquire in sv_finish_failing and sv_progress) */
+        /* release: a process that sees `failing` or `waiting` also sees the events (acquire in sv_finish_failing and sv_progress) */
         atomic_store_explicit(&qp->failing, qp->connection, memory_order_release);
         atomic_store_explicit(&sends->waiting, 1, memory_order_release);
         atomic_store_explicit(&receives->waiting, 1, memory_order_release);

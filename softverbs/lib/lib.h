@@ -224,8 +224,8 @@ void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t ge
 /* Send events of a queue pair (`types`: bits) with one write, so that a killed process has sent all or none. The program reads each of
  * SV_ONCE_EVENTS at most once in a connection, however often it is sent. */
 void sv_async_qp(uint32_t qp, uint32_t types);
-/* The same for a queue pair of this process and one event of SV_ONCE_EVENTS. It is not sent if the program has read it already; it replaces
- * an unread one. */
+/* As sv_async_qp(), for a queue pair of this process and one event of SV_ONCE_EVENTS. The event is not sent if the program has read one of
+ * this type already; it replaces an unread one. */
 void sv_async_own(uint32_t qp, enum ibv_event_type);
 /* Bits 1 << enum ibv_event_type. */
 enum {
@@ -276,7 +276,8 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
 /* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
 bool sv_sysfs_directory(const char *path);
-/* The name of entry `index` (from 0) of such a directory, without "." and ".."; false: there are no more. */
+/* The name of entry `index` (from 0) of a directory for which sv_sysfs_directory() is true; "." and ".." are left out. False: there are no
+ * more. */
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder);
 /* Whether a device of this host has this device node ("uverbs0"), and the node's number. */
 bool sv_device_node(const char *name, uint32_t *number);

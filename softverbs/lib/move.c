@@ -143,10 +143,10 @@ static bool other_faults(pid_t pid, const struct iovec *there)
     return process_vm_readv(pid, &here, 1, &probe, 1, 0) != 1;
 }
 
-/* One copy between this process (`here`) and another one. The thread sanitizer knows the library's functions as accesses of the calling
- * thread to `here`. It shall see those of sends and receives, whose memory the program has given to the device for this time. The memory of
- * writes and reads may be used by any number of them at once, as their peers choose: a device orders nothing there, and no sanitizer sees a
- * device. So those take the system call itself, but not for the address sanitizer, which checks `here` in the same way. */
+/* One copy between this process (`here`) and another one. The thread sanitizer takes a call of the C library's function for an access of
+ * the calling thread to `here`. That is right for sends and receives, whose memory belongs to the device until they complete. It is wrong
+ * for RDMA writes and reads: peers may make any number of them to the same memory at once, and no sanitizer sees what a real device does.
+ * So those make the system call directly; but not with the address sanitizer, which also checks `here` in the library's function. */
 static ssize_t copy(pid_t pid, bool out, bool one_sided, const struct iovec *here, unsigned long hn, const struct iovec *there,
                     unsigned long tn)
 {

@@ -149,7 +149,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     if (sv_srq_used(srq, posted) > most || posted - done > before.mask + UINT64_C(1) || posted - done > after.mask + UINT64_C(1) ||
         atomic_load_explicit(&srq->shared->watermark, memory_order_relaxed) > most) {
         error = EINVAL;
-        before = after; /* the one to give back */
+        before = after; /* the ring that is freed below */
     } else {
         for (uint64_t p = done; p != posted; p++)
             memcpy(sv_ring_slot(&after, p), sv_ring_slot(&before, p), after.stride);

@@ -429,7 +429,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
     } else {
         write_attributes(qp, attr, mask, peer);
         /* release: a process that sees the state sees the attributes (acquire in deliver_hears()). A peer's request may
-         * have brought it to ERR since it was looked at, and there it stays. */
+         * have brought the queue pair to ERR since its state was read; then it stays in ERR. */
         uint32_t still = now;
         if (!atomic_compare_exchange_strong(&q->state, &still, next) && next != IBV_QPS_ERR)
             error = sv_refuse(EINVAL, "ibv_modify_qp: the queue pair has just failed: its state is %s; bring it to RESET, or destroy it",

@@ -24,7 +24,7 @@ const char *ibv_get_sysfs_path(void)
     return path && *path ? path : "/sys";
 }
 
-/* Below a device's directory. */
+/* The directories of a device, below /sys/class/infiniband/NAME/. */
 static const char *const folders[] = {
     "", "ports/", "ports/1/", "ports/1/gids/", "ports/1/gid_attrs/", "ports/1/gid_attrs/types/", "ports/1/pkeys/"};
 

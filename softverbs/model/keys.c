@@ -98,7 +98,7 @@ const struct sv_key sv_keys[] = {
     FLAG("data", equal_frames,
          "a SEND and its receive must have the same number of frames, else the receive ends with a local length error"),
     FLAG("data", receive_needs_rts, "receives can be posted in state RTS only"),
-    ERRNO("data", receive_errno, "errno of posting one before"),
+    ERRNO("data", receive_errno, "errno of posting a receive before RTS"),
     NUMBER(
         "data", loss_ppm, 0, 1000000,
         "frames in a million that are lost silently, each together with its message; if `depth.frame_bytes` is 0, messages in a million"),
@@ -107,7 +107,7 @@ const struct sv_key sv_keys[] = {
          "a region of 2^32 bytes or more works; or registers and its offsets wrap at 2^32; or is refused"),
     ERRNO("memory", huge_region_errno, "errno of the refusal"),
     FLAG("memory", full_access, "a region must have local write, remote read and remote write access"),
-    ERRNO("memory", access_errno, "errno of registering one without"),
+    ERRNO("memory", access_errno, "errno of registering a region without one of them"),
     MEMORY(mapping, "memory from `mmap`: 0 if it registers, else the errno of the refusal"),
     MEMORY(heap, "memory from `malloc`, not page-aligned: 0 if it registers, else the errno"),
     MEMORY(heap_aligned, "page-aligned memory from `posix_memalign`: 0 if it registers, else the errno"),

@@ -28,7 +28,8 @@ static int32_t on_switch(const struct sv_topology *t, uint32_t host)
     return -1;
 }
 
-/* *first is the first cable of `a` that leads to `b`, in the same order of preference. Returns how many lead there. */
+/* Returns how many cables of host `a` lead to host `b`. *first: the first of them; one whose port is down at the start is taken only if
+ * there is no other. */
 static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t b, int32_t *first)
 {
     uint32_t count = 0;

@@ -169,7 +169,7 @@ static int profile_check_names(const json_t *object, const char *group, const ch
             char names[320];
             list_names(group, names, sizeof names);
             return sv_fail(why, EINVAL, "%s: %s%s%.40s is no key of a profile; %s has %s%s", origin, group, group[0] ? "." : "", name,
-                           group[0] ? group : "the top", group[0] ? "" : "extends, ", names);
+                           group[0] ? group : "the outermost object", group[0] ? "" : "extends, ", names);
         }
     }
     return 0;

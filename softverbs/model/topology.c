@@ -7,9 +7,10 @@
  *                { "name": "b", "devices": [ { "interface": "en2", "ipv4": "169.254.1.2" } ] } ],
  *     "cables": [ { "from": "a/en2", "to": "b/en2" } ] }
  *
- * "switch": true, instead of cables, joins all devices that have no cable; an array of places joins only these. A host may be given by its
- * name alone (then it has en2), and a device by its interface alone. The keys of a device are: name, interface, mac, guid, ipv4, ipv6 (one
- * address or an array); instead of addresses gids, the whole table (each an address, or { "gid", "unreachable" }); and port ("up", "down").
+ * "switch": true, instead of cables, joins all devices that have no cable; an array such as [ "a/en2", "b/en2" ] joins only these. A host
+ * may be given by its name alone (then it has en2), and a device by its interface alone. The keys of a device are: name, interface, mac,
+ * guid, ipv4, ipv6 (one address or an array); instead of addresses gids, the whole table (each an address, or { "gid", "unreachable" });
+ * and port ("up", "down").
  */
 #include "build.h"
 #include "input.h"
@@ -125,7 +126,7 @@ static int read_identity(struct reader *r, const json_t *o, const char *where, s
     const uint8_t given[6] = {0x36, 's', 'v', (uint8_t)(d->host >> 8), (uint8_t)d->host, (uint8_t)index};
     memcpy(d->mac, given, 6);
     if (mac && (!json_is_string(mac) || !sv_mac_parse(json_string_value(mac), d->mac)))
-        return topology_wrong(r, where, "mac", mac, "an address of a station such as \"36:74:d9:9d:cc:84\"");
+        return topology_wrong(r, where, "mac", mac, "a unicast address such as \"36:74:d9:9d:cc:84\"");
     d->guid = sv_eui64(d->mac);
     if (guid && (!json_is_string(guid) || !sv_guid_parse(json_string_value(guid), &d->guid)))
         return topology_wrong(r, where, "guid", guid, "16 hexadecimal digits, not all 0, such as \"3474:d9ff:fe9d:cc84\"");
@@ -225,13 +226,13 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
 
 /* ---- Cables and the switch ---- */
 
-/* Reads a place: "HOST/INTERFACE", or "HOST/DEVICE" with the device's name. */
+/* Finds the device that "HOST/INTERFACE" or "HOST/DEVICE" names. */
 static int read_place(struct reader *r, const json_t *value, const char *where, const char *key, uint32_t *device)
 {
     const struct sv_topology *t = r->t;
     const char *text = json_string_value(value), *slash = text ? strchr(text, '/') : NULL;
     if (!slash)
-        return topology_wrong(r, where, key, value, "a place as \"HOST/INTERFACE\"");
+        return topology_wrong(r, where, key, value, "a device, as \"HOST/INTERFACE\"");
     for (uint32_t h = 0; h < t->host_count; h++) {
         const struct sv_host_model *host = &t->hosts[h];
         if (strlen(host->name) != (size_t)(slash - text) || memcmp(host->name, text, (size_t)(slash - text)) != 0)

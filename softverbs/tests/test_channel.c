@@ -415,7 +415,7 @@ static void test_other_process(void **state)
     get(channel, cq);
     assert_int_equal(ibv_poll_cq(cq, 50, wc), 10);
     assert_int_equal(wc[0].wr_id, 77);
-    assert_true(readable(channel->fd, 0)); /* the look at the clock */
+    assert_true(readable(channel->fd, 0)); /* the child has also sent the message to check the timers */
     assert_int_equal(ibv_get_cq_event(channel, &got, &tag), -1);
     nothing(channel);
     ibv_ack_cq_events(cq, 1);

@@ -209,7 +209,7 @@ static void test_killed_before_it_says_so(void **state)
     assert_int_equal(end(a), 0);
 }
 
-/* Leave the state of a process that dies after it has brought its peer's queue pair to ERR and before it has flushed it. */
+/* Leave the state of a process that dies after it has brought its peer's queue pair to ERR and before it has flushed that queue pair. */
 static void dies_before_it_flushes(void)
 {
     pair(IBV_QPT_RC, stubborn);

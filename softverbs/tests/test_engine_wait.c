@@ -42,7 +42,7 @@ static void test_answer_alone_is_polled(void **state)
     both(asks_early, answers_late);
 }
 
-/* The same, but the asking side polls nothing until the answering side has the message. */
+/* Asks as asks_early() does, but polls nothing until the answering side has the message. */
 static void asks_and_looks_away(void)
 {
     struct ibv_qp *qp = make(IBV_QPT_RC, NULL);

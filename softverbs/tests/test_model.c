@@ -340,7 +340,7 @@ static void test_file_refused(void **state)
         {DEVICE("{\"interface\": \"a\", \"name\": \"n\"}, {\"interface\": \"b\", \"name\": \"n\"}"), {"two devices named \"n\""}},
         {DEVICE("{\"interface\": \"a\", \"name\": \"a/b\"}"), {"devices[0].name is \"a/b\""}},
         {DEVICE("{\"interface\": \"a\", \"mac\": \"1:2:3\"}"), {"devices[0].mac is \"1:2:3\""}},
-        {DEVICE("{\"interface\": \"a\", \"mac\": \"01:00:00:00:00:00\"}"), {"mac is", "station"}},
+        {DEVICE("{\"interface\": \"a\", \"mac\": \"01:00:00:00:00:00\"}"), {"mac is", "unicast"}},
         {DEVICE("{\"interface\": \"a\", \"mac\": \"36:00:00:00:00:0g\"}"), {"mac is"}},
         {DEVICE("{\"interface\": \"a\", \"mac\": \"36:00:00:00:00:00:00\"}"), {"mac is"}},
         {DEVICE("{\"interface\": \"a\", \"guid\": \"0000:0000:0000:0000\"}"), {"guid is"}},

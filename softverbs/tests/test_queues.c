@@ -172,7 +172,7 @@ static void shared_slots_of_unpolled_completions(void **state)
     all_free();
 }
 
-/* The same for completions that were dropped because the completion queue was full. */
+/* The slots of the shared receive queue become free also if their completions were dropped because the completion queue was full. */
 static void shared_slots_of_dropped_completions(void **state)
 {
     struct ibv_cq *keep = receive_cq;
@@ -217,7 +217,7 @@ static void a_shared_queue_made_again(void **state)
     all_free();
 }
 
-/* Often enough for the 8-bit generation of the number to wrap around. */
+/* After 256 resets, when a count of them in 8 bits would be 0 again, all slots of the queue pair are free. */
 static void reset_many_times(void **state)
 {
     struct ibv_qp *a, *b;

@@ -681,7 +681,7 @@ static int run_tb5(void)
     return cmocka_run_group_tests_name(model.profile.name, tests, open_device, close_device);
 }
 
-/* On a device of its own: what it does to it stays. */
+/* A device of its own, because the test leaves it changed. */
 static int run_tb5_error(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(error_blocks_deregistration)};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * base: errors, logging, time, memory, sockets and parsing, on Linux and macOS. Nothing here depends on other rooms.
+ * base: errors, logging, time, memory, sockets and parsing, on Linux and macOS. Nothing here depends on other folders of src/.
  */
 #ifndef WEFT_BASE_H
 #define WEFT_BASE_H
@@ -41,8 +41,8 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * code. Callers return the code unchanged. base_context() adds words in front of the stored text. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
-/* The remedy, at the end of an error text: there is no memory; no thread or process can be started; no descriptor can be made; weft is in a
- * state that should be impossible. */
+/* Remedies for the end of an error text. MEMORY: there is no memory. THREAD: no thread or process can be started. FILES: no descriptor can
+ * be made. BUG: weft is in a state that should be impossible. */
 #define BASE_MEMORY_HINT "; end other programs, or raise the limit on memory (ulimit -v)"
 #define BASE_THREAD_HINT "; this user may have too many processes and threads (ulimit -u)"
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
@@ -80,9 +80,9 @@ static inline void base_wipe(void *at, size_t bytes)
 }
 
 /* --- numbers of errors (errno.c) ---
- * A status (0 or a negative errno) that goes to another node or to a kernel has Linux's numbers: base_status_out() and base_status_in()
- * change this system's numbers into these and back. Other values than negative ones are not changed; a number that the other side does not
- * have becomes EIO. */
+ * A status (0 or a negative errno) that goes to another node or to a GPU's kernel has Linux's number. base_status_out() changes this
+ * system's number into Linux's, and base_status_in() does the opposite. They do not change other values than negative ones; a number that
+ * the other side does not have becomes EIO. */
 struct base_errno {
     int linux_number, own;
 };
@@ -192,7 +192,7 @@ int base_memory_fd_check(int fd, uint64_t bytes);
 bool base_size_is_true(int fd, uint64_t size);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
-void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the same as a bit set: bit i is processor i, up to 1023 */
+void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* those processors as a bit set: bit i is processor i, up to 1023 */
 /* Keeps the calling thread on these processors. Changes nothing if the thread may use none of them, and on systems without such a call. */
 void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS]);
 uint64_t base_memory_total(void); /* bytes of the machine, or of this process's control group if less */
@@ -217,6 +217,11 @@ int base_socketpair(int fd[2]);
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
+/* The same, but -EAGAIN in place of waiting until the socket has room. */
+int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
+/* recv() without waiting. `*passed`: a descriptor that came with these bytes; -1: none. The kernel returns the bytes with which one was
+ * sent as the last ones. */
+ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 /* A place: a non-blocking listening socket with a random abstract name, which contains `kind`. Processes of the same user and host connect
  * to it to send descriptors. The functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user. -ENOTSUP:
  * the system has no abstract names. None of them calls base_fail(). */

@@ -13,7 +13,7 @@
 
 #include "base/base.h"
 
-int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count)
+static int send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count, int flags)
 {
     struct iovec iov = {(void *)(uintptr_t)bytes, len};
     union {
@@ -33,13 +33,23 @@ int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigne
         memcpy(CMSG_DATA(cmsg), fds, bytes_of_fds);
     }
     for (;;) {
-        ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL);
+        ssize_t n = sendmsg(fd, &m, MSG_NOSIGNAL | flags);
         if (n < 0 && errno == EINTR)
             continue;
         return n == (ssize_t)len ? 0
                : n < 0           ? -errno
                                  : -EPROTO; /* a message that fits into the socket's buffer is sent completely or not at all */
     }
+}
+
+int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count)
+{
+    return send_fds(fd, bytes, len, fds, count, 0);
+}
+
+int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count)
+{
+    return send_fds(fd, bytes, len, fds, count, MSG_DONTWAIT);
 }
 
 static void take_fds(struct msghdr *m, int *fds, unsigned count, unsigned *got)
@@ -60,6 +70,34 @@ static void take_fds(struct msghdr *m, int *fds, unsigned count, unsigned *got)
     }
 }
 
+static ssize_t receive_some(int fd, void *bytes, size_t len, int *fds, unsigned count, unsigned *got, bool *cut)
+{
+    struct iovec iov = {bytes, len};
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(BASE_FDS_MAX * sizeof(int))];
+    } c;
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = c.space, .msg_controllen = sizeof c.space};
+#ifdef MSG_CMSG_CLOEXEC
+    ssize_t n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+#else
+    ssize_t n = recvmsg(fd, &m, MSG_DONTWAIT);
+#endif
+    if (n > 0) {
+        take_fds(&m, fds, count, got);
+        *cut = m.msg_flags & MSG_CTRUNC;
+    }
+    return n;
+}
+
+ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed)
+{
+    unsigned got = 0;
+    bool cut;
+    *passed = -1;
+    return receive_some(fd, bytes, len, passed, 1, &got, &cut);
+}
+
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline)
 {
     uint8_t *at = bytes;
@@ -78,22 +116,12 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
             rc = -errno;
         if (polled <= 0)
             continue;
-        struct iovec iov = {at, len};
-        union {
-            struct cmsghdr align;
-            char space[CMSG_SPACE(BASE_FDS_MAX * sizeof(int))];
-        } c;
-        struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = c.space, .msg_controllen = sizeof c.space};
-#ifdef MSG_CMSG_CLOEXEC
-        ssize_t n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-#else
-        ssize_t n = recvmsg(fd, &m, MSG_DONTWAIT);
-#endif
+        bool cut = false;
+        ssize_t n = receive_some(fd, at, len, fds, count, &got, &cut);
         if (n > 0) {
-            take_fds(&m, fds, count, &got);
             at += n;
             len -= (size_t)n;
-            dropped = dropped || (got < count && m.msg_flags & MSG_CTRUNC); /* the kernel dropped descriptors: too many open files */
+            dropped = dropped || (got < count && cut); /* the kernel dropped descriptors: too many open files */
         } else if (n == 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
             rc = n == 0 ? -ECONNRESET : -errno;
         }

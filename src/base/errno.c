@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The numbers of errors differ between systems. What nodes send to each other, and what kernels and readers of records see, has Linux's
- * numbers. Here they are changed into this system's and back.
+ * The numbers of errors differ between systems. What nodes send to each other, and what GPU kernels and readers of records see, has Linux's
+ * numbers. The functions here change them into this system's numbers and back.
  */
 #include "base/base.h"
 
 #include <errno.h>
 
-/* The errors that weft or the systems' calls use, with Linux's numbers. If a system has one number for two names, the first counts. */
+/* The errors that weft or the systems' calls use, with Linux's numbers. If a system has one number for two names, the first name in this
+ * list counts. */
 /* Formatted by hand: clang-format would indent each line of the list more than the one before. */
 /* clang-format off */
 #define ERRORS(X) \

@@ -141,7 +141,8 @@ static int process_open_pipe(struct prepared *p)
     return rc;
 }
 
-/* The child overwrites descriptors 0 to 2 one by one, so move those that it still needs to higher numbers. */
+/* The child overwrites its descriptors 0 to 2 one by one. So descriptors with these numbers that it still needs are moved to higher numbers
+ * first. */
 static int process_prepare(struct prepared *p, const struct base_process *s, volatile struct report *shared)
 {
     int null = -1;

@@ -100,8 +100,8 @@ void base_adopt(void);            /* adopt processes whose parent has died, if i
 
 /* --- end --- */
 int base_process_kill(pid_t pid); /* SIGKILL, then base_process_reap() */
-/* The same for a child that leads a process group, and all processes in the group. The group is killed before the child is reaped, while no
- * other group can have its number. */
+/* As base_process_kill(), for a child that leads a process group, and for all processes in the group. The group is killed before the child
+ * is reaped, while no other group can have its number. */
 int base_process_kill_group(pid_t pid);
 
 #endif

@@ -12,8 +12,8 @@ static uint64_t tag_of(uint64_t round, uint64_t number)
     return round << 48 | (number + 1);
 }
 
-/* Whether all pieces of files in the block are right. The block may be given back, and another one written over it, before this is done:
- * then the result does not matter, because the writer has verified the block itself. */
+/* Whether all pieces of files in the block are right. While this runs, the block's slot may be freed and the next block written into it.
+ * Then the result does not matter, because the writer has verified the block itself. */
 static bool verify(struct cast *c, uint64_t round, uint64_t number)
 {
     const struct cast_block *b = cast_slot(c, number);

@@ -220,6 +220,7 @@ struct cast {
     struct cast_show *show;     /* NULL except on node 0 */
     struct cast_state state;    /* of this node, if it is a target */
     int64_t told_ns;
+    const char *sub; /* struct cast_options */
     int (*stopped)(void);
 };
 
@@ -253,7 +254,7 @@ struct cast_relay {
     bool busy[CAST_SLOTS];
     pthread_mutex_t lock;
     pthread_cond_t moved;        /* signalled when `put` changes */
-    _Atomic uint64_t put, given; /* blocks that were put; blocks whose slots the caller has given back */
+    _Atomic uint64_t put, given; /* number of blocks that were put to the next node; number of blocks whose slots the caller has freed */
     _Atomic bool stop, broken;   /* broken: a block was damaged or could not be put, so the round must be given up */
 };
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* the value of a word in this node's own pool */
@@ -401,6 +402,7 @@ int cast_show_run(struct cast *c); /* runs until the source has ended; returns t
 
 /* --- node.c --- */
 struct cast_options {
+    const char *sub; /* the command that the user has given, "cast" or "cp": messages begin with it */
     struct cast_config config;
     int (*stopped)(void); /* whether a signal was received */
     bool progress;        /* node 0: show progress, on a terminal */
@@ -408,6 +410,6 @@ struct cast_options {
 /* Run node 0 of a cast until the end. Returns the exit status. */
 int cast_lead(const struct cast_options *o);
 /* Run any other node of a cast. */
-int cast_serve(int (*stopped)(void));
+int cast_serve(const char *sub, int (*stopped)(void));
 
 #endif

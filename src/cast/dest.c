@@ -42,7 +42,8 @@ static int fill_dest(struct cast_disk *d)
     if (strstr(o->dest, "{host}") && (gethostname(host, sizeof host - 1) || !host[0] || strchr(host, '/')))
         return refuse_dest(d, "this host has no name for {host}: use {node}");
     if (o->dest[0] != '/' && (!home || home[0] != '/'))
-        return refuse_dest(d, "a relative path starts at the home folder, but HOME names none on this host: give an absolute path");
+        return refuse_dest(
+            d, "a relative path starts in the home directory, but HOME is not set to an absolute path on this host: give an absolute path");
     size_t n = 0;
     if (o->dest[0] != '/')
         n = (size_t)snprintf(d->dest, sizeof d->dest, "%s/", home);

@@ -216,7 +216,7 @@ void cast_disk_verify(struct cast_disk *d)
     d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++)
         if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
-            make_folder(d, i); /* its final mode is set already, and may forbid to write a file again */
+            make_folder(d, i); /* it has its final mode already, which may forbid writing: allow it again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -502,7 +502,7 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
-    /* another target needs the bytes of this file; this target needs their checksums */
+    /* true: this target has bytes of the file already and only compares checksums, even if bytes come because another target needs them */
     bool compare = d->file[r->file].state == CAST_COMPARE;
     switch (r->type) {
     case CAST_DATA:

@@ -152,9 +152,9 @@ static int meet(struct cast *c, const struct cast_config *own)
     return rc ? rc : weft_barrier(c->w, WEFT_TIMEOUT_DEFAULT); /* after this barrier all nodes can handle messages */
 }
 
-static int cast_open(struct cast *c, int (*stopped)(void))
+static int cast_open(struct cast *c, const char *sub, int (*stopped)(void))
 {
-    *c = (struct cast){.stopped = stopped};
+    *c = (struct cast){.sub = sub, .stopped = stopped};
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     signal(SIGPIPE, SIG_IGN);
@@ -193,7 +193,7 @@ int cast_lead(const struct cast_options *o)
     static struct cast c;
     pthread_t thread;
     bool running = false;
-    int status = 1, rc = cast_open(&c, o->stopped);
+    int status = 1, rc = cast_open(&c, o->sub, o->stopped);
     if (!rc)
         rc = cast_show_open(&c, o->progress);
     if (!rc)
@@ -203,7 +203,7 @@ int cast_lead(const struct cast_options *o)
     if (!rc)
         status = cast_show_run(&c);
     else if (!o->stopped())
-        fprintf(stderr, "weft cast: %s\n", base_error());
+        fprintf(stderr, "weft %s: %s\n", o->sub, base_error());
     c.quit = true;
     if (running)
         pthread_join(thread, NULL);
@@ -213,15 +213,15 @@ int cast_lead(const struct cast_options *o)
     return status;
 }
 
-int cast_serve(int (*stopped)(void))
+int cast_serve(const char *sub, int (*stopped)(void))
 {
     static struct cast c;
-    int status = 0, rc = cast_open(&c, stopped);
+    int status = 0, rc = cast_open(&c, sub, stopped);
     umask(077);
     if (!rc)
         rc = meet(&c, NULL);
     if (rc) {
-        fprintf(stderr, "weft cast: %s\n", base_error());
+        fprintf(stderr, "weft %s: %s\n", sub, base_error());
         status = 1;
     } else if (c.source) {
         cast_source_run(&c);

@@ -159,7 +159,7 @@ static void print_chain(struct cast *c)
     s->chain_new = false;
     pthread_mutex_unlock(&s->lock);
     erase(s);
-    fprintf(stderr, "weft cast: chain: %s", c->config.hosts[c->config.head.source]);
+    fprintf(stderr, "weft %s: chain: %s", c->sub, c->config.hosts[c->config.head.source]);
     for (uint32_t i = 0; i < count; i++)
         if ((chain[i] & 0xffffff) < c->config.head.size)
             fprintf(stderr, ", %s (%s)", c->config.hosts[chain[i] & 0xffffff], cast_order_link(chain[i] >> 24));
@@ -189,7 +189,7 @@ static void print_sentences(struct cast *c)
             json_array_append_new(
                 s->messages, json_pack("{ss* sb ss*}", "host", c->config.hosts[one->from], "failure", one->failure, "text", one->text));
         if (one->failure)
-            fprintf(stderr, "weft cast: %s%s%s\n", one->from ? c->config.hosts[one->from] : "", one->from ? ": " : "", one->text);
+            fprintf(stderr, "weft %s: %s%s%s\n", c->sub, one->from ? c->config.hosts[one->from] : "", one->from ? ": " : "", one->text);
         else if (!(c->config.head.flags & CAST_JSON))
             printf("%s: %s\n", c->config.hosts[one->from], one->text);
         free(one);
@@ -288,8 +288,8 @@ static bool all_complete(struct cast *c)
         complete = false;
         if (s->result == 0 && s->failures == 0)
             fprintf(stderr,
-                    "weft cast: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n",
-                    c->config.hosts[i]);
+                    "weft %s: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n",
+                    c->sub, c->config.hosts[i]);
     }
     return complete;
 }
@@ -328,9 +328,9 @@ static void sum_up(struct cast *c, bool right)
     json_decref(list);
     if (!(c->config.head.flags & CAST_DRY_RUN))
         fprintf(stderr,
-                "weft cast: %" PRIu64 " files, %s; %s sent, %s of that a second time; %u of %u hosts have all; "
+                "weft %s: %" PRIu64 " files, %s; %s sent, %s of that a second time; %u of %u hosts have all; "
                 "%.1f s\n",
-                s->files, base_format_bytes(s->bytes, bytes, sizeof bytes), base_format_bytes(sent, net, sizeof net),
+                c->sub, s->files, base_format_bytes(s->bytes, bytes, sizeof bytes), base_format_bytes(sent, net, sizeof net),
                 base_format_bytes(discarded, twice, sizeof twice), complete, hosts, seconds);
 }
 
@@ -351,7 +351,7 @@ int cast_show_run(struct cast *c)
     if (c->stopped())
         return 1;
     if (!s->over)
-        fprintf(stderr, "weft cast: %s: the source is gone; give the same command again, which sends what is missing\n",
+        fprintf(stderr, "weft %s: %s: the source is gone; give the same command again, which sends what is missing\n", c->sub,
                 c->config.hosts[c->config.head.source]);
     bool right = s->over && all_complete(c) && s->result == 0 && s->failures == 0;
     sum_up(c, right);

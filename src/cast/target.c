@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A target: in each round it receives blocks from the node before it in the chain, and writes the files that it needs. Meanwhile a thread
- * puts the blocks to the next node (chain.c), as soon as that node has free slots. A slot is free when its block was both written and put.
+ * puts the blocks to the next node (chain.c), as soon as that node has free slots. A slot is free when its block was written to the files
+ * here and put to the next node.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,7 @@ struct target {
     /* This round. */
     uint32_t round, before, next; /* next: WEFT_MAX_NODES if there is no next node */
     bool broken, ended, send_list, verify;
-    uint64_t taken, given; /* blocks that were written; blocks whose slots were given back */
+    uint64_t taken, given; /* number of blocks that were written to the files; number of blocks whose slots were freed */
     struct cast_relay relay;
     struct cast_ahead ahead;
 };
@@ -42,7 +43,8 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
-/* Also called after this target has ended the round: the next node may still wait for a block. */
+/* Gives up the round, and tells the source so once. It may be called even when this target has ended the round: the next node may still
+ * wait for a block. */
 static void break_round(struct target *t)
 {
     if (!t->broken)
@@ -171,7 +173,8 @@ static void take_block(struct target *t, uint64_t number)
 
 /* --- the chain --- */
 
-/* Give back the slots whose blocks were written and put. */
+/* Frees the slots whose blocks were written here and put to the next node of the chain, and gives credit for them to the node before this
+ * one. */
 static bool give_back(struct target *t)
 {
     bool any = false;
@@ -210,7 +213,7 @@ static void run_chain(struct target *t)
         }
         any = give_back(t) || any;
         if (!any) {
-            cast_look_lost(c, t->before); /* the node before this one waits for each slot that is given back */
+            cast_look_lost(c, t->before); /* if credit for a freed slot was lost, the node before this one would wait for ever */
             cast_tell_state(c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, false);
             wait_for_more(t);
         }

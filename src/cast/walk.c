@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: makes the list of its files, and opens them. In an entry of DEST itself, `target` is the number of the source it belongs to.
+ * The source: makes the list of its files, and opens them. In an entry that lies in DEST itself, `target` is the number of the SRC that the
+ * entry comes from.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -52,8 +53,8 @@ static void failed(struct walk *k, const char *path, const char *why)
     cast_say(k->c, true, "%s: %s", path, why);
 }
 
-/* The index in the list at which this file was added under another name. Else remember it, and return UINT32_MAX: then it is new, or there
- * is no memory, and it is sent as a separate file. */
+/* If this file was added to the list under another name, returns the index of that entry. Otherwise remembers that the file is at `index`,
+ * and returns UINT32_MAX. Without memory it returns UINT32_MAX, too, and the file is sent as a separate file. */
 static uint32_t met_before(struct walk *k, const struct stat *st, uint32_t index)
 {
     if (2 * (k->inodes + 1) > k->inode_room) {

@@ -144,7 +144,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
-/* Whether this host is also listed with a living node: then that node is used, not the one that is gone. */
+/* Whether `word` also names a living node of the list: then that node is used, not the one that is gone. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -193,7 +193,7 @@ static int add_targets(struct cast_command *k, const struct standing_list *l, ui
             status = cli_error(k->sub, "there is no host or node '%s' in the cluster: `weft status` lists them", word);
     }
     if (!status && k->count <= k->config.head.source + 1)
-        status = cli_error(k->sub, "there is no other host to copy to whose node is up: see `weft status`");
+        status = cli_error(k->sub, "there is nowhere to copy to, because no other host has a node that is up: see `weft status`");
     return status;
 }
 
@@ -224,7 +224,7 @@ static char **lead_arguments(const struct cast_command *k, char *self, char numb
     if (!argv)
         return NULL;
     *at++ = self;
-    *at++ = (char *)(uintptr_t) "cast";
+    *at++ = (char *)(uintptr_t)k->sub;
     *at++ = (char *)(uintptr_t) "--as-node";
     for (int i = 0; i < NUMBERS; i++) {
         snprintf(numbers[i], 24, "%llu", (unsigned long long)values[i]);
@@ -254,7 +254,7 @@ static int launch_nodes(struct cast_command *k)
     if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
     if (!status) {
-        char *others[] = {hosts.self, (char *)(uintptr_t) "cast", (char *)(uintptr_t) "--as-node", NULL};
+        char *others[] = {hosts.self, (char *)(uintptr_t)k->sub, (char *)(uintptr_t) "--as-node", NULL};
         l.argv = argv;
         l.others = others;
         status = launch_cluster(&l);
@@ -270,15 +270,15 @@ static int stopped_or_told(void)
     return cli_stopped() || (sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1);
 }
 
-static int lead(int argc, char **argv)
+static int lead(const char *sub, int argc, char **argv)
 {
-    struct cast_options o = {.stopped = cli_stopped};
+    struct cast_options o = {.sub = sub, .stopped = cli_stopped};
     struct cast_head *h = &o.config.head;
     int64_t v[NUMBERS];
     for (int i = 0; i < NUMBERS; i++)
         if (argc < FIXED || base_parse_number(argv[3 + i - 1], 0, INT64_MAX, &v[i]))
             return cli_usage(
-                "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
+                sub, "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     *h = (struct cast_head){.flags = (uint32_t)v[0],
                             .source = (uint32_t)v[1],
                             .bytes_per_second = (uint64_t)v[2],
@@ -288,7 +288,7 @@ static int lead(int argc, char **argv)
                             .follow = (uint32_t)v[6]};
     if ((int64_t)argc != FIXED - 1 + 2 * v[3] + v[4] + v[5])
         return cli_usage(
-            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
+            sub, "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     const char **at = (const char **)(uintptr_t)(argv + FIXED - 2);
     o.config.dest = *at++;
     o.config.hosts = at;
@@ -299,17 +299,17 @@ static int lead(int argc, char **argv)
     return cast_lead(&o);
 }
 
-static int as_node(int argc, char **argv)
+static int as_node(const char *sub, int argc, char **argv)
 {
     const char *rank = getenv("WEFT_RANK"), *home = getenv("HOME");
     if (!rank || !getenv("WEFT_SIZE"))
         return cli_usage(
-            "cast", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
+            sub, "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
     if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home directory; absolute ones do not need it */
         base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
-    return strcmp(rank, "0") == 0 ? lead(argc, argv) : cast_serve(cli_stopped);
+    return strcmp(rank, "0") == 0 ? lead(sub, argc, argv) : cast_serve(sub, cli_stopped);
 }
 
 /* --- the command line --- */
@@ -440,6 +440,8 @@ static int run_command(struct cast_command *k, int argc, char **argv, const char
 static int command(const char *sub, int argc, char **argv, const char *help)
 {
     static struct cast_command k;
+    if (argc > 1 && strcmp(argv[1], "--as-node") == 0)
+        return as_node(sub, argc, argv);
     k = (struct cast_command){.sub = sub, .cp = strcmp(sub, "cp") == 0};
     if (!(k.excludes = calloc((size_t)argc + 1, sizeof *k.excludes)))
         return cli_error(sub, "no memory for the list of patterns (--exclude)" BASE_MEMORY_HINT);
@@ -457,8 +459,6 @@ static int command(const char *sub, int argc, char **argv, const char *help)
 
 int cli_cast(int argc, char **argv)
 {
-    if (argc > 1 && strcmp(argv[1], "--as-node") == 0)
-        return as_node(argc, argv);
     return command("cast", argc, argv, cast_help);
 }
 

@@ -79,8 +79,9 @@ struct control_head {
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
     /* The numbers of strings. proxy, publish: at most one host, the gateway. proxy: the arguments are user and password, or none; publish:
-     * where to listen, and the server. If `signal` is set, proxy and publish end a kept one: the argument is its address. cat: one host;
-     * the arguments are the path, the first byte and the last byte. pin: one host; the arguments are the path and, to unpin, "unpin" */
+     * where to listen, and the server. If `signal` is set, proxy and publish end one that was kept: the argument is the address where it
+     * listens. cat: one host; the arguments are the path, the first byte and the last byte. pin: one host; the arguments are the path and,
+     * to unpin, "unpin" */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };

@@ -46,12 +46,12 @@ struct doctor_finding {
  * cannot be parsed is a finding, too. */
 unsigned doctor_find(const struct doctor_facts *f, struct doctor_finding out[DOCTOR_FINDINGS], unsigned *usable);
 
-/* doctor_gpus.c: how data between the memory of a GPU (arenas) and other hosts goes. */
+/* doctor_gpus.c: how data goes between the memory of a GPU (arenas) and other hosts. */
 struct doctor_gpu {
     char name[16], model[96];
     bool direct;     /* an RDMA device accesses the memory; false: staged, through the host's memory */
     bool warn;       /* it could be direct */
-    char device[64]; /* the RDMA device that does, or would; "": none of this host could */
+    char device[64]; /* the first usable RDMA device with reliable connections; "": there is none */
     char why[300], remedy[300];
 };
 #define DOCTOR_GPUS_MOST 64u

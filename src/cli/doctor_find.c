@@ -226,8 +226,9 @@ static void check_presence(struct doctor *d)
     SAY(f->what, "This host has no RDMA device");
     SAY(f->seen, "the verbs library lists none");
     if (d->mac)
-        SAY(f->remedy, "Check that `rdma_ctl status` reports enabled and that the ports are Thunderbolt 5. If it does not, start macOS "
-                       "Recovery, run `rdma_ctl enable` there, and restart the Mac");
+        SAY(f->remedy,
+            "Check that the ports are Thunderbolt 5, and that `rdma_ctl status` reports enabled. If it reports disabled, start macOS "
+            "Recovery, run `rdma_ctl enable` there, and restart the Mac");
     else
         SAY(f->remedy,
             "If it has an RDMA adapter, check that its driver is loaded (mlx5_ib, irdma, bnxt_re, ...; `lsmod`, `dmesg`). With plain "

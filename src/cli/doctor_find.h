@@ -55,7 +55,7 @@ const char *doctor_text_of(const json_t *device, const char *key); /* "" if the 
 /* --- doctor_beside.c --- */
 void doctor_check_bridge(struct doctor *d);
 void doctor_check_memlock(struct doctor *d);
-void doctor_check_slow_path(struct doctor *d); /* after the devices were counted */
+void doctor_check_slow_path(struct doctor *d); /* call it after the devices were counted */
 void doctor_check_gpu(struct doctor *d);
 
 /* --- doctor_gpus.c --- */

@@ -173,7 +173,7 @@ static int make_fabric(const struct emulation *e)
     char **env = environment_with(e->directory);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of softverbs" BASE_MEMORY_HINT);
-    /* softverbs must end with this process: otherwise it could create files in the directory while the keeper removes it. */
+    /* softverbs must end with this process: otherwise it could create files in the directory while the keeper (keeper.c) removes it. */
     const struct base_process how = {.path = e->command, .argv = (char *const *)(uintptr_t)argv, .env = env, .end_with = SIGKILL};
     pid_t pid;
     int rc = base_process_start(&how, &pid, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * --softverbs: runs the nodes on emulated RDMA devices, each on an emulated host of its own. The emulated fabric is created for this run,
- * in a directory that the launcher or its keeper removes.
+ * in a directory that the launcher removes, or its keeper (keeper.c).
  */
 #ifndef WEFT_CLI_EMULATE_H
 #define WEFT_CLI_EMULATE_H

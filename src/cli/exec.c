@@ -197,10 +197,10 @@ static void take_frame(struct exec_run *x)
     exec_print_frame(&x->print, &f, x->payload);
 }
 
-/* Count how long the control node is silent, which sends a sign of life every CONTROL_ALIVE_NS. */
+/* Count for how long the control node has been silent. It sends a sign of life every CONTROL_ALIVE_NS. */
 static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
 {
-    int64_t most = 2 * LISTEN_MS * WEFT_MS; /* if it was more, this command was stopped meanwhile, and perhaps the whole host */
+    int64_t most = 2 * LISTEN_MS * WEFT_MS; /* if more time has passed, this command was stopped meanwhile, and perhaps the whole host */
     x->silent_ns = heard ? 0 : x->silent_ns + (ns < most ? ns : most);
     if (x->silent_ns > CONTROL_SILENT_NS)
         exec_fail(x, CONTROL_SILENT);

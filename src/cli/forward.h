@@ -6,7 +6,8 @@
  *
  *   proxy.c, publish.c       the commands; forward_command.c: their common part
  *   standing_forward.c       the control node: makes forwards, lists them for `weft status`, and ends them
- *   proxy_serve.c, proxy_udp.c, proxy_talk.c   serves the clients of a proxy, their datagrams, and their requests
+ *   proxy_serve.c, proxy_move.c, proxy_udp.c, proxy_talk.c   serves the clients of a proxy: their requests, bytes and datagrams
+ *   forward_direct.c         moves the bytes of a connection without the gateway, which has lent the socket
  *   publish_serve.c          serves a published port; forward_loop.c: the wait of both kinds
  */
 #ifndef WEFT_CLI_FORWARD_H
@@ -71,9 +72,9 @@ int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *p
  * an error was printed. `address` becomes the address where a published port listens. */
 int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
                 uint32_t *node, char address[FORWARD_ADDRESS]);
-/* Hears the control node, which sends signs of life: `readable` says what poll() said of `control`, `waited_ns` how long it waited;
- * `*silent_ns` begins at 0. False: the forward has ended, although its command did not end it, or the control node does not answer. This
- * was printed. */
+/* Call it after each poll() of `control`, to notice when the control node sends no more signs of life. `readable`: poll() has reported that
+ * `control` is readable; `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. False: the forward has ended, although its
+ * command did not end it, or the control node does not answer; a message was printed. */
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns);
 #define FORWARD_LISTEN_MS 1000 /* how long poll() may wait between two calls */
 /* Waits until the control node confirms that it keeps the forward. Returns the exit status. */

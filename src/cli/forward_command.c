@@ -100,7 +100,8 @@ static bool read_alive(const char *sub, int control)
 
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns)
 {
-    int64_t most = 2 * FORWARD_LISTEN_MS * WEFT_MS; /* if it was more, this command was stopped meanwhile, and perhaps the whole host */
+    int64_t most =
+        2 * FORWARD_LISTEN_MS * WEFT_MS; /* if more time has passed, this command was stopped meanwhile, and perhaps the whole host */
     *silent_ns = readable ? 0 : *silent_ns + (waited_ns < most ? waited_ns : most);
     if (readable)
         return read_alive(sub, control);

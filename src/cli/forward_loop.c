@@ -94,7 +94,7 @@ int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int 
     return rc;
 }
 
-#define BRIEF_MAX 4u /* connections that the progress thread goes on with */
+#define BRIEF_MAX 4u /* the most connections that the progress thread serves at a time */
 
 static void loop_wake(struct gateway_turn *t)
 {
@@ -102,7 +102,7 @@ static void loop_wake(struct gateway_turn *t)
     forward_wake(l->changed.wake_fd);
 }
 
-/* On the progress thread: goes on with a few connections, if the thread of the loop sleeps. */
+/* On the progress thread: serves a few connections, if the thread of the loop sleeps. */
 static void loop_turn(struct gateway_turn *t)
 {
     struct forward_loop *l = t->arg;

@@ -96,7 +96,7 @@ json_t *cli_gpus_json(void)
     return list;
 }
 
-/* Why data between a GPU and other hosts goes through the host's memory, below the table. */
+/* Print below the table why data between a GPU and other hosts goes through the host's memory. */
 static void gpus_print_staged(const weft_gpu_info *g)
 {
     if (g->usable && g->rdma[0] && g->no_rdma[0])

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A variable for a node on another machine: how many GPUs it gets, and its index among the nodes of that machine, as in "1:0". */
+/* An environment variable for a node on another machine: how many GPUs it gets, and its index among the nodes there, as in "1:0". */
 #define GPUS_ASKED   "WEFT_GPUS="
 #define GPUS_VISIBLE "CUDA_VISIBLE_DEVICES="
 #define GPUS_ROOM    512
@@ -17,7 +17,7 @@
  * machine. GPUs are assigned in turn; if there are not enough for all nodes, nodes share them. If CUDA_VISIBLE_DEVICES of this process is
  * set, only those GPUs are used. -ENODEV, with base_error(): the machine has fewer than `each`. */
 int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM]);
-/* The same for the value of GPUS_ASKED. -EINVAL: it is invalid. */
+/* As gpus_give(), for the value of the variable GPUS_ASKED. -EINVAL: the value is invalid. */
 int gpus_give_asked(const char *asked, char out[GPUS_ROOM]);
 
 #endif

@@ -91,7 +91,7 @@ static int hosts_tell(struct hosts *r, const struct launch *l, const char *name,
     return 0;
 }
 
-/* The variable of a setting in the hostfile. */
+/* The name of the environment variable for a setting of the hostfile. */
 static void variable_of(const struct cluster_pair *setting, char *name, size_t len)
 {
     size_t n = (size_t)snprintf(name, len, "WEFT_");
@@ -259,7 +259,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
 
 /* --- a standing cluster --- */
 
-/* Put the cluster's settings into this environment, for all nodes. Variables that are set already have precedence. */
+/* Put the cluster's settings into this environment, for all nodes. Environment variables that are set already keep their values. */
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *h)
 {
     const char *key;
@@ -313,7 +313,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
         names[count] = json_string_value(json_object_get(o, "host"));
         up[count++] = (uint32_t)number;
     }
-    for (uint32_t k = 0; k < count; k++) /* the one here is the first */
+    for (uint32_t k = 0; k < count; k++) /* this host's node becomes the first */
         if (up[k] == (uint32_t)here) {
             const char *name = names[k];
             up[k] = up[0];

@@ -16,8 +16,8 @@ struct hosts {
     const uint32_t *pick; /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL:
                              hosts_apply_cluster() chooses */
     char **hosts;         /* [nodes] names of hosts, for struct launch.ssh */
-    struct hosts_named {  /* [nodes] what users call the node: its host, and the number of the standing node that starts it or its own */
-        char *host;       /* NULL: it has no name */
+    struct hosts_named { /* [nodes] what users call a node: its host and a number, that of the standing node that starts it, else its own */
+        char *host;      /* NULL: it has no name */
         uint32_t number;
     } * named;     /* NULL: all have only their own numbers */
     bool emulated; /* hosts_apply_cluster(): the cluster has emulated hosts */
@@ -36,7 +36,7 @@ int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 /* Applies a standing cluster instead of a hostfile: one node for each living node of that cluster, or l->nodes nodes, distributed in turn.
  */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
-/* The same for a list of hosts. They get the WEFT_ settings of this environment, and its secret. */
+/* Applies a list of hosts instead of a hostfile. The nodes there get the WEFT_ settings and the secret of this environment. */
 int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint32_t count);
 /* Put a standing cluster's settings into this environment, except those that are set already. `file`: the cluster's hostfile, or NULL. */
 struct cluster_hostfile;

@@ -164,7 +164,7 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    status = standing_text("kill", cluster, &r, &text); /* not sent again to the next control node, which has no job of this number */
+    status = standing_text("kill", cluster, &r, &text); /* may be sent again: the next control node has no such job */
     free(text);
     return status;
 }

@@ -17,7 +17,7 @@
 #include "weft/types.h"
 
 #define ROUNDS   100 /* the most attempts to remove the directory */
-#define QUIET    20  /* successful attempts in a row: a process that is being killed may still create files in between */
+#define QUIET    20  /* attempts that must succeed in a row, because a process that is being killed may still create files in between */
 #define ROUND_NS (10 * WEFT_MS)
 /* How many rounds to wait at most until a launcher has ended after its pipe was closed. */
 #define GONE_WITHIN 500

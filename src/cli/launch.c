@@ -147,8 +147,8 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
                  (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way when the leader has ended */
     if (machine && s->l->cluster && status == SSH_FAILED && !by_us)
-        launch_say(s, "node %u: the standing cluster '%s' could not run it at its node %s: see the message of weft exec", rank,
-                   s->l->cluster, machine);
+        launch_say(s, "node %u could not be run by node %s of the standing cluster '%s': see the message of weft exec", rank, machine,
+                   s->l->cluster);
     else if (machine && status == SSH_FAILED && !by_us)
         launch_say(s, "node %u (%s): ssh failed: see its message; it must work without a password (try `ssh %s true`)", rank, where,
                    machine);
@@ -180,7 +180,7 @@ static void reap(struct launcher *s)
         struct node *node = &s->nodes[i];
         if (!node->running || !base_process_ended(node->pid, NULL))
             continue;
-        kill(-node->pid, SIGKILL); /* the processes that it has started; before the keeper forgets the group */
+        kill(-node->pid, SIGKILL); /* also kills the processes that it has started; before the keeper (keeper.c) forgets the group */
         keeper_drop(&s->keeper, node->pid);
         int how = base_process_reap(node->pid);
         node_ended(s, i, how);

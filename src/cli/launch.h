@@ -14,14 +14,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* For a standing cluster: when a node has ended, a new one is started in its place, and joins the running cluster. */
+/* For a standing cluster: when a node has ended, a new one is started instead, and joins the running cluster. The number of a node among
+ * the nodes of its host is its place; the new node gets the place of the old one. */
 struct launch_revive {
     const char *join;      /* WEFT_JOIN for nodes that are started later */
     const char *join_file; /* if this file exists, its first line is used instead of `join`; NULL: no such file */
     bool joins;            /* the first nodes join a running cluster, too */
-    uint32_t place;   /* place of the first node. A node that joins gets its place as WEFT_RANK, because the cluster chooses its number */
-    const char *up;   /* this file exists when the cluster is up; if a node ends before that, the launch fails */
-    const char *down; /* when this file exists, the launcher ends its nodes */
+    uint32_t place;        /* of the first node. A node that joins gets its place as WEFT_RANK, because the cluster chooses its number */
+    const char *up;        /* this file exists when the cluster is up; if a node ends before that, the launch fails */
+    const char *down;      /* when this file exists, the launcher ends its nodes */
 };
 /* Exit statuses of a node of a standing cluster. 0: the whole cluster ends, so no node is started again. */
 #define LAUNCH_CANNOT_JOIN 3 /* the node could not join, and can never join */
@@ -31,7 +32,7 @@ struct launch {
     const char *sub; /* the subcommand, for messages: "run" for "weft run: " */
     uint32_t nodes;
     char **argv;   /* the program (looked up in PATH) and its arguments */
-    char **others; /* program and arguments of all nodes except the first; NULL: the same */
+    char **others; /* program and arguments of all nodes except the first; NULL: `argv` is for all nodes */
     /* The first node leads: its exit status is the launch's, and when it ends the launch ends. If another node fails before that, the
      * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
     bool lead;
@@ -51,9 +52,10 @@ struct launch {
     bool make_secret;      /* create a secret for this cluster, since the user has set none */
     /* For nodes on other machines. */
     const char *const *ssh;  /* [nodes] ssh's name of each node's machine, NULL for this machine; or NULL: all nodes are on this machine */
-    const char *const *told; /* NULL-terminated list of assignments for the environment of these nodes */
-    const char *weft;        /* path of this command there */
-    const char *cluster; /* a standing cluster that starts those nodes; then `ssh` has the numbers of its nodes. NULL: start them by ssh */
+    const char *const *told; /* NULL-terminated list of assignments for the environment of nodes on other machines */
+    const char *weft;        /* path of this command on other machines */
+    const char *cluster; /* the standing cluster that starts the nodes on other machines; then `ssh` has numbers of its nodes. NULL: start
+                            them by ssh */
     const char *coord;   /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2
@@ -116,7 +118,7 @@ void relay_say(struct relay_out *o, const char *text, size_t len); /* print a li
 /* Read available bytes. Returns 1 if there were some, 0 if not, -1 at the end of the output; then the source is closed, and its last line
  * was passed on. */
 int relay_read(struct relay_in *in);
-/* The same for bytes that the caller has read itself. */
+/* As relay_read(), for bytes that the caller has read itself. */
 void relay_feed(struct relay_in *in, const char *bytes, size_t len);
 void relay_close(struct relay_in *in); /* passes on an unfinished line */
 void relay_write(struct relay_out *o); /* writes as much as possible without blocking */

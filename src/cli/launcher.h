@@ -17,12 +17,12 @@
 #include "cli/launch.h"
 #include "fabric/fabric.h"
 
-#define LAUNCH_OUTER 7 /* number of variables that an emulated host changes */
+#define LAUNCH_OUTER 7 /* number of environment variables that an emulated host changes; the values outside it are kept */
 
 struct node {
     pid_t pid; /* process of the node; for a node on another machine, of its ssh */
     bool running;
-    bool waits; /* it is started again at `again` */
+    bool waits; /* the node is started again at `again` */
     int64_t began, again;
     uint32_t hasty; /* increased when a node ends soon after its start, decreased when it does not */
     uint32_t tries; /* how many in a row could not join */
@@ -64,7 +64,7 @@ static inline const char *launch_machine(const struct launcher *s, uint32_t rank
     return s->l->ssh ? s->l->ssh[rank] : NULL;
 }
 
-/* the node's place in a standing cluster; otherwise its rank */
+/* in a standing cluster the node's place (struct launch_revive); otherwise its rank */
 static inline uint32_t launch_place(const struct launcher *s, uint32_t rank)
 {
     return rank + (s->l->revive ? s->l->revive->place : 0);
@@ -101,6 +101,6 @@ int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit stat
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
 void revive_round(struct launcher *s);        /* start the nodes that are due */
-int64_t revive_due(const struct launcher *s); /* when to call it again */
+int64_t revive_due(const struct launcher *s); /* when to call revive_round() again */
 
 #endif

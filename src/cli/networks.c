@@ -15,7 +15,7 @@ static void networks_use(const struct ofi_listed *e, const struct ofi_listed *fi
     if (e->traits.rank == OFI_NEVER)
         snprintf(out, len, "only with WEFT_OFI_PROVIDER=%s", e->provider);
     else if (strcmp(e->provider, first->provider) == 0)
-        snprintf(out, len, "ofi, where no better transport leads%s", e->traits.plain ? "; in the clear" : "");
+        snprintf(out, len, "ofi, to nodes that no better transport reaches%s", e->traits.plain ? "; in the clear" : "");
     else
         snprintf(out, len, "ofi, to nodes that do not have %s; or with WEFT_OFI_PROVIDER=%s", first->provider, e->provider);
 }

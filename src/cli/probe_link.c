@@ -350,7 +350,7 @@ static int link_one(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     if (received > 1 && report[2] > 0)
         r->bytes_per_second = (uint64_t)((double)(received - 1) * size * 1e9 / (double)report[2]);
     if (r->damaged)
-        return harm(l, base_fail(-EBADMSG, "messages arrived damaged"), "messages arrived damaged", size, depth);
+        return harm(l, base_fail(-EBADMSG, "%s: its messages arrived damaged", e->d->name), "messages arrived damaged", size, depth);
     return link_fill(l, size, depth, report[3]);
 }
 

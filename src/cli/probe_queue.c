@@ -84,7 +84,7 @@ static void count_pds(struct queue_report *r, uint32_t most)
     const struct verbs_device *d = r->d;
     struct ibv_pd **all = calloc(most, sizeof(struct ibv_pd *));
     r->pds.tried = most;
-    r->pds.made = 1; /* the one that is open already */
+    r->pds.made = 1; /* the domain that is open already */
     while (all && r->pds.made < most && !cli_stopped()) {
         errno = 0;
         struct ibv_pd *pd = d->lib->alloc_pd(d->context);

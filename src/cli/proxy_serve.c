@@ -5,7 +5,7 @@
  * the client are read directly into one ring of its connection at the gateway, and bytes from the network are written to the client
  * directly from the other ring.
  */
-#include "cli/forward.h"
+#include "cli/proxy_client.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -15,10 +15,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "cli/forward_loop.h"
-#include "cli/proxy_talk.h"
-#include "cli/proxy_udp.h"
-#include "weft/net.h"
 #include "weft/pool.h"
 
 #define ACCEPTS   16u                /* how many clients are accepted before other work */
@@ -32,175 +28,11 @@
 #define MSG_NOSIGNAL 0 /* the socket has SO_NOSIGPIPE */
 #endif
 
-enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_ASSOCIATED, CLIENT_REFUSED };
-struct speech { /* the buffers of a client that is sending its request */
-    struct talk talk;
-    int64_t deadline;
-    size_t bytes, at; /* bytes in `in`; those from `at` on are not read yet */
-    uint8_t in[TALK_MAX];
-    struct talk_reply reply;
-};
-struct client {
-    struct forward_changed changed; /* must be the first member */
-    struct proxy *p;
-    struct client *next, **at;
-    struct gateway_watch watch;
-    enum client_state state;
-    bool up_over, down_over; /* up_over: the client sends no more; down_over: the network sends no more */
-    /* plain: the connection carries one request of plain HTTP; answered: the client has received bytes of the answer */
-    bool plain, answered;
-    struct talk_body body; /* the body of that request */
-    struct speech *speech; /* NULL: the request is complete, and bytes are passed on */
-    weft_socket *net;
-    struct association *association;
-    weft_op op;
-};
-struct proxy {
-    weft_node *w;
-    struct forward *f;
-    struct forward_loop loop;
-    struct gateway_watch listener;
-    bool paused;
-    struct client *clients;
-    uint32_t count, talking;
-    uint64_t round, accepted_in; /* rounds of the loop, and the one in which a client was accepted last */
-    uint64_t pool_bytes;
-    struct proxy_udp *udp;
-};
-
-/* --- clients --- */
-
-static void client_free(struct client *c)
-{
-    struct proxy *p = c->p;
-    weft_net_close(c->net); /* after this, notice() is not called any more */
-    proxy_udp_leave(c->association);
-    forward_list_remove(&p->loop.changed, &c->changed);
-    gateway_unwatch(p->loop.watches, &c->watch);
-    *c->at = c->next;
-    if (c->next)
-        c->next->at = c->at;
-    p->count--;
-    atomic_store_explicit(&p->f->open, p->count, memory_order_relaxed);
-    p->talking -= c->speech != NULL;
-    free(c->speech);
-    free(c);
-    if (p->count < FORWARD_CONNECTIONS_MAX && !p->paused)
-        gateway_watch_events(p->loop.watches, &p->listener, GATEWAY_READABLE);
-}
-
-/* Resets the connections to client and server. The resets tell both that the stream is incomplete. */
-static void client_reset(struct client *c)
-{
-    const struct linger now = {.l_onoff = 1};
-    setsockopt(c->watch.fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-    weft_net_abort(c->net);
-    c->net = NULL;
-    client_free(c);
-}
-
 /* weft calls this on any thread when the connection at the gateway has changed (weft_net_notify()). */
 static void notice(void *arg)
 {
     struct client *c = arg;
     forward_notice(&c->p->loop, &c->changed);
-}
-
-/* --- moving bytes --- */
-
-/* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after the request are dropped, because they may be a
- * request for another server. The answer is still passed on. If the client has received all of the answer that has come so far and sends
- * more, `*broken` becomes true: the connection is reset, and the client must connect again. */
-static size_t take_body(struct client *c, const void *bytes, size_t n, bool *broken)
-{
-    const void *at;
-    size_t some, right = talk_body(&c->body, bytes, n);
-    *broken = right < n && c->answered && weft_net_received(c->net, &at, &some) == -EAGAIN;
-    return right;
-}
-
-/* Moves one piece from the client to the network. False: nothing can be moved now. Then `*wants`: go on when the client sends more;
- * `*broken`: the connection is lost. */
-static bool move_up(struct client *c, bool *wants, bool *broken)
-{
-    void *at;
-    size_t room;
-    int rc = weft_net_room(c->net, &at, &room);
-    if (rc == -EAGAIN)
-        return false; /* notice() is called when there is room */
-    if (rc) {
-        c->up_over = true; /* the server reads no more; the bytes that it has sent are still passed on */
-        return false;
-    }
-    size_t most = forward_piece(&c->p->loop, room);
-    ssize_t n = read(c->watch.fd, at, most);
-    if (n > 0) {
-        size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
-        forward_count(&c->p->f->up_bytes, right);
-        *wants = (size_t)n < most; /* there was no more */
-        return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
-    }
-    if (n < 0 && errno == EINTR)
-        return true;
-    *wants = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (*wants)
-        return false;
-    c->up_over = n == 0;
-    *broken = n < 0;
-    if (n == 0)
-        weft_net_shutdown(c->net);
-    return false;
-}
-
-/* Moves one piece from the network to the client. False: nothing can be moved now. Then `*full`: go on when the client can take more;
- * `*broken`: reset the connection. */
-static bool move_down(struct client *c, bool *full, bool *broken)
-{
-    const void *at;
-    size_t bytes;
-    int rc = weft_net_received(c->net, &at, &bytes);
-    if (rc == -EAGAIN)
-        return false; /* notice() is called when bytes come */
-    if (rc) {
-        *broken = true;
-        return false;
-    }
-    if (!bytes) {
-        c->down_over = true;
-        shutdown(c->watch.fd, SHUT_WR);
-        return false;
-    }
-    ssize_t n = send(c->watch.fd, at, forward_piece(&c->p->loop, bytes), MSG_NOSIGNAL);
-    if (n > 0) {
-        forward_count(&c->p->f->down_bytes, (uint64_t)n);
-        c->answered = true;
-        return weft_net_taken(c->net, (size_t)n) == 0;
-    }
-    if (n < 0 && errno == EINTR)
-        return true;
-    *full = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    *broken = !*full;
-    return false;
-}
-
-/* Moves bytes in both directions. `readable`: the client may have sent bytes. */
-static void client_move(struct client *c, bool readable)
-{
-    bool wants = !readable, full = false, broken = false;
-    const unsigned turns = forward_turns(&c->p->loop);
-    unsigned i = 0;
-    while (readable && !c->up_over && i < turns && move_up(c, &wants, &broken))
-        i++;
-    wants = wants || (i == turns && !c->up_over);
-    for (i = 0; !broken && !c->down_over && i < turns && move_down(c, &full, &broken); i++)
-        ;
-    full = full || (i == turns && !c->down_over);
-    if (broken)
-        client_reset(c);
-    else if (c->up_over && c->down_over)
-        client_free(c);
-    else
-        gateway_watch_events(c->p->loop.watches, &c->watch, (wants ? GATEWAY_READABLE : 0u) | (full ? GATEWAY_WRITABLE : 0u));
 }
 
 /* --- the client's request --- */
@@ -377,6 +209,7 @@ static void on_client(struct gateway_watch *watch)
     switch (c->state) {
     case CLIENT_TALKS: client_talk(c); break;
     case CLIENT_MOVES: client_move(c, true); break;
+    case CLIENT_DIRECT: client_direct(c, true, false); break;
     case CLIENT_ASSOCIATED:
     case CLIENT_REFUSED: {
         ssize_t n = read(watch->fd, some, sizeof some);
@@ -413,7 +246,8 @@ static bool client_new(struct proxy *p, int fd)
     s->talk = (struct talk){.user = p->f->user[0] ? p->f->user : NULL, .password = p->f->user[0] ? p->f->password : NULL};
     s->deadline = base_deadline(TALK_NS);
     s->bytes = s->at = s->reply.bytes = 0;
-    *c = (struct client){.p = p, .next = p->clients, .at = &p->clients, .speech = s, .watch = {.fd = -1, .ready = on_client, .arg = c}};
+    *c = (struct client){
+        .p = p, .next = p->clients, .at = &p->clients, .speech = s, .lent = -1, .watch = {.fd = -1, .ready = on_client, .arg = c}};
 #if !defined(__linux__)
     set_options(fd);
 #endif
@@ -460,8 +294,8 @@ static bool client_go_on(void *arg)
     struct client *c = (struct client *)forward_list_take(&p->loop.changed);
     if (c && c->state == CLIENT_WAITS)
         client_opened(c);
-    else if (c && c->state == CLIENT_MOVES)
-        client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* if the client is being polled for bytes, epoll reports them */
+    else if (c && (c->state == CLIENT_MOVES || c->state == CLIENT_DIRECT))
+        client_changed(c);
     return c;
 }
 

@@ -46,7 +46,7 @@ static void notice(void *arg)
     forward_notice(&c->p->loop, &c->changed);
 }
 
-/* It must be looked at again. */
+/* Note that the pair must be looked at again. */
 static void pair_again(struct pair *c)
 {
     forward_list_add(&c->p->loop.changed, &c->changed);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * For the launcher of a standing cluster: when a node has ended, start a new one. The new node joins the running cluster, and gets a new
- * number, but the place of the old one: the third node that was started here is at place 2, and so are all nodes that replace it.
+ * For the launcher of a standing cluster: when a node has ended, start a new one. The new node joins the running cluster and gets a new
+ * number. Its place, which is its number among the nodes of this host, is that of the old one: the third node that was started here is at
+ * place 2, and so are all nodes that replace it.
  *
  * If nodes end soon after their start, the launcher waits longer before each new start, because each start uses up a number.
  */
@@ -42,7 +43,7 @@ static void start_later(struct launcher *s, struct node *node)
 /* Start no more nodes at a place. When all places are given up, the launcher ends. */
 static void give_up(struct launcher *s, uint32_t place, const char *why)
 {
-    launch_say(s, "place %u: no node is started there any more: %s", place, why);
+    launch_say(s, "no new node is started at place %u of this host: %s", place, why);
     s->status = s->status ? s->status : 1;
 }
 
@@ -75,7 +76,7 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
         snprintf(what, sizeof what, "was killed by %s", launch_signal_name(WTERMSIG(how), name, sizeof name));
     else
         snprintf(what, sizeof what, "exited with %d", status);
-    launch_say(s, "place %u: its node (pid %d) %s; another one is started in %.1f s", place, (int)node->pid, what,
+    launch_say(s, "the node at place %u of this host (pid %d) %s; a new one is started there in %.1f s", place, (int)node->pid, what,
                (double)(node->again - base_now_ns()) / 1e9);
     return true;
 }

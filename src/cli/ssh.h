@@ -19,7 +19,7 @@ struct ssh_command {
 };
 /* Make the command line that runs `weft run --as-node` on a host: with ssh, or the command in WEFT_SSH. */
 int ssh_command(struct ssh_command *c, const char *host, const char *weft);
-/* The same with `weft exec` on a standing cluster instead of ssh. `self`: path of this command here. */
+/* As ssh_command(), but with `weft exec` on a standing cluster instead of ssh. `self`: path of this command here. */
 int ssh_command_by_cluster(struct ssh_command *c, const char *cluster, const char *node, const char *self, const char *weft);
 void ssh_command_free(struct ssh_command *c);
 

@@ -74,7 +74,7 @@ struct desk_page {
     uint64_t number; /* number of the refresh */
     uint32_t pid, count;
     int64_t joined;      /* seconds since 1970 */
-    uint32_t slot, zero; /* slot: number of the node among the nodes of its host. A node that replaces a dead one has the same slot */
+    uint32_t slot, zero; /* slot: number of the node among the nodes of its host; the node that replaces it gets the same slot */
     char door[128];      /* the address at which other nodes can join through this one: WEFT_GROW of this node */
     weft_pool_stats pool;
     struct topo_node node;
@@ -125,8 +125,8 @@ int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 uint32_t jobs_slot(struct jobs *all, uint32_t node); /* from its desk; 0 if the desk was not read yet */
 /* The nodes to show: all living nodes, and those nodes that are gone, were known, and have no successor. A successor is a later node with
- * the same host, door and slot. In the order of their numbers; the caller frees the list. Returns how many. `*out` is NULL if there is no
- * memory. */
+ * the same host, door (desk_page.door) and slot. In the order of their numbers; the caller frees the list. Returns how many. `*out` is NULL
+ * if there is no memory. */
 uint32_t jobs_nodes(struct jobs *all, uint32_t **out);
 
 /* --- standing_status.c --- */

@@ -2,6 +2,7 @@
  *
  * The thread of a job: serves its tasks and its command, and sleeps in poll().
  */
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -12,12 +13,11 @@
 #define SOON_MS 2   /* how long the frame about the start of a process may wait for others */
 #define LOOK_MS 200 /* how late the thread notices what nobody tells it: that the job is to end, that output comes no more */
 
-void job_signal(struct job *j, int number)
+void job_signal(struct job *j, int number, weft_op *ops)
 {
     pthread_mutex_lock(&j->handles);
     for (uint32_t i = 0; i < j->tasks; i++)
-        if (j->task[i].p && !j->task[i].over)
-            weft_process_signal(j->task[i].p, number, WEFT_SECOND);
+        task_signal(&j->task[i], number, ops ? &ops[i] : NULL);
     pthread_mutex_unlock(&j->handles);
 }
 
@@ -33,7 +33,7 @@ static bool job_listen(struct job *j, char *payload)
     if (f.type == CONTROL_WINDOW)
         job_window(j, f.number);
     else
-        job_signal(j, (int)f.number);
+        job_signal(j, (int)f.number, NULL);
     return true;
 }
 
@@ -44,7 +44,7 @@ static void job_hear(struct job *j, bool *there)
         return;
     j->stop = true;
     shutdown(j->fd, SHUT_RDWR);
-    job_signal(j, SIGKILL);
+    job_signal(j, SIGKILL, NULL);
 }
 
 /* Do what can be done for all tasks without waiting. With `all`, look at those without news, too. Without `buf`, only look whether they
@@ -102,11 +102,21 @@ void job_attend(struct job *j)
     }
 }
 
+/* Discard what the command sends: its processes have ended. It must be read all the same, because a command that waits until it can send
+ * does not read. */
+static void job_discard(struct job *j)
+{
+    ssize_t n = recv(j->fd, j->buf, CONTROL_PIECE_MAX, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+        j->stop = true; /* the command is gone */
+}
+
 void job_drain(struct job *j)
 {
     for (job_flush(j); job_unsent(j); job_flush(j)) {
-        struct pollfd p = {.fd = j->fd, .events = POLLOUT};
-        poll(&p, 1, LOOK_MS);
+        struct pollfd p = {.fd = j->fd, .events = POLLIN | POLLOUT};
+        if (poll(&p, 1, LOOK_MS) > 0 && p.revents & ~POLLOUT)
+            job_discard(j);
     }
 }
 

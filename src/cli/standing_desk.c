@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The desk of a standing node: a record in the node's own pool that describes the node and its links. The node refreshes it every second,
- * and control nodes read it. The desk has two pages, written in turn, so a page that a reader has found does not change for a second.
+ * and control nodes read it. The desk has two pages, written in turn: page K + 2 overwrites page K when the number of page K + 1 has been
+ * written. So a reader has read a whole page if its number is still the newest one afterwards. The node makes a page in memory of its own,
+ * and only copies it into the pool.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,7 @@
 #define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read, which opens all of them */
 #define DESK_SPARE 8u                 /* room for links to nodes that join later */
 #define SILENT_NS  (2 * WEFT_SECOND)  /* how long a node is waited for */
+#define READS      32                 /* attempts to read a page that is overwritten meanwhile */
 
 struct desk {
     weft_node *w;
@@ -22,6 +25,7 @@ struct desk {
     weft_gaddr at, before;
     uint64_t page_bytes, number;
     struct desk_head *head;
+    struct desk_page *page[2]; /* the last two pages: page K % 2 is page K */
     int64_t refreshed, looked, joined;
     struct topo_node node;
 };
@@ -31,25 +35,39 @@ static uint64_t page_bytes(uint32_t room)
     return base_round_up(sizeof(struct desk_page) + (uint64_t)room * sizeof(struct desk_link), BASE_CACHE_LINE);
 }
 
-static struct desk_page *page_of(const struct desk_head *head, uint64_t number)
+static uint64_t page_at(uint64_t number, uint64_t one)
 {
-    return (struct desk_page *)(void *)((uint8_t *)(uintptr_t)head + BASE_CACHE_LINE + number % 2 * head->page_bytes);
+    return BASE_CACHE_LINE + number % 2 * one;
 }
 
-/* Make a desk with room for more links, and copy the newest page of the old desk. */
+static int make_room(struct desk *d, uint64_t one)
+{
+    for (int i = 0; i < 2; i++) {
+        struct desk_page *p = calloc(1, one);
+        if (!p)
+            return base_fail(-ENOMEM, "no memory for what the node publishes about itself" BASE_MEMORY_HINT);
+        if (d->page[i])
+            memcpy(p, d->page[i], d->page_bytes);
+        free(d->page[i]);
+        d->page[i] = p;
+    }
+    return 0;
+}
+
+/* Make a desk with room for more links, and copy the newest page to it. */
 static int desk_move(struct desk *d, uint32_t room)
 {
     uint64_t one = page_bytes(room), bytes = BASE_CACHE_LINE + 2 * one;
-    const struct desk_head *old = d->head;
     weft_gaddr at;
-    int rc = weft_alloc_aligned(d->w, bytes, BASE_CACHE_LINE, &at);
+    int rc = make_room(d, one);
+    if (!rc)
+        rc = weft_alloc_aligned(d->w, bytes, BASE_CACHE_LINE, &at);
     if (rc)
         return rc;
     struct desk_head *head = weft_ptr(d->w, at, bytes);
     memset(head, 0, bytes);
     *head = (struct desk_head){.magic = DESK_MAGIC, .newest = d->number, .page_bytes = one};
-    if (old)
-        memcpy(page_of(head, d->number), page_of(old, d->number), old->page_bytes);
+    memcpy((uint8_t *)head + page_at(d->number, one), d->page[d->number % 2], one);
     if (d->before)
         weft_free(d->w, d->before);
     d->before = d->at;
@@ -122,8 +140,8 @@ void desk_refresh(struct desk *d)
     }
     if (alive > d->room + 1 && desk_move(d, alive + DESK_SPARE) == 0 && d->number)
         desk_publish(d);
-    const struct desk_page *before = page_of(d->head, d->number);
-    struct desk_page *p = page_of(d->head, d->number + 1);
+    const struct desk_page *before = d->page[d->number % 2];
+    struct desk_page *p = d->page[(d->number + 1) % 2];
     const char *door = getenv("WEFT_GROW");
     p->number = d->number + 1;
     p->pid = (uint32_t)getpid();
@@ -134,6 +152,9 @@ void desk_refresh(struct desk *d)
     weft_pool_stat(d->w, &p->pool, sizeof p->pool);
     refresh_links(d, p, before, since);
     d->refreshed = now;
+    weft_fence(d->w, d->rank); /* readers see the number of the last page before the one before it is overwritten */
+    if (weft_put_blocking(d->w, d->at + page_at(p->number, d->page_bytes), p, d->page_bytes))
+        return;
     d->number++;
     /* release: readers on this host see the page before they see its number */
     __atomic_store_n(&d->head->newest, d->number, __ATOMIC_RELEASE);
@@ -141,6 +162,10 @@ void desk_refresh(struct desk *d)
 
 void desk_close(struct desk *d)
 {
+    if (d) {
+        free(d->page[0]);
+        free(d->page[1]);
+    }
     free(d); /* the desk itself is freed with the pool */
 }
 
@@ -265,21 +290,38 @@ static int seek_end(struct desks *d, struct seek *s)
     return s->rc;
 }
 
+/* Read the first lines of a desk. `rc`: return it, if it is an error. */
+static int get_head(struct desks *d, uint32_t node, const weft_name *name, struct desk_head *head, int rc)
+{
+    if (!rc)
+        rc = weft_fence(d->w, node); /* this is read after what was read before */
+    if (!rc)
+        rc = weft_get_blocking(d->w, head, name->addr, sizeof *head);
+    if (!rc && (head->magic != DESK_MAGIC || head->page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))
+        rc = base_fail(-EPROTO, "node %u sent a report that this version of weft cannot read; run the same version of weft on all hosts",
+                       node);
+    return rc ? rc : weft_fence(d->w, node);
+}
+
 static int get_found(struct desks *d, uint32_t node, const weft_name *name, struct desk_page **out)
 {
-    weft_node *w = d->w;
-    struct desk_head head;
+    struct desk_head head, after;
     int rc = 0;
     if (weft_gaddr_node(name->addr) != node || name->bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
         name->bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE))
         rc = base_fail(-EPROTO, "node %u sent an invalid address of its report; run the same version of weft on all hosts", node);
-    if (!rc)
-        rc = weft_get_blocking(w, &head, name->addr, sizeof head);
-    if (!rc && (head.magic != DESK_MAGIC || head.page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))
-        rc = base_fail(-EPROTO, "node %u sent a report that this version of weft cannot read; run the same version of weft on all hosts",
-                       node);
-    if (!rc)
-        rc = get_page(d, node, name->addr + BASE_CACHE_LINE + head.newest % 2 * head.page_bytes, head.page_bytes, out);
+    rc = get_head(d, node, name, &after, rc);
+    for (int i = 0; !rc && (i == 0 || after.newest != head.newest); i++) {
+        if (i)
+            free(*out);
+        *out = NULL;
+        head = after;
+        if (i == READS)
+            rc = base_fail(-EAGAIN, "the report of node %u was overwritten again and again while it was read; try again", node);
+        else
+            rc = get_page(d, node, name->addr + page_at(head.newest, head.page_bytes), head.page_bytes, out);
+        rc = get_head(d, node, name, &after, rc);
+    }
     if (!rc)
         rc = check_page(*out, head.page_bytes, node);
     if (rc) {

@@ -24,6 +24,9 @@ struct task {
     weft_op op;
     bool starts, read[2]; /* starts: its process is being started; read: standard output, standard error was read to its end */
     bool done;
+    bool kills;           /* `kill` was sent to its process */
+    weft_op kill;         /* the SIGKILL that the job itself sends to its process; one at a time is under way */
+    uint64_t due;         /* signals to send when its process has started: bit N - 1 for signal N. Under job.handles */
     size_t late_bytes;    /* read since the end of its process was noticed */
     _Atomic bool news;    /* there may be something new about its process */
     _Atomic int64_t over; /* when the end of its process was noticed; 0: it has not ended */
@@ -37,7 +40,8 @@ struct job {
     unsigned users;           /* number of threads that use the job; under the jobs' lock */
     bool detached, listed;    /* detached: false until its processes have been started, so that errors are sent to the command */
     int64_t began;            /* seconds since 1970 */
-    int fd; /* the socket to the command; -1: the job is detached. It and `detached` change with `send` and the jobs' lock held */
+    int fd; /* the socket to the command; -1: the job is detached. `fd` and `detached` change only while `send` and the jobs' lock are held
+             */
     _Atomic bool stop;       /* end the job now: kill all its processes */
     _Atomic int64_t kill_at; /* when to kill the processes that are still running; INT64_MAX: never */
     /* held while a thread other than the task's own sends a signal to its process, and while the handle of a process is closed */
@@ -48,7 +52,7 @@ struct job {
         size_t first, last, room;
     } unsent;
     int news[2];        /* a pipe into which a byte is written to wake the job's thread */
-    _Atomic bool woken; /* there is a byte in it */
+    _Atomic bool woken; /* a byte is in that pipe */
     _Atomic bool eager; /* the thread wants to be woken also for news that are not urgent */
     /* only for the job's thread: */
     uint32_t starting, unfinished; /* tasks that are being started; tasks that are not done */
@@ -76,7 +80,7 @@ struct jobs {
     bool closing;
     struct told {       /* what a node's desk says; it is kept when the node is gone */
         char host[64];  /* "": not known yet */
-        char door[128]; /* hosts may have the same name, but over a network each has its own address */
+        char door[128]; /* as in struct desk_page; tells hosts of the same name apart: over a network each has its own address */
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; untouched entries use no memory */
     struct desks *desks;
@@ -86,7 +90,7 @@ struct jobs {
 /* --- standing_say.c --- */
 /* Adds a frame to those for the command, if it is still connected. job_flush() sends them. */
 void job_put(struct job *j, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
-void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* the same, and wakes the job */
+void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* as job_put(), and wakes the job */
 void job_output(struct job *j, uint32_t node, uint32_t which, const char *data, size_t bytes);         /* sends output, or keeps it */
 void job_flush(struct job *j); /* sends what the command's socket takes, without waiting */
 size_t job_unsent(struct job *j);
@@ -98,6 +102,9 @@ void task_notice(void *task, bool soon); /* for gateway_process_notice() */
  * before all tasks of the job have started, because the command needs the names of their hosts. Kills the process when that is due. True:
  * there may be more to do at once. Without `buf`: only notices whether it has started. */
 bool task_step(struct task *t, char *buf);
+/* Sends a signal, without waiting, to its process or, if that has not started yet, when it has. `op` (may be NULL) is complete when the
+ * server has answered. With job.handles held. */
+void task_signal(struct task *t, int number, weft_op *op);
 void task_look(struct task *t); /* notices whether its process has ended, and kills it when that is due; passes on no output */
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
@@ -110,6 +117,7 @@ void *job_feed(void *job);                                     /* a thread: pass
 void job_attend(struct job *j);     /* serves the job until all tasks are done */
 void job_wait_start(struct job *j); /* waits until all processes have started or could not be started, and tells the command */
 void job_drain(struct job *j);      /* waits until the command has taken everything */
-void job_signal(struct job *j, int number);
+/* Sends a signal to all processes, without waiting. `ops` (may be NULL): [tasks], for the answers. */
+void job_signal(struct job *j, int number, weft_op *ops);
 
 #endif

@@ -15,6 +15,8 @@
 #include "cli/standing_job.h"
 #include "gateway/gateway.h"
 
+#define SIGNAL_NS WEFT_SECOND /* how long `weft kill` waits for the hosts' answers */
+
 int jobs_open(struct jobs **out, weft_node *w)
 {
     struct jobs *all = *out = calloc(1, sizeof *all);
@@ -248,7 +250,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     describe_command(j, r);
     int rc = choose_nodes(j, r);
     if (!rc && !(j->buf = malloc(CONTROL_PIECE_MAX)))
-        rc = base_fail(-ENOMEM, "no memory for the output of a job");
+        rc = base_fail(-ENOMEM, "no memory for the output of a job" BASE_MEMORY_HINT);
     if (!rc && r->head.flags & CONTROL_WITH_INPUT && !(j->input = malloc(CONTROL_INPUT_MAX)))
         rc = base_fail(-ENOMEM, "no memory for a job's input" BASE_MEMORY_HINT);
     if (!rc)
@@ -384,14 +386,28 @@ static struct job *job_enter(struct jobs *all, uint32_t id, int fd)
     return j;
 }
 
+/* Send a signal to all processes of a job, and wait until all hosts have done it. Hosts that do not answer share one deadline. */
+static void signal_and_wait(struct job *j, int number)
+{
+    int64_t deadline = base_deadline(SIGNAL_NS);
+    weft_op *ops = calloc(j->tasks, sizeof *ops); /* without memory, the signals are sent all the same */
+    job_signal(j, number, ops);
+    for (uint32_t i = 0; ops && i < j->tasks; i++) {
+        int64_t left = deadline - base_now_ns();
+        if (weft_wait(j->all->w, &ops[i], left > 0 ? left : 0) == -ETIMEDOUT)
+            weft_request_cancel(j->all->w, &ops[i]); /* from here on its memory may be freed; a host that goes on later does it then */
+    }
+    free(ops);
+}
+
 void jobs_kill(struct jobs *all, int fd, const struct control_request *r)
 {
     struct job *j = job_enter(all, r->head.job, fd);
     if (!j)
         return;
-    job_signal(j, r->head.signal ? (int)r->head.signal : SIGTERM);
     if (!r->head.signal)
         j->kill_at = base_deadline(JOBS_GRACE_NS);
+    signal_and_wait(j, r->head.signal ? (int)r->head.signal : SIGTERM);
     control_send(fd, CONTROL_DONE, UINT32_MAX, j->id, NULL, 0);
     job_leave(j);
 }

@@ -42,13 +42,13 @@ static bool is_ours(const char *path, bool alone)
 static int enter(const char *path, bool make)
 {
     if (make && mkdir(path, 0700) && errno != EEXIST)
-        return base_fail(-errno, "folder %s: %s", path, base_strerror(errno));
+        return base_fail(-errno, "cannot make directory %s: %s", path, base_strerror(errno));
     if (!make && access(path, F_OK))
-        return base_fail(-errno, "folder %s: %s", path, base_strerror(errno));
+        return base_fail(-errno, "directory %s: %s", path, base_strerror(errno));
     if (!is_ours(path, true))
         return base_fail(-EPERM,
-                         "folder %s: it must be a folder of this user with mode 0700, since whoever can enter it controls the "
-                         "cluster: remove it, or set XDG_RUNTIME_DIR",
+                         "directory %s must belong to this user and have mode 0700, because whoever can enter it controls the cluster: "
+                         "remove it, or set XDG_RUNTIME_DIR",
                          path);
     return 0;
 }
@@ -73,8 +73,8 @@ int standing_find(struct standing_place *p, const char *name, bool make)
     int m = snprintf(path, sizeof path, "%s/%s", top, p->name);
     if (n >= (int)sizeof top || m >= (int)sizeof p->folder)
         return base_fail(-ENAMETOOLONG,
-                         "folder %s...: the path of a socket in it can have at most %d bytes: set XDG_RUNTIME_DIR to a shorter path", top,
-                         STANDING_PATH);
+                         "directory %s...: the path of a socket in it can have at most %d bytes: set XDG_RUNTIME_DIR to a shorter path",
+                         top, STANDING_PATH);
     memcpy(p->folder, path, (size_t)m + 1);
     snprintf(p->socket, sizeof p->socket, "%s/control", p->folder);
     snprintf(p->log, sizeof p->log, "%s/log", p->folder);
@@ -214,7 +214,7 @@ int standing_connect(const struct standing_place *p, bool wait)
     if (fd >= 0 && (base_peer_identity(fd, &uid, &pid) || uid != (unsigned)geteuid())) {
         close(fd);
         return base_fail(-EPERM,
-                         "another user listens on the cluster's socket %s: remove it, or set XDG_RUNTIME_DIR to a folder of this user",
+                         "another user listens on the cluster's socket %s: remove it, or set XDG_RUNTIME_DIR to a directory of this user",
                          p->socket);
     }
     return fd;

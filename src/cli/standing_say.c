@@ -129,7 +129,7 @@ size_t job_unsent(struct job *j)
     return n;
 }
 
-/* Never waits. A command that has not taken what was sent to it needs no sign of life. */
+/* Never waits. If something for a command is still unsent, the command needs no sign of life: it has not yet read what was sent before. */
 void jobs_alive(struct jobs *all)
 {
     static const struct control_frame alive = {.type = CONTROL_TEXT, .node = UINT32_MAX};

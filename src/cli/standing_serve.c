@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The control socket's server. Its threads take turns: one waits for the next connection, and serves it itself, so that no thread has to be
- * woken or made for it; before that it passes the turn on. If it was asked for, there is also a page for Prometheus over HTTP, for one
- * reader at a time.
+ * The control socket's server. Its threads take turns. The thread whose turn it is waits for the next connection, passes the turn on, and
+ * serves the connection itself. So no thread has to be woken or made for a connection. If the user has asked for it, there is also a page
+ * for Prometheus over HTTP, for one reader at a time.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -191,7 +191,7 @@ static int command_begin(struct standing_server *s, int fd, unsigned *at)
     return rc;
 }
 
-/* False: the thread ends, because enough are idle. */
+/* The end of a connection. False: this thread ends, because enough others are idle. */
 static bool command_end(struct standing_server *s, int fd, unsigned place)
 {
     pthread_mutex_lock(&s->lock);
@@ -201,7 +201,7 @@ static bool command_end(struct standing_server *s, int fd, unsigned place)
     s->idle += stay;
     close(fd);
     pthread_cond_signal(&s->left);
-    pthread_mutex_unlock(&s->lock); /* unless it stays, standing_serve_end() may free `s` from here on */
+    pthread_mutex_unlock(&s->lock); /* unless this thread stays, standing_serve_end() may free `s` from here on */
     return stay;
 }
 

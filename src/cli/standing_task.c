@@ -4,8 +4,8 @@
  * input. It is woken when there is news about a process (gateway_process_notice()).
  *
  * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the
- * output open. So the output is no longer read LATE_NS after the end of the task's process. The time in which the command does not take
- * what was sent does not count, because then there is output of the process itself that waits: at most LATE_BYTES, its ring and its pipe.
+ * output open. So the output is no longer read LATE_NS after the end of the task's process. The time in which the command does not read
+ * does not count: then output of the task's process itself may still wait, in its ring and its pipe (at most LATE_BYTES).
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -34,6 +34,8 @@ void task_notice(void *task, bool soon)
 void task_close(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
+    if (t->kills)
+        weft_request_cancel(t->job->all->w, &t->kill); /* from here on its memory may be freed */
     if (t->p)
         gateway_process_notice(t->p, NULL, NULL);
     weft_process_close(t->p);
@@ -57,6 +59,23 @@ void task_not_started(struct task *t, int rc)
 {
     job_put(t->job, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error(), strlen(base_error()));
     task_done(t, rc == -ENOENT ? LAUNCH_NOT_FOUND : rc == -EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED);
+}
+
+void task_signal(struct task *t, int number, weft_op *op)
+{
+    int rc = t->p && !t->over ? gateway_process_signal(t->p, number, op) : -ESRCH;
+    if (rc == -EINPROGRESS)
+        t->due |= UINT64_C(1) << (number - 1);
+}
+
+/* Sends the signals that came before its process had started. */
+static void task_signal_due(struct task *t)
+{
+    pthread_mutex_lock(&t->job->handles);
+    for (int number = 1; t->due; number++, t->due >>= 1)
+        if (t->due & 1)
+            gateway_process_signal(t->p, number, NULL);
+    pthread_mutex_unlock(&t->job->handles);
 }
 
 /* Its process has started or could not be started. After the last one, all tasks are looked at: they have waited for it. */
@@ -89,10 +108,18 @@ static bool task_started(struct task *t)
     if (!t->starts)
         return true;
     task_begun(t);
+    task_signal_due(t);
     t->pid = weft_process_pid(t->p);
     jobs_host(all, t->node, host, sizeof host);
     job_put(t->job, CONTROL_STARTED, t->node, t->pid, host, strlen(host));
     return true;
+}
+
+/* Sends SIGKILL again and again, because a request may time out, but not while one is not answered yet. */
+static void task_kill(struct task *t)
+{
+    if (!t->kills || weft_test(t->job->all->w, &t->kill) != -EINPROGRESS)
+        t->kills = gateway_process_signal(t->p, SIGKILL, &t->kill) == 0;
 }
 
 /* Whether the process has ended. Kills it when that is due. */
@@ -106,7 +133,7 @@ static bool task_over(struct task *t)
         return true;
     }
     if (j->stop || base_now_ns() > j->kill_at)
-        weft_process_signal(t->p, SIGKILL, WEFT_SECOND);
+        task_kill(t);
     return false;
 }
 
@@ -146,7 +173,7 @@ static void task_end(struct task *t)
     task_done(t, status);
 }
 
-/* Whether what still comes is not the output of the task's process: see above. */
+/* Whether output that still comes is no longer that of the task's process: see the top of this file. */
 static bool task_late(const struct task *t)
 {
     int64_t held = t->late_bytes < LATE_BYTES ? t->job->held : 0;

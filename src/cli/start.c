@@ -113,8 +113,8 @@ int launch_make_fabric(struct launcher *s)
     return emulate_start(&s->emulation, s->dir, launch_argv(s, 0), launch_argv(s, 1));
 }
 
-/* Store the variables that softverbs changes for a node on an emulated host. A node that starts the user's programs, as weft map does,
- * restores them, because those programs are not part of the emulation. */
+/* Store the environment variables that softverbs changes for a node on an emulated host. A node that starts the user's programs, as weft
+ * map does, restores them, because those programs are not part of the emulation. */
 static int keep_outer(struct launcher *s, size_t *n)
 {
     static const char *const changed[LAUNCH_OUTER] = {"LD_PRELOAD",       "LD_LIBRARY_PATH", "ASAN_OPTIONS",  "SOFTVERBS_DIR",

@@ -28,7 +28,7 @@
 #define PATIENCE (60 * WEFT_SECOND)
 #define AWAY     (5 * WEFT_SECOND) /* how long to wait between two measurements for a route that is gone */
 
-/* In every node's pool. */
+/* What every node has in its pool for the measurements. */
 struct desk {
     uint64_t word;         /* the peer puts its number here */
     uint64_t out[NUMBERS]; /* this node's numbers, sources of puts */

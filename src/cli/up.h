@@ -20,8 +20,8 @@ struct up {
     const char *start;
     char start_id[20];
     uint32_t first;  /* --first: WEFT_RANK of the first node of this host */
-    uint32_t place;  /* place of the first node that is started */
-    char door[160];  /* WEFT_GROW */
+    uint32_t place;  /* place of the first node that is started (struct launch_revive) */
+    char door[160];  /* WEFT_GROW: the address at which the nodes of this host let others join */
     char join[4096]; /* WEFT_JOIN for nodes that are started again */
 };
 

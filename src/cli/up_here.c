@@ -55,7 +55,7 @@ static const char *members; /* addresses of this cluster's members, if it is run
 static int runs_meanwhile(void)
 {
     static int64_t next;
-    static bool probing; /* the connection calls this function, too */
+    static bool probing; /* connecting calls this function again */
     if (probing || base_now_ns() < next)
         return 0;
     probing = true;

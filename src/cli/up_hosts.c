@@ -265,7 +265,7 @@ static int add_here(struct up *u, struct launch *l, const json_t *o, uint32_t co
     l->nodes = count;
     l->self = self_path(self, sizeof self);
     u->joins = u->more = true;
-    u->place = (uint32_t)json_integer_value(json_object_get(o, "numbers")); /* a place that no node has had */
+    u->place = (uint32_t)json_integer_value(json_object_get(o, "numbers")); /* a place that no node of this host has had */
     if (standing_find(&place, u->cluster, false) || (lock = standing_lock(&place, true)) < 0)
         return cli_error("up", "%s", base_error());
     u->cluster = place.name;

@@ -216,7 +216,7 @@ static int listen_first(const struct addrinfo *list)
 {
     int fd = -EADDRNOTAVAIL;
     const struct addrinfo *i = list;
-    /* a node that listened elsewhere would not be found: other nodes would reach the program that listens here */
+    /* If another program listens at this address (EADDRINUSE), do not try the next one: other nodes would connect to that program. */
     while (i && (fd = listen_at(i->ai_addr, i->ai_addrlen)) < 0 && fd != -EADDRINUSE)
         i = i->ai_next;
     for (const struct addrinfo *k = fd < 0 ? NULL : i->ai_next; k; k = k->ai_next) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other rooms.
+ * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other directories of src.
  */
 #ifndef WEFT_CLUSTER_H
 #define WEFT_CLUSTER_H
@@ -34,7 +34,7 @@ struct cluster_hostfile {
     } * settings;
     uint32_t setting_count;
 };
-#define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* bytes of a file */
+#define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* the most bytes of a hostfile */
 /* Return -EINVAL for an invalid file. The error reads "FILE:LINE: field: expected ..., found ...". */
 int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);
@@ -59,9 +59,9 @@ struct cluster_settings {
     int64_t join_timeout_ns;
     char serve[64];       /* names of services */
     char net_rules[1024]; /* which addresses this node connects to for other nodes, if it offers the service `net` */
-    uint32_t names;       /* how many names one asker may publish at this node; 0: most of what the node can have */
-    uint32_t net_sockets; /* how many sockets one asker may have at this node; 0: most of what the node can have */
-    char file_root[1024]; /* the service `file` serves the files below this folder; "": all files */
+    uint32_t names;       /* how many names one asker may publish at this node; 0: up to three quarters of what the node can have */
+    uint32_t net_sockets; /* how many sockets one asker may have at this node; 0: up to three quarters of what the node can have */
+    char file_root[1024]; /* the service `file` serves the files below this directory; "": all files */
     uint64_t file_cache;  /* how many bytes of the pool may hold cached files; 0: a quarter of the pool */
     uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */
     size_t secret_len;
@@ -128,8 +128,8 @@ static inline bool cluster_grows(const struct cluster_settings *s)
 {
     return s->grow[0] || s->join[0];
 }
-/* cluster_door_open(): the node is open, so begin to let other nodes join. The second function ends this before the fabric stops. Both do
- * nothing if no node can join. */
+/* Begin to let other nodes join, when the node is open; and end that, before the fabric stops. Both do nothing if no node can join this
+ * cluster. */
 int cluster_door_open(struct weft_node *w);
 void cluster_door_close(struct weft_node *w);
 /* Tell the other nodes of the launcher's job that this node has failed before joining, with error `rc` and the text of base_error(). Waits

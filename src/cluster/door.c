@@ -51,12 +51,12 @@ struct door {
     struct pollfd fds[VISITORS + CALLERS + 5];
     /* The newcomer that this node is the door of. */
     enum door_step step;
-    struct visitor guest; /* fd -1: none */
+    struct visitor newcomer; /* fd -1: none */
     uint64_t attempt;
     uint32_t number;
     struct grow_ask ask;
     int64_t next_at, until; /* when to try again; when to give up */
-    bool connected, failed; /* the newcomer has connected to all members; it cannot join */
+    bool connected, failed; /* the newcomer has connected to all members; the newcomer cannot join */
     struct wire_news news;
     size_t news_got;
 };
@@ -111,9 +111,9 @@ static void door_over(struct door *d)
 
 static void door_leave(struct door *d)
 {
-    if (d->guest.fd >= 0)
-        close(d->guest.fd);
-    d->guest.fd = -1;
+    if (d->newcomer.fd >= 0)
+        close(d->newcomer.fd);
+    d->newcomer.fd = -1;
 }
 
 static void door_later(struct door *d, int64_t now)
@@ -135,7 +135,7 @@ static void door_begin(struct door *d, int64_t now)
         rc = grow_next_number(g->highest, weft_alive_count(w), &d->number);
     if (free && !rc && !base_random(&d->attempt, sizeof d->attempt) && !base_random(d->ask.ticket, sizeof d->ask.ticket)) {
         d->attempt |= 1;
-        d->ask.card = d->guest.proof.card;
+        d->ask.card = d->newcomer.proof.card;
         d->ask.card.rank = d->number;
         g->highest = d->number;
         g->joining = (struct grow_joining){.active = true,
@@ -153,7 +153,7 @@ static void door_begin(struct door *d, int64_t now)
     d->connected = d->failed = false;
     d->news_got = 0;
     if (rc) {
-        door_refuse(d, &d->guest, -rc, base_error());
+        door_refuse(d, &d->newcomer, -rc, base_error());
         return;
     }
     if (d->step == DOOR_IDLE) {
@@ -198,10 +198,10 @@ static int door_answer(struct door *d)
             cards[a.count++] = *g->cards[i];
     pthread_mutex_unlock(&g->lock);
     memcpy(a.session, d->ask.ticket, sizeof a.session);
-    join_answer_mac(a.mac, &g->j, &d->guest.hello, &a, cards);
-    int rc = join_write(d->guest.fd, &a, sizeof a, base_deadline(ANSWER_WAIT));
+    join_answer_mac(a.mac, &g->j, &d->newcomer.hello, &a, cards);
+    int rc = join_write(d->newcomer.fd, &a, sizeof a, base_deadline(ANSWER_WAIT));
     if (!rc)
-        rc = join_write(d->guest.fd, cards, a.count * sizeof *cards, base_deadline(ANSWER_WAIT));
+        rc = join_write(d->newcomer.fd, cards, a.count * sizeof *cards, base_deadline(ANSWER_WAIT));
     free(cards);
     return rc;
 }
@@ -219,14 +219,14 @@ static bool door_lost(struct door *d)
     if (lost == size)
         return false;
     memcpy(g->j.session, d->ask.ticket, sizeof g->j.session);
-    join_news_send(&g->j, d->guest.fd, lost, ECONNRESET, "it is gone");
+    join_news_send(&g->j, d->newcomer.fd, lost, ECONNRESET, "it is gone");
     return true;
 }
 
 /* Reads what the newcomer reports. */
 static void door_hear(struct door *d)
 {
-    ssize_t n = recv(d->guest.fd, (uint8_t *)&d->news + d->news_got, sizeof d->news - d->news_got, MSG_DONTWAIT);
+    ssize_t n = recv(d->newcomer.fd, (uint8_t *)&d->news + d->news_got, sizeof d->news - d->news_got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
         return;
     d->news_got += n > 0 ? (size_t)n : 0;
@@ -247,7 +247,7 @@ static void door_step(struct door *d, int64_t now)
     struct grow *g = d->g;
     struct weft_node *w = g->w;
     int refused = 0;
-    if (d->guest.fd < 0)
+    if (d->newcomer.fd < 0)
         return;
     if (now > d->until || d->failed) {
         if (d->step != DOOR_IDLE)
@@ -255,14 +255,14 @@ static void door_step(struct door *d, int64_t now)
         if (d->failed || now <= d->until)
             door_leave(d);
         else
-            door_refuse(d, &d->guest, ETIMEDOUT,
-                        "the nodes of the cluster did not agree in time that this node joins: another node is joining, or one of them is "
+            door_refuse(d, &d->newcomer, ETIMEDOUT,
+                        "the nodes of the cluster did not agree in time to let this node join: another node is joining, or a node is "
                         "stopped; try again");
         return;
     }
     if (d->step == DOOR_IDLE && now >= d->next_at)
         door_begin(d, now);
-    if (d->step == DOOR_IDLE || d->guest.fd < 0)
+    if (d->step == DOOR_IDLE || d->newcomer.fd < 0)
         return;
     uint32_t missing = door_missing(d, d->step == DOOR_ENTERING ? GROW_HAS_JOINED : GROW_AGREED, &refused);
     if (refused && d->step != DOOR_ENTERING) {
@@ -293,7 +293,7 @@ static void door_step(struct door *d, int64_t now)
     if (!d->connected)
         return;
     memcpy(g->j.session, d->ask.ticket, sizeof g->j.session);
-    join_news_send(&g->j, d->guest.fd, w->rank, 0, "");
+    join_news_send(&g->j, d->newcomer.fd, w->rank, 0, "");
     door_over(d);
     door_leave(d);
 }
@@ -396,12 +396,12 @@ static bool visitor_hear(struct door *d, struct visitor *v)
 /* Begins to let the next newcomer join, if no other newcomer is joining by this door. */
 static void visitor_next(struct door *d, int64_t now)
 {
-    for (uint32_t i = 0; i < d->count && d->guest.fd < 0; i++) {
+    for (uint32_t i = 0; i < d->count && d->newcomer.fd < 0; i++) {
         if (d->visitors[i].stage != VISITOR_WAITS)
             continue;
-        d->guest = d->visitors[i];
-        d->guest.stage = VISITOR_JOINS;
-        d->until = d->guest.until;
+        d->newcomer = d->visitors[i];
+        d->newcomer.stage = VISITOR_JOINS;
+        d->until = d->newcomer.until;
         d->next_at = now;
         d->step = DOOR_IDLE;
         d->failed = d->connected = false;
@@ -412,8 +412,8 @@ static void visitor_next(struct door *d, int64_t now)
 
 /* --- the thread --- */
 
-/* When to try again to listen. Trying a socket's file means to connect to the node that listens there. All nodes of this host do that. So
- * each of them tries less often the more nodes there are, and at a random time. */
+/* When to try again to listen. At a socket file, each try is a connection to the node that listens there, and all nodes of this host try.
+ * So each of them tries less often the more nodes there are, and at a random time. */
 static int64_t door_listen_later(struct grow *g, int64_t now)
 {
     struct weft_node *w = g->w;
@@ -475,16 +475,16 @@ static void door_round(struct door *d)
         d->fds[n++] = (struct pollfd){.fd = d->visitors[i].fd, .events = POLLIN};
     for (uint32_t i = 0; i < callers; i++)
         d->fds[n++] = (struct pollfd){.fd = d->callers.list[i].fd, .events = POLLIN};
-    struct pollfd *guest = &d->fds[n++];
-    *guest = (struct pollfd){.fd = d->step == DOOR_ENTERING ? d->guest.fd : -1, .events = POLLIN};
-    bool busy = grow_send_again(g) || d->guest.fd >= 0 || d->count || d->callers.count, waits = g->address[0] && listener < 0;
-    int timeout_ms = d->guest.fd >= 0 && d->step == DOOR_IDLE ? 5 : busy || waits ? (int)(ROUND / WEFT_MS) : -1;
+    struct pollfd *newcomer = &d->fds[n++];
+    *newcomer = (struct pollfd){.fd = d->step == DOOR_ENTERING ? d->newcomer.fd : -1, .events = POLLIN};
+    bool busy = grow_send_again(g) || d->newcomer.fd >= 0 || d->count || d->callers.count, waits = g->address[0] && listener < 0;
+    int timeout_ms = d->newcomer.fd >= 0 && d->step == DOOR_IDLE ? 5 : busy || waits ? (int)(ROUND / WEFT_MS) : -1;
     if (poll(d->fds, n, timeout_ms) > 0) {
         char bytes[64];
         if (d->fds[0].revents)
             while (read(g->wake[0], bytes, sizeof bytes) == (ssize_t)sizeof bytes)
                 ;
-        if (guest->revents)
+        if (newcomer->revents)
             door_hear(d);
         for (uint32_t i = callers; i-- > 0;) {
             if (!d->fds[4 + visitors + i].revents)
@@ -519,7 +519,7 @@ static void *door_thread(void *arg)
     struct door *d = arg;
     while (!atomic_load_explicit(&d->g->stopping, memory_order_acquire))
         door_round(d);
-    if (d->guest.fd >= 0) {
+    if (d->newcomer.fd >= 0) {
         if (d->step != DOOR_IDLE)
             door_over(d);
         door_leave(d);
@@ -546,7 +546,7 @@ int cluster_door_open(struct weft_node *w)
         return base_fail(rc, "no memory for the listener at WEFT_GROW" BASE_MEMORY_HINT);
     }
     d->g = g;
-    d->guest.fd = d->at.fd = -1;
+    d->newcomer.fd = d->at.fd = -1;
     if (g->address[0]) {
         d->at.fd = cluster_listen(g->address, d->at.bound, sizeof d->at.bound);
         if (d->at.fd < 0 && d->at.fd != -EADDRINUSE)

@@ -12,8 +12,8 @@
 
 #include "cluster/join.h"
 
-#define TRY_WAIT     (500 * WEFT_MS)    /* time to connect to one of several addresses; doubled in each round, */
-#define TRY_MOST     (60 * WEFT_SECOND) /* the longest such time, about */
+#define TRY_WAIT     (500 * WEFT_MS)    /* time to connect to one of several addresses in the first round; doubled in each further round */
+#define TRY_MOST     (60 * WEFT_SECOND) /* about the longest time to which it is doubled */
 #define ANSWER_GRACE (2 * WEFT_SECOND)  /* wait this much longer than the door, whose error has more details */
 
 void join_entry_free(struct join *j)

@@ -3,7 +3,7 @@
  * How the members of a running cluster agree on who joins, and with which number.
  *
  * Any member may be the door of a newcomer (door.c). It proposes the next number, first to the member with the lowest number, then to all
- * others (GROW_ASK, the notice with the newcomer's card). A member agrees if no other node is joining and the number is higher than any
+ * others (GROW_ASK, with the newcomer's card). A member agrees if no other node is joining and the number is higher than any
  * that it knows of. Only when all agree is the number given to the newcomer. So two nodes never get the same number, whichever members die:
  * a member that lives through both attempts would have to agree to both, and it refuses the second one. No single node counts the numbers,
  * so none has to be replaced when it dies. A number that was proposed is never proposed again, also if its node did not join.

@@ -19,8 +19,8 @@
     (2 * WEFT_SECOND) /* how much longer nodes wait than node 0, to receive node 0's error, which names the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
-#define ADDRESS_WAIT (250 * WEFT_MS)    /* how long one of several addresses is tried; doubled in each round, ... */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* ... to at most about this */
+#define ADDRESS_WAIT (250 * WEFT_MS)    /* how long one of several addresses is tried in the first round; doubled in each further round */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* about the longest time to which it is doubled */
 #define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */
@@ -116,8 +116,9 @@ static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
                  "this cluster is still starting, and nodes can join it with WEFT_JOIN only when it has started: try again");
         snprintf(t->text, sizeof t->text, "one node tried to join with WEFT_JOIN");
     } else if (g->hello.size != size) {
-        snprintf(text, sizeof text, "this node is set to %u nodes, node 0 to %u (WEFT_SIZE)", g->hello.size, size);
-        snprintf(t->text, sizeof t->text, "node %u is set to %u nodes, node 0 to %u (WEFT_SIZE)", rank, g->hello.size, size);
+        snprintf(text, sizeof text, "this node expects %u nodes, but node 0 expects %u: set the same WEFT_SIZE on all nodes", g->hello.size,
+                 size);
+        snprintf(t->text, sizeof t->text, "node %u expects %u nodes, but node 0 expects %u (WEFT_SIZE)", rank, g->hello.size, size);
     } else if (rank == 0 || rank >= size || !join_card_ok(&g->proof.card, rank)) {
         snprintf(text, sizeof text, "this node's number is %u, and must be from 1 to %u (WEFT_RANK)", rank, size - 1);
         snprintf(t->text, sizeof t->text, "one node tried to join as node %u, which is not one of 1 to %u", rank, size - 1);

@@ -18,7 +18,7 @@
  * Words:
  *
  *   card      what a node tells the others about itself: its number, host and addresses
- *   guest     a connection to node 0 that has not proved yet that it knows the secret
+ *   guest     a connection that node 0 has accepted, until all nodes have joined
  *   hub       the connections of all nodes to node 0, until all pairs have connected
  *   notice    what a node publishes through a launcher before it joins
  *   caller    a connection to this node's listeners for side connections, until its token has arrived
@@ -26,6 +26,7 @@
  *   member    a node of a running cluster
  *   newcomer  a node that joins a running cluster
  *   door      the thread of a member at which newcomers connect
+ *   visitor   a connection to a door, until the newcomer at its other end is the one that joins now
  *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H
@@ -103,7 +104,7 @@ int join_hub_end(struct join *j, int rc);
 int join_listen_here(struct join *j);
 /* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing for other sockets. */
 int join_listen_away(struct join *j, int fd);
-/* If no such listener is open, and nodes of other hosts may join at `grow` (WEFT_GROW): listen at its host. */
+/* If no such listener is open, and nodes of other hosts may join at the address `grow` (WEFT_GROW): listen at the host of that address. */
 int join_listen_for(struct join *j, const char *grow);
 void join_unlisten(struct join *j);
 /* Replace the host in `address` ("HOST:PORT") by the peer's address of `fd`. Does nothing if `fd` is no TCP socket. */
@@ -179,7 +180,7 @@ struct grow_message {
                          before */
     uint32_t highest; /* GROW_ANSWER: the highest number that the member knows of */
 };
-struct grow_ask {               /* payload of GROW_ASK: the notice of who joins */
+struct grow_ask {               /* payload of GROW_ASK: who joins */
     uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
     struct wire_card card;      /* the newcomer's card, with its number */
 };
@@ -214,7 +215,7 @@ struct grow {
     struct wire_card **cards; /* [room]: the card of each member. NULL: it has not arrived, or the member has left */
     uint32_t highest;         /* the highest number that was ever given, as far as this node knows */
     struct grow_joining joining;
-    /* The door's: the present attempt. */
+    /* Used while this node is a door, for its present attempt: */
     uint64_t attempt;
     uint8_t *peers; /* [room]: enum grow_peer */
     int refused;    /* the answer of a member that did not agree; 0: none */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * What a member of a running cluster does when a node that joins opens a side connection to it. The member checks that this is the node
- * that joins now, connects to it, makes it alive, and tells its door. door.c calls these functions, on its thread.
+ * that joins now, connects to it, makes it alive, and tells the door (join.h). door.c calls these functions, on its thread.
  */
 #include <sodium.h>
 #include <stdlib.h>

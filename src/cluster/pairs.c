@@ -111,7 +111,7 @@ int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int 
     return fab_connect(w, l, card->host_id, fd, deadline);
 }
 
-/* The same before the progress thread runs: the node is alive at once. */
+/* As join_pair_up(), before the progress thread runs: so the node counts as alive at once. */
 static int pair_up(struct join *j, uint32_t node, int fd, int pid)
 {
     int rc = join_pair_up(j->w, &j->cards[node], fd, pid, j->deadline);
@@ -220,7 +220,7 @@ int join_caller_take(struct join_callers *cs, int listener)
 {
     struct join_caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        join_caller_refuse(cs, 0, "it has not shown the cluster's secret, and no file descriptor was left for the next connection");
+        join_caller_refuse(cs, 0, "it has not shown the cluster's secret yet, and its file descriptor is needed for the next connection");
         return 0; /* the new connection stays in the listener's backlog */
     }
     if (c.fd < 0)
@@ -232,7 +232,7 @@ int join_caller_take(struct join_callers *cs, int listener)
         return 0;
     }
     if (cs->count == cs->most)
-        join_caller_refuse(cs, 0, "it has not shown the cluster's secret, and neither have too many other connections");
+        join_caller_refuse(cs, 0, "it is the oldest of too many connections that have not shown the cluster's secret yet");
     c.came = base_now_ns();
     cs->list[cs->count++] = c;
     return 0;
@@ -317,8 +317,9 @@ static int say_who_is_missing(struct join *j, int rc)
     if (i == j->w->size)
         return rc;
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "node %u (pid %u on %s) joined but did not connect within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT", i,
-                         j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
+        return base_fail(
+            rc, "node %u (pid %u on %s) joined, but did not connect to this node within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT", i,
+            j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
     return base_fail(rc, "node %u (pid %u on %s) joined, but did not connect to this node: it may have ended; see its messages", i,
                      j->cards[i].pid, j->cards[i].host);
 }
@@ -382,7 +383,8 @@ static int pairs_check(struct join *j, uint32_t i)
     return 0;
 }
 
-/* Before the first pair connects: a peer that has connected to all its nodes expects heartbeats, even while this node still connects. */
+/* Starts the heartbeats, before the first pair connects: a peer that has connected to all nodes expects heartbeats from this node, even
+ * while this node still connects to others. */
 static int pairs_pulse_start(struct join *j)
 {
     struct weft_node *w = j->w;
@@ -396,7 +398,7 @@ static int pairs_call_in_time(struct join *j, uint32_t node)
 {
     int rc = pairs_call(j, node);
     if (rc == -ETIMEDOUT)
-        return base_context(rc, "node %u did not connect within %.1f s (to wait longer, raise WEFT_JOIN_TIMEOUT)", node,
+        return base_context(rc, "this node could not connect to node %u within %.1f s (to wait longer, raise WEFT_JOIN_TIMEOUT)", node,
                             (double)j->settings->join_timeout_ns / 1e9);
     return rc;
 }

@@ -1,5 +1,7 @@
-/* SPDX-License-Identifier: MIT * Calls libpmix, which is loaded at run time. MPI may use the same library in this process: PMIx_Init() and
- * PMIx_Finalize() count their callers.
+/* SPDX-License-Identifier: MIT
+ *
+ * Calls libpmix, which is loaded at run time. MPI may use the same library in this process: PMIx_Init() and PMIx_Finalize() count their
+ * callers.
  *
  * Some calls of PMIx wait for the launcher without a limit. So a thread makes each call. If the deadline passes first, the caller abandons
  * the thread, which closes the connection if its call ever returns.
@@ -283,7 +285,8 @@ static pmix_status_t launcher_number(const struct launcher *p, const char *key, 
 
 /* --- the calls --- */
 
-/* On a thread of PMIx. A launcher that ends sends its processes SIGTERM. If it is killed it cannot, so the process sends it to itself. */
+/* PMIx calls this on a thread of its own when the launcher is gone. A launcher that ends normally sends SIGTERM to its processes. One that
+ * was killed could not, so this process sends SIGTERM to itself. */
 static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
@@ -310,7 +313,7 @@ static int step_open(struct launcher *p, int64_t deadline)
     p->handler = p->library.register_event_handler(&lost, 1, NULL, 0, launcher_gone, NULL, NULL);
     status = launcher_number(p, PMIX_JOB_SIZE, deadline, &p->size);
     if (status != PMIX_SUCCESS)
-        return launcher_failed(p, status, "the number of processes of the job");
+        return launcher_failed(p, status, "asking for the number of processes of the job");
     uint32_t here;
     p->one_host = launcher_number(p, PMIX_LOCAL_SIZE, deadline, &here) == PMIX_SUCCESS && here == p->size;
     if (p->size == 0 || p->size > WEFT_MAX_NODES || p->me.rank >= p->size)
@@ -346,7 +349,8 @@ static int say_who_is_missing(const struct launcher *p)
                      missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
 }
 
-/* Partial success: an earlier program of a rank has disconnected meanwhile. The next fence waits for the new one. */
+/* Waits in a fence for all processes of the job. If the fence succeeds only in part, an earlier program of some rank has disconnected
+ * meanwhile. Then this function makes another fence, which waits for the new program of that rank. */
 static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 {
     pmix_proc_t everyone = p->me;

@@ -1,5 +1,6 @@
-/* SPDX-License-Identifier: MIT * Talks to the launcher (mpirun, prterun, srun) by PMIx: rank and size of this process, and an exchange of
- * bytes between all processes.
+/* SPDX-License-Identifier: MIT
+ *
+ * Talks to the launcher (mpirun, prterun, srun) by PMIx: rank and size of this process, and an exchange of bytes between all processes.
  */
 #ifndef WEFT_PMIX_H
 #define WEFT_PMIX_H

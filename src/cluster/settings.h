@@ -60,7 +60,7 @@ enum id {
 
 struct setting {
     const char *name, *variable;
-    const char *also[4]; /* MLX's and JACCL's variables; the first that is set is used */
+    const char *also[4]; /* environment variables of MLX and JACCL; the first that is set is used */
     const char *fallback, *help;
     const char *choices; /* CHOICE: "a|b" */
     int64_t min, max;    /* NUMBER, BYTES, DURATION (ns) */

@@ -81,8 +81,8 @@ const struct setting settings_table[COUNT] = {
                .fallback = "",
                .kind = RAIL_LIST,
                .in_hostfile = true,
-               .help =
-                   "rc: how many devices to use together, 1 to 4, or which: NAME,NAME; default: all as fast as the best, or WEFT_DEVICE"},
+               .help = "rc: how many devices to use together, 1 to 4, or which: NAME,NAME; default: WEFT_DEVICE, or all that are as fast "
+                       "as the best"},
     /* Spreading a put adds a round trip of a few microseconds: the read that proves that a piece has arrived. From 256 KiB on, a link of
      * 200 Gbit/s saves at least as much by carrying only half of the bytes. Over softverbs rails save nothing, and from 256 KiB on the
      * round trip costs nothing measurable. */
@@ -98,7 +98,7 @@ const struct setting settings_table[COUNT] = {
     [GUARD] = {INTO(fabric.guard), .name = "guard", .variable = "WEFT_GUARD", .fallback = "", .kind = PATH,
                .help = "tb: the path of the command weft, to start a guard: a process that owns the devices instead of the node"},
     [GUARD_SOCKET] = {INTO(fabric.guard_socket), .name = "guard_socket", .variable = "WEFT_GUARD_SOCKET", .fallback = "", .kind = PATH,
-                      .help = "tb: the whole path of a Unix socket; programs with the same path share one guard"},
+                      .help = "tb: the absolute path of a Unix socket; programs with the same path share one guard"},
     /* The lane of small messages carries the ends of transfers, the other two carry the rest. There are two so that one can transfer
      * while the other recovers from a loss. Between Macs, 16 messages of 128 KiB were the fastest without losses. More messages in flight
      * only mean more losses when a port falls behind. */
@@ -123,7 +123,7 @@ const struct setting settings_table[COUNT] = {
                      .help = "ofi: the library libfabric; default: libfabric.so.1, on macOS libfabric.1.dylib"},
     [OFI_PROVIDER] = {INTO(fabric.ofi_provider), .name = "ofi_provider", .variable = "WEFT_OFI_PROVIDER", .fallback = "", .kind = PATH,
                       .in_hostfile = true,
-                      .help = "ofi: the providers of libfabric to use, the best first, with commas between; default: an order of weft"},
+                      .help = "ofi: the providers of libfabric to use, the best first, with commas between; default: weft's own order"},
     [OFI_INTERFACE] = {INTO(fabric.ofi_interface), .name = "ofi_interface", .variable = "WEFT_OFI_INTERFACE", .fallback = "", .kind = PATH,
                        .in_hostfile = true,
                        .help = "ofi: the network interface to use, or one of its addresses; default: the one by which the node joins"},
@@ -138,7 +138,8 @@ const struct setting settings_table[COUNT] = {
                        .in_hostfile = true, .help = "take all memory of the pool from the host at the start"},
     [DEADLINE] = {INTO(fabric.deadline_ns), .name = "deadline", .variable = "WEFT_DEADLINE", .fallback = "30s", .kind = DURATION,
                   .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
-                  .help = "how long an operation may take without a time-out; if set, this also limits waits at barriers and for locks"},
+                  .help =
+                      "how long an operation may take that was given no time-out; if set, it also limits waits at barriers and for locks"},
     [SAY_AFTER] = {INTO(fabric.say_after_ns), .name = "say_after", .variable = "WEFT_SAY_AFTER", .fallback = "30s", .kind = DURATION,
                    .min = WEFT_MS, .max = LONG_TIME, .in_hostfile = true,
                    .help = "after this time, a wait without a time-out prints for which nodes it waits"},

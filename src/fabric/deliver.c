@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs the functions of the program and of other rooms: message handlers and hooks. While one of them runs, its thread must not wait. They
+ * Runs message handlers and hooks: functions of the program and of the rest of weft. While one of them runs, its thread must not wait. They
  * run on whichever thread makes progress: one that waits, or the progress thread (progress.c).
  */
 #include "fabric/fabric.h"
@@ -37,7 +37,7 @@ int fab_service(struct weft_node *w)
     return n;
 }
 
-/* False: another thread is delivering. */
+/* Runs the handlers of messages, and adds the number of events to `*events`. False: another thread is delivering. */
 BASE_INLINE bool deliver(struct weft_node *w, int *events)
 {
     int n = 0;
@@ -122,6 +122,18 @@ void fab_run_joined(struct weft_node *w, uint32_t node)
         if (w->hooks[i].joined)
             w->hooks[i].joined(w, node, w->hooks[i].arg);
     handler_depth--;
+}
+
+bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd)
+{
+    uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
+    bool taken = false;
+    handler_depth++;
+    for (uint32_t i = 0; i < n && !taken; i++)
+        if (w->hooks[i].given)
+            taken = w->hooks[i].given(w, node, what, fd, w->hooks[i].arg);
+    handler_depth--;
+    return taken;
 }
 
 int64_t fab_run_ticks(struct weft_node *w)

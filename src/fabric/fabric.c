@@ -73,13 +73,13 @@ void fab_complete(weft_op *op, int status)
         __atomic_store_n(&op->status, status, __ATOMIC_RELEASE);
 }
 
-/* Whether the operation may access memory of a GPU: then the room `gpu` must handle it. */
+/* Whether the operation may access memory of a GPU: then src/gpu/ must handle it. */
 static inline bool not_only_pools(const struct weft_node *w, const struct fab_link *l)
 {
     return BASE_UNLIKELY(!l || atomic_load_explicit(&w->gpu_memory, memory_order_relaxed));
 }
 
-/* Out of line, so that operations between pools stay fast. */
+/* A put that may access memory of a GPU. Out of line, so that puts between pools stay fast. */
 static BASE_COLD int put_elsewhere(struct weft_node *w, struct fab_link *l, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
     if (l && !w->arenas->owns(w, src))

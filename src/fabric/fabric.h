@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle lives here. The rooms above (folders of
- * src/ that may use this one: docs/architecture.md) attach their state and their hooks to it.
+ * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle is defined here. The higher layers
+ * attach their state and their hooks to it: the folders of src/ that may use this one, such as sync, queue and gpu (docs/architecture.md).
  *
  * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link; the transport moves bytes.
  * Each file here calls only those before it:
@@ -35,11 +35,11 @@
 #include "weft/pool.h"
 
 /* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow,
-   fab_config.system_bytes of them, shared out among the rooms above. The heap begins at w->heap_offset. */
+   fab_config.system_bytes of them, shared out among the higher layers. The heap begins at w->heap_offset. */
 #define FAB_NULL_BYTES 4096u
 
-/* Handler numbers: first the program's, then eight for each room above, which names its own in its header. Messages to the rooms' handlers
-   are the system's: they neither wait behind the program's messages nor end when a cable is unplugged. */
+/* Handler numbers: first the program's, then eight for each folder of a higher layer, which names its own in its header. Messages to these
+   handlers are the system's: they neither wait behind the program's messages nor fail when a cable is unplugged. */
 #define FAB_ROOM_HANDLERS(room) (WEFT_HANDLERS + 8u * (room))
 #define FAB_HANDLERS            FAB_ROOM_HANDLERS(8)
 static inline bool fab_is_system(uint32_t id)
@@ -89,7 +89,7 @@ struct fab_options {
     bool check_frames;      /* tb: verify a part of every frame of bulk data; false: every byte */
 };
 
-/* What the rooms above allocate in the pool, for weft_pool_stat(). */
+/* What the higher layers allocate in the pool, for weft_pool_stat(). */
 enum fab_use { FAB_USE_NETWORK, FAB_USE_STREAMS, FAB_USE_FILES, FAB_USE_TASKS, FAB_USES };
 
 #define FAB_TRANSPORTS_MAX 4u
@@ -189,26 +189,30 @@ struct fab_link {
     char *gone_why;  /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;    /* the peer has said that it leaves; used by the progress thread only */
     _Atomic(const char *)
-        given_up;        /* the reason for which a room above wants to treat the peer as dead (fab_give_up()); NULL: no room does */
+        given_up;        /* the reason for which a higher layer wants to treat the peer as dead (fab_give_up()); NULL: none does */
     _Atomic bool unsure; /* an operation without an op may not have happened; the next flush reports it */
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
-    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted in the same way */
+    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted as silent_ns */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
     /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */
     int64_t side_sent, side_taken;
 };
 
-/* Callbacks of the rooms above, called in the order in which they were installed. */
+/* Callbacks of the higher layers, called in the order in which they were installed. */
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
     void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
     /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
-    void (*close)(struct weft_node *w, void *arg); /* called when no thread of weft runs any more: frees what the room has */
+    /* On the progress thread: node `node`, of this host, has sent a descriptor with fab_side_give(). -1: this process has too many open
+       files for it. Whether `what` and the descriptor are right must be checked. True: the layer closes the descriptor. NULL: takes none.
+     */
+    bool (*given)(struct weft_node *w, uint32_t node, uint64_t what, int fd, void *arg);
+    void (*close)(struct weft_node *w, void *arg); /* called when no thread of weft runs any more: frees what the layer has */
     /* Called last, when the links are closed: frees memory to which operations under way could write until then, such as their ops. */
     void (*free)(struct weft_node *w, void *arg);
     void *arg;
@@ -227,8 +231,8 @@ struct fab_bell {
     _Atomic uint32_t napping;
 };
 
-/* Operations on GPU memory, which a room above implements: addresses with a space other than 0, and local memory that only a GPU can
-   access. Any thread may call them. They are like those in weft/fabric.h; the caller has not checked the addresses. */
+/* Operations on GPU memory, which src/gpu/ implements: addresses with a space other than 0, and local memory that only a GPU can access.
+   Any thread may call them. They are like those in weft/fabric.h; the caller has not checked the addresses. */
 struct fab_arenas {
     int (*put)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
     int (*get)(struct weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
@@ -311,9 +315,9 @@ struct weft_node {
     uint32_t *poll_nodes;
 
     const struct fab_arenas *arenas; /* set before the node joins */
-    _Atomic bool arenas_used;        /* a GPU operation has begun: fences and flushes must ask the room for GPUs */
+    _Atomic bool arenas_used;        /* an operation on GPU memory has begun: fences and flushes must use `arenas`, too */
 
-    void *cluster, *sync, *queues, *gpus, *gateway; /* state of the rooms above */
+    void *cluster, *sync, *queues, *gpus, *gateway; /* state of the higher layers */
 };
 
 /* Records what a part of the pool is used for, or (`bytes` negative) no longer. */
@@ -364,7 +368,8 @@ bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *he
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
-int64_t fab_run_ticks(struct weft_node *w); /* returns after how many ns to call this again */
+bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd); /* false: no layer has taken the descriptor */
+int64_t fab_run_ticks(struct weft_node *w);                                    /* returns after how many ns to call this again */
 
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */
@@ -418,8 +423,9 @@ int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_ga
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
-/* For weft/fabric.h a buffer that weft_get_blocking() and weft_put_blocking() copy has WEFT_BLOCKING_BYTES at most; in fact they copy this
- * many: callers in the library may have larger ones on their stacks. */
+/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most this many bytes, so that its owner may use it again after a
+ * time-out. weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES; callers in the library rely on it for larger buffers on their
+ * stacks. */
 #define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
 /* Waits for the swap. -EINPROGRESS: it is not complete; call again. Any other result is final and sets `*swap` to NULL: 0 and the former
@@ -451,7 +457,11 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 /* Sends a message to the same transport at the peer, in order. Only on the progress thread. -ENOBUFS: the peer has not read the earlier
    ones. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-bool fab_side_byte(struct fab_link *l, char byte);           /* any thread; false: the socket is full and the byte was dropped */
+bool fab_side_byte(struct fab_link *l, char byte); /* any thread; false: the socket is full and the byte was dropped */
+/* Sends a copy of a descriptor to a node of this host, whose hook given() gets it. Any thread; never waits. -EAGAIN: there is no room now.
+ */
+int fab_side_give(struct fab_link *l, uint64_t what, int fd);
+void fab_side_free(struct fab_link *l);                      /* frees the buffers, and what they hold */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
 /* Whether bytes wait to be sent. fab_side_read() sends them, too: call it also when the socket is writable. */
 bool fab_side_pending(struct fab_link *l);
@@ -470,7 +480,8 @@ void fab_stop(struct weft_node *w);                    /* says goodbye to the pe
  * base_fail(). -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* The same for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to others.
+/* As fab_wait(), for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to
+ * others.
  */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns
@@ -554,7 +565,7 @@ struct fab_config {
     const struct fab_transport *const *transports;
     const struct fab_options *options; /* copied */
     const char *const *towards; /* [founders]: this node's device towards each other node, NULL: none; NULL as a whole: not configured */
-    uint64_t system_bytes;      /* bytes of each pool for the system words of the rooms above */
+    uint64_t system_bytes;      /* bytes of each pool for the system words of the higher layers */
     struct mem_options pool;
 };
 int fab_create(struct weft_node **out, const struct fab_config *config);
@@ -579,7 +590,7 @@ struct fab_look {
 /* Returns false when the search failed; base_error() then says why. */
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w));
 
-int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler; accepts also the rooms' ids */
+int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler; accepts also the system's ids */
 int fab_hook(struct weft_node *w, const struct fab_hook *hook);
 void fab_run_close(struct weft_node *w); /* calls the close hooks, the last installed first */
 

@@ -17,8 +17,8 @@ struct fab_flush {
     bool gone;      /* everything queued has been posted: `at` and `read` are set */
     /* rc: the number of queue pairs made so far, for which `at` and `read` are positions; tb: the turn in which the flush began */
     uint32_t turn;
-    uint64_t asked;   /* rc: asks that had been sent */
-    uint64_t kept[2]; /* works that had been begun, for each lane; shm: messages */
+    uint64_t asked;   /* rc: requests to the peer's processor that had been sent */
+    uint64_t kept[2]; /* rc: queued operations that had begun, for each lane; shm: messages that had been kept for lack of room */
     uint64_t at;      /* what must have arrived: rc: the requests before this position; tb: the frames before this number */
     uint64_t read;    /* rc: position after the last read */
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes that join the running cluster. A thread of the room above connects them (cluster/grow.c). Fields that other threads read are
- * changed by the progress thread, between two of its rounds. So the hooks learn of joins and deaths in the order of epochs.
+ * Nodes that join the running cluster. A thread of cluster/grow.c connects them. Fields that other threads read are changed by the progress
+ * thread, between two of its rounds. So the hooks learn of joins and deaths in the order of epochs.
  *
  * The tables of a cluster that grows have room for all numbers from the start. Memory that was never written needs no pages, so the entries
  * of nodes that have not joined need only address space.
@@ -32,7 +32,7 @@ void fab_announce(struct weft_node *w)
         base_spin_unlock(&w->progress);
         return;
     }
-    /* `size` and the state change under the lock of the threads that deliver messages, as at a death (fab_last_words()). */
+    /* `size` and the state are changed under the lock of the threads that deliver messages, as at a death (fab_last_words()). */
     if (w->size <= node)
         atomic_store(&w->size, node + 1);
     atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_seq_cst);

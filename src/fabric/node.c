@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The node's handle: making and destroying it, and what other rooms attach to it.
+ * The node's handle: making and destroying it, and what the higher layers (fabric.h) attach to it.
  */
 #include "fabric/fabric.h"
 
@@ -86,7 +86,7 @@ struct offer {
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline)
 {
     char why[700] = "", there[64] = "";
-    const char *fast = NULL; /* a node of the two that could use a better transport, when the other could not; NULL: none */
+    const char *fast = NULL; /* the one of the two nodes that could use a better transport, which the other could not; NULL: none */
     bool here = false;       /* that node is this one */
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
@@ -209,7 +209,7 @@ void fab_destroy(struct weft_node *w)
             close(l->side_fd);
         if (l->pid_fd >= 0)
             close(l->pid_fd);
-        free(l->side);
+        fab_side_free(l);
         free(l->gone_why);
     }
     for (const struct fab_transport **t = w->transports; *t; t++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the rooms above. This file also detects
- * the death of peers on other hosts. Both nodes of a pair send heartbeats, the byte 'h', over the side connection. A peer that is silent
- * for too long is dead. Messages of a transport count as well.
+ * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the higher layers (fabric.h). This file
+ * also detects the death of peers on other hosts. Both nodes of a pair send heartbeats, the byte 'h', over the side connection. A peer that
+ * is silent for too long is dead. Messages of a transport count as well.
  *
  * How long that is depends on the peer's host. The kernel of that host acknowledges our heartbeats, whatever the peer's process does, and
  * closes the connection when the process ends. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose

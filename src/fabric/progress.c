@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The progress thread. It delivers messages when the program does not, watches the side connections, which report the death of a peer, and
- * runs the upkeep of transports and of the rooms above.
+ * runs the upkeep of transports and of the higher layers (fabric.h).
  *
  * It naps in poll(). Senders wake it with a byte on the side connection, but only if `napping` says that it sleeps and `pollers` that
  * nobody else looks at the rings. While the program polls by itself, this thread stays out of its way: it looks every LAZY_MS, and takes

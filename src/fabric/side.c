@@ -6,10 +6,12 @@
  *   'h'          a heartbeat: the sender is alive
  *   'b'          goodbye: the sender leaves
  *   'm' n n ...  a message of `n` bytes (two bytes, the low one first) for the transport of this link
+ *   'd' ...      a descriptor, which comes with these bytes (Unix sockets only), and eight bytes that say what it is for
  *
  * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and nothing else is sent before
- * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of bytes to read, which do the same. The
- * goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would count as dead.
+ * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of other bytes to read, and reading them has
+ * the same effect. The goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would
+ * count as dead. A descriptor is sent whole or not at all.
  */
 #include "fabric/fabric.h"
 
@@ -17,12 +19,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define HEAD_BYTES 3u
+#define GIVE_BYTES (1u + sizeof(uint64_t))
 #define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* most bytes of messages kept while the socket accepts no more */
 
 struct fab_side {
     uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
+    int given;        /* a descriptor that has come with the bytes read last, plus 1; 0: none */
     uint8_t incoming[HEAD_BYTES + FAB_SIDE_MESSAGE_MAX], outgoing[KEPT_BYTES];
 };
 
@@ -111,6 +116,18 @@ bool fab_side_byte(struct fab_link *l, char byte)
     return sent;
 }
 
+int fab_side_give(struct fab_link *l, uint64_t what, int fd)
+{
+    uint8_t bytes[GIVE_BYTES] = {'d'};
+    memcpy(bytes + 1, &what, sizeof what); /* both nodes are on this host */
+    base_spin_lock(&l->side_lock);
+    push(l);
+    int rc = l->side && l->side->out ? -EAGAIN : base_send_fds_nowait(l->side_fd, bytes, sizeof bytes, &fd, 1);
+    l->side_sent += rc ? 0 : (int64_t)sizeof bytes;
+    base_spin_unlock(&l->side_lock);
+    return rc;
+}
+
 void fab_side_goodbye(struct fab_link *l, int64_t deadline)
 {
     struct pollfd room = {.fd = l->side_fd, .events = POLLOUT};
@@ -140,6 +157,32 @@ bool fab_side_pending(struct fab_link *l)
 
 /* --- in --- */
 
+static void given(struct weft_node *w, struct fab_link *l)
+{
+    struct fab_side *s = l->side;
+    uint64_t what;
+    int fd = s->given - 1;
+    memcpy(&what, s->incoming + 1, sizeof what);
+    s->in = 0;
+    s->given = 0;
+    if (!fab_run_given(w, l->node, what, fd) && fd >= 0)
+        close(fd);
+}
+
+/* Keeps a descriptor until the bytes that say what it is for are there. */
+static bool keep_given(struct fab_link *l, int fd)
+{
+    base_spin_lock(&l->side_lock);
+    struct fab_side *s = buffers(l);
+    base_spin_unlock(&l->side_lock);
+    if (!s || s->given) {
+        close(fd);
+        return false;
+    }
+    s->given = fd + 1;
+    return true;
+}
+
 /* Handles what has been received. The peer wrote these bytes, so they may be anything. False: they are invalid. */
 static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n)
 {
@@ -148,7 +191,7 @@ static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *by
         if (!s || s->in == 0) {
             if (bytes[i] == 'b')
                 l->goodbye = true;
-            if (bytes[i] != 'm')
+            if (bytes[i] != 'm' && bytes[i] != 'd')
                 continue;
             base_spin_lock(&l->side_lock);
             s = buffers(l);
@@ -157,6 +200,11 @@ static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *by
                 return false;
         }
         s->incoming[s->in++] = bytes[i];
+        if (s->incoming[0] == 'd') {
+            if (s->in == GIVE_BYTES)
+                given(w, l);
+            continue;
+        }
         if (s->in < HEAD_BYTES)
             continue;
         uint32_t len = s->incoming[1] | (uint32_t)s->incoming[2] << 8;
@@ -170,14 +218,20 @@ static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *by
     return true;
 }
 
+void fab_side_free(struct fab_link *l)
+{
+    if (l->side && l->side->given)
+        close(l->side->given - 1);
+    free(l->side);
+    l->side = NULL;
+}
+
 /* Frees the buffers when they are empty. Side messages are rare, so a link needs its buffers only while a message is incomplete. */
 static void tidy(struct fab_link *l)
 {
     base_spin_lock(&l->side_lock);
-    if (l->side && !l->side->in && !l->side->out) {
-        free(l->side);
-        l->side = NULL;
-    }
+    if (l->side && !l->side->in && !l->side->out)
+        fab_side_free(l);
     base_spin_unlock(&l->side_lock);
 }
 
@@ -190,7 +244,8 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
         base_spin_unlock(&l->side_lock);
     }
     for (uint32_t i = 0; i < most; i++) {
-        ssize_t n = recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        int fd;
+        ssize_t n = base_receive_fd_nowait(l->side_fd, bytes, sizeof bytes, &fd);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -203,11 +258,11 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             return more ? more : why; /* the last message may contain a better reason */
         }
         l->silent_ns = l->unanswered_ns = 0;
-        if (!side_take(w, l, bytes, (size_t)n)) {
+        if ((fd >= 0 && !keep_given(l, fd)) || !side_take(w, l, bytes, (size_t)n)) {
             *died = true;
             return "it sent an invalid message over the side connection; run the same version of weft on all hosts";
         }
-        if ((size_t)n < sizeof bytes) { /* there was no more; poll() tells of what comes now, and of the end */
+        if ((size_t)n < sizeof bytes) { /* nothing more has arrived; poll() reports what comes later, and the end of the connection */
             tidy(l);
             break;
         }

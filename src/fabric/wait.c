@@ -50,14 +50,14 @@ static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64
     return now;
 }
 
-/* See struct fab_arenas. */
+/* Whether a GPU is copying for this node (struct fab_arenas). */
 static bool copying(struct weft_node *w)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && w->arenas->copying(w);
 }
 
-/* Spins and makes progress until nothing has moved for `quiet_ns`. `yields`: whom this thread waits for may need this processor. A yield is
- * cheaper than a sleep and a wake-up, if the answer comes soon. */
+/* Spins and makes progress until nothing has moved for `quiet_ns`. `yields`: yield the processor between polls, because the thread
+ * or process that this thread waits for may need it. A yield is cheaper than a sleep and a wake-up, if the answer comes soon. */
 static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns, bool yields)
 {
     bool done = false;

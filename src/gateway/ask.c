@@ -10,7 +10,9 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define LOOKS_NS (2 * WEFT_SECOND) /* the upkeep looks at deadlines more often than this (progress.c); for earlier ones it is woken */
+#define LOOKS_NS                                                                                                            \
+    (2 * WEFT_SECOND) /* the node's upkeep (progress.c) runs more often than this; for an earlier deadline it must be woken \
+                       */
 
 const char *gateway_service_name(const struct gateway *g, uint32_t service)
 {

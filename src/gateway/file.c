@@ -35,14 +35,13 @@ static int file_open(struct gateway_server *server, void **state)
     all->server = server;
     all->root.fd = all->notices.fd = -1;
     all->waiting_last = &all->waiting;
-    all->over = INT64_MAX;
     all->limit = g->file_cache ? g->file_cache : g->w->pool_bytes / 4;
     if (g->file_cache && (g->file_cache < FILE_CACHE_MIN || g->file_cache > g->w->pool_bytes))
         return base_fail(-EINVAL,
                          "WEFT_FILE_CACHE: a cache of %llu bytes for files is not possible; set it to at least 4M and at most the size of "
                          "the pool (WEFT_POOL)",
                          (unsigned long long)g->file_cache);
-    g->file_offers = file_offers_new();
+    g->file_offers = file_cache_open(all) ? NULL : file_offers_new();
     if (!g->file_offers)
         return base_fail(-ENOMEM, "no memory to serve files to other nodes (WEFT_SERVE=file)" BASE_MEMORY_HINT);
     int rc = file_root_open(&all->root, g->file_root, g->file_offers);
@@ -101,7 +100,8 @@ static void open_done(struct gateway_work *work)
     if (c && rc && job->outside) {
         base_fail(rc,
                   rc == -EPERM
-                      ? "%.300s: the program of node %u does not offer this file (weft_file_offer()), and WEFT_FILE_ROOT of that node is %s"
+                      ? "%.300s: node %u serves only files that its program offers (weft_file_offer()), and only for reading, because its "
+                        "WEFT_FILE_ROOT is %s"
                       : "%.300s: node %u serves only files below its WEFT_FILE_ROOT, which is %s",
                   job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);
@@ -234,6 +234,7 @@ static void begin_handle(struct files *all, struct file_open *o, struct gateway_
     struct file_job *job;
     switch (c->record.kind) {
     case FILE_LEASE: file_begin_lease(all, o, c); return;
+    case FILE_HOLD: file_begin_hold(all, o, c); return;
     case FILE_WRITE: file_begin_write(all, o, c); return;
     case FILE_SYNC: file_begin_sync(all, o, c); return;
     case FILE_STAT:
@@ -274,7 +275,6 @@ static void file_begin(void *state, struct gateway_call *c)
     case FILE_CACHE: answer_cache(all, c); return;
     case FILE_UNPIN: begin_unpin(all, c); return;
     case FILE_RETURN: begin_return(all, c); return;
-    case FILE_HOLD: file_begin_hold(all, c); return;
     case FILE_DROP: file_begin_drop(all, c); return;
     default:
         if (o && o->node == c->node)

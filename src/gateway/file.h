@@ -5,7 +5,7 @@
  *
  *   file_path.c     opens a path, below WEFT_FILE_ROOT if that is set, or a file that the program offers
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
- *   file_holder.c   which nodes of other hosts have copies of a piece
+ *   file_holder.c   which nodes of other hosts have copies of a piece, or are getting one, and how long others wait for it
  *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
  *   file_job.c      jobs for the threads, and the answers that end them
  *   file_watch.c    notices of the system (inotify) that a file has changed
@@ -36,17 +36,19 @@
 #include "gateway/gateway.h"
 #include "weft/file.h"
 
-#define FILE_THREADS     4u
-#define FILE_OPEN_MAX    4096u
-#define FILE_LEASE_NS    (5 * WEFT_SECOND)
-#define FILE_COPY_NS     (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
-#define FILE_CHECK_NS    WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_PATIENCE_NS WEFT_SECOND     /* a request for a piece waits this long for a copy that another asker is getting */
-#define FILE_HOLDERS_MAX 32u             /* copies of a piece that the gateway remembers */
-#define FILE_LEASES_MAX  4096u           /* leases of one handle */
-#define FILE_HOT         4u              /* a piece that was found in the cache this often gets huge pages */
-#define FILE_CACHE_MIN   (UINT64_C(4) << 20)
-#define FILE_CHARGE_MIN  (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
+#define FILE_THREADS      4u
+#define FILE_OPEN_MAX     4096u
+#define FILE_LEASE_NS     (5 * WEFT_SECOND)
+#define FILE_COPY_NS      (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
+#define FILE_CHECK_NS     WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
+#define FILE_PACE_TIMES   4               /* a piece that takes so many times as long as others have taken does not come */
+#define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
+#define FILE_GETS_MAX     10    /* pieces that an asker gets at the same time */
+#define FILE_HOLDERS_MAX  32u   /* copies of a piece that the gateway remembers */
+#define FILE_LEASES_MAX   4096u /* leases of one handle */
+#define FILE_HOT          4u    /* a piece that was found in the cache this often gets huge pages */
+#define FILE_CACHE_MIN    (UINT64_C(4) << 20)
+#define FILE_CHARGE_MIN   (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
 /* How many pieces a file has, and how many bytes one of them has. */
 static inline uint64_t file_pieces(uint64_t file_bytes)
@@ -69,8 +71,8 @@ static inline uint64_t file_hash(const void *bytes, size_t len)
 /* --- file_path.c --- */
 struct file_offers;
 struct file_root {
-    int fd;     /* the folder's descriptor; -1: WEFT_FILE_ROOT is not set */
-    char *path; /* the folder's path, as it was set; "-": only offered files can be opened */
+    int fd;     /* descriptor of the directory WEFT_FILE_ROOT; -1: WEFT_FILE_ROOT is not set */
+    char *path; /* the directory's path, as it was set; "-": only offered files can be opened */
     struct file_offers *offers;
 };
 /* Takes ownership of `offers`, also if it fails. */
@@ -103,10 +105,10 @@ struct file_job {
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory, and its offset there; NULL: no pool */
-    uint64_t place;
-    uint64_t offset, bytes; /* the range to read or write; after WRITE, `bytes` is how many were written */
-    bool hashes;            /* READ: also make the hash */
+    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory; NULL: it is in no pool */
+    uint64_t place;          /* offset of the memory in the pool */
+    uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
+    bool hashes;             /* READ: also make the hash */
     uint64_t hash;
     char path[WEFT_FILE_PATH_MAX + 1];
 };
@@ -114,14 +116,25 @@ struct file_job *file_job_new(struct files *all, enum file_task task, void (*don
 void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
 
-/* --- file_cache.c --- */
-struct file_holder {
-    struct file_holder *next;
-    uint32_t node;
-    uint64_t host; /* as in struct file_open */
-    weft_gaddr at;
-    uint32_t given; /* how often the gateway has named this copy */
+/* --- file_holder.c --- */
+/* How fast pieces come: when the last one came, and how long they take; longer times count at once, shorter ones little by little. */
+struct file_pace {
+    int64_t came, took; /* came: 0: none has come yet */
 };
+/* A node that has a copy of a piece, or is getting one. */
+struct file_holder {
+    struct file_holder *next;                  /* of the piece */
+    struct file_holder *of_node, **of_node_at; /* of the node */
+    struct file_piece *piece;
+    uint32_t node;
+    uint32_t given; /* how often the gateway has named this copy */
+    uint64_t host;  /* as in struct file_open */
+    weft_gaddr at;  /* WEFT_NULL: the node is getting it */
+    uint64_t open;  /* then: the handle that gets it, and since when */
+    int64_t since;
+};
+
+/* --- file_cache.c --- */
 struct file_piece {
     struct file_piece *hashed, *older, *newer, *of_body, **of_body_at;
     struct file_body *body;
@@ -134,11 +147,12 @@ struct file_piece {
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
-    uint32_t given, under_way;       /* how often the gateway itself has given it; how many askers are getting a copy that they will keep */
-    struct gateway_call *delayed;    /* requests that wait for such a copy */
-    int64_t delayed_until;           /* for no longer than this */
-    struct file_piece *next_delayed; /* the list of pieces with such requests */
-    bool moved;                      /* a holder has come or gone: look at these requests again */
+    uint32_t given;                                /* how often the gateway itself has given it */
+    struct gateway_call *delayed;                  /* requests that wait until another node has a copy, the last one first */
+    int64_t delayed_until;                         /* look at them again at this time */
+    struct file_piece *next_delayed, **at_delayed; /* the list of pieces with such requests */
+    bool moved;                                    /* in the list of those whose holders have changed: look at the requests now */
+    struct file_piece *next_moved;
 };
 struct file_body {
     struct file_body *hashed;
@@ -148,9 +162,9 @@ struct file_body {
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
     uint32_t far; /* handles of nodes of other hosts */
-    bool several; /* there are several, or have been, and one is left */
+    bool several; /* several were open at the same time, and at least one still is: they get pieces from each other, also on one host */
     bool stale, pinned;
-    bool checking, again; /* it is being compared with the disk; a change was noticed meanwhile */
+    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
     int64_t checked;      /* when the last comparison with the disk began */
     uint64_t cached, hits, reads;
@@ -164,14 +178,14 @@ struct file_open { /* an asker's handle */
     int fd;        /* opened for writing; -1: the handle is only for reading */
     bool closed;   /* the asker has closed it or is gone; it is freed when its jobs have ended */
     struct file_body *body;
+    struct file_pace pace; /* of the copies that the asker has reported */
 };
 struct file_lease {
     uint64_t id;
     struct file_open *open;
     struct file_piece *piece;
-    int64_t end;   /* INT64_MAX: the piece is mapped, so the lease has no end */
-    bool keeps;    /* the asker will keep its copy; counted in piece->under_way */
-    uint32_t from; /* the node whose copy was named */
+    int64_t end; /* INT64_MAX: the piece is mapped, so the lease has no end */
+    bool gets;   /* the asker is getting a copy: it is among the piece's holders */
 };
 #define FILE_BUCKETS 4096u
 struct files {
@@ -181,27 +195,41 @@ struct files {
     struct file_root root;
     uint64_t limit, cached, leased, mapped, pinned, generations, bodies, hits, reads, read_bytes, dropped, given_bytes, passed_bytes;
     struct file_body *body[FILE_BUCKETS];
-    struct file_piece *piece[FILE_BUCKETS];
+    struct file_piece **piece; /* hashed; the table grows with the number of pieces */
+    uint32_t buckets, pieces;
+    struct file_holder **holders;                           /* of each node */
     struct file_piece *oldest, *newest;                     /* the list of idle pieces */
     void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(): a body ends, or becomes stale */
     struct file_job *jobs;
     struct gateway_watch notices;                 /* inotify */
     bool enlarging;                               /* a job asks for huge pages */
-    int64_t over;                                 /* the earliest end of all leases, or before that */
+    int64_t over;                                 /* no lease ends before this time */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
-    struct file_piece *delayed;                   /* pieces with requests that wait for a copy at another node */
+    struct file_piece *delayed, *moved;           /* pieces with requests that wait for a copy at another node */
+    int64_t look;                                 /* the earliest time to look at these again, or before that */
 };
 
 /* --- file_holder.c --- */
-/* Who gives the piece to a node of `host`: a holder, or NULL: the gateway itself. False: nobody yet, because a copy that is under way will
- * be given soon. */
-bool file_holder_choose(const struct file_piece *p, uint64_t host, struct file_holder **out);
-void file_holder_add(struct file_piece *p, uint32_t node, uint64_t host, weft_gaddr at); /* replaces an earlier copy of this node */
-bool file_holder_drop(struct file_piece *p, uint32_t node);                              /* false: it has no copy */
-void file_holders_free(struct file_piece *p);
+void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece that was begun at `since` has come */
+/* Until when to wait for a piece that was begun at `since`: for several times as long as pieces take, counted from when the last one came,
+ * but for `least` at least. */
+int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
+/* Who gives the piece to the handle's node: a holder, or NULL: the gateway itself. Returns 0, or until when to wait, because a copy that
+ * another node is getting will be given. */
+int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
+                           struct file_holder **out);
+/* The handle's node is getting the piece. False: it has a copy already, or there is no memory. */
+bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
+void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now); /* it has it now */
+void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o);                      /* it no longer gets it */
+bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node);                                  /* false: it has no copy */
+/* The node has no copies of the pieces of this body any more (NULL: of no piece). */
+void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
+void file_holders_free(struct files *all, struct file_piece *p);
+void file_piece_moved(struct files *all, struct file_piece *p); /* file_lease_again() looks at the requests that wait for a copy of it */
 
 /* --- file_cache.c --- */
-/* A handle begins and ends to use a body. */
+/* Call these when a handle begins to use a body, and when it stops. */
 void file_body_opened(struct file_body *b, const struct file_open *o);
 void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o);
 /* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. NULL: no memory. */
@@ -215,8 +243,6 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
 /* Returns the body with the lowest generation that is at least `from`. NULL: none. */
 struct file_body *file_body_next(struct files *all, uint64_t from);
 struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
-/* The node has no copies of the pieces of this body any more (NULL: of no piece). */
-void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
 /* Makes a piece with memory in the pool. -EAGAIN: no room in the cache now; -ENOMEM. Sets no error text. */
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p); /* frees a piece; no lease and no request may be left */
@@ -228,6 +254,7 @@ void file_lease_end(struct files *all, struct file_lease *l);
 void file_leases_of(struct files *all, const struct file_open *o); /* ends all leases of a handle */
 /* Ends the leases whose time is over. Returns after how many ns the next one ends; INT64_MAX: there is none. */
 int64_t file_leases_over(struct files *all);
+int file_cache_open(struct files *all); /* -ENOMEM */
 void file_cache_free(struct files *all);
 
 /* --- file_job.c --- */
@@ -244,28 +271,29 @@ struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);
 
-void file_recheck(struct files *all, struct file_body *b); /* compares it with the disk; if it has changed, it becomes stale */
+void file_recheck(struct files *all, struct file_body *b); /* compares the file with the disk; if it has changed, `b` becomes stale */
 
 /* --- file_watch.c --- */
 void file_watch_open(struct files *all);
 void file_watch_close(struct files *all);
-void file_watch(struct files *all, struct file_body *b); /* it has a descriptor */
+void file_watch(struct files *all, struct file_body *b); /* begins to watch the file; b->fd must be open */
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);
-/* Tries the requests that wait for room in the cache again. Call it after leases have ended. Returns whether some still wait. */
+/* Looks again at requests that wait for copies that have come, and for room in the cache. Call it after leases have ended. Returns whether
+ * some still wait for room. */
 bool file_lease_again(struct files *all);
 bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the request does not wait for a piece */
-/* Looks again at requests that wait for copies at other nodes. Returns after how many ns to call it again at the latest. */
+/* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call it again at the latest. */
 int64_t file_lease_delayed(struct files *all);
-void file_begin_hold(struct files *all, struct gateway_call *c);
+void file_begin_hold(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_drop(struct files *all, struct gateway_call *c);
 
 /* --- file_write.c --- */
 void file_begin_write(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_sync(struct files *all, struct file_open *o, struct gateway_call *c);
 
-/* --- file_handle.c: for all askers. Both do not wait --- */
+/* --- file_handle.c: for all files of the asker's side. Neither function waits --- */
 void file_post_return(struct gateway *g, uint32_t node, uint64_t lease); /* ends a lease */
 void file_post_close(struct gateway *g, uint32_t node, uint64_t there);  /* closes the file that has the number `there` at the gateway */
 
@@ -274,10 +302,10 @@ enum file_kind {
     /* Opens. data: the path; flags: WEFT_FILE_...; arg[0]: as `host` of struct file_open. Answer: word 0: the handle; payload:
      * weft_file_info */
     FILE_OPEN = 1,
-    /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first, 0: none; flags: FILE_MAPS and
-     * others, below. Answer: word 0: address of the piece, or with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the
-     * lease; with FILE_KEEPS also word 3: the hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5:
-     * the piece's generation */
+    /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first, 0: none; arg[11]: with
+     * FILE_HERE, the node whose copy was of no use, plus 1; flags: FILE_MAPS and others, below. Answer: word 0: address of the piece, or
+     * with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the lease; with FILE_KEEPS also word 3: the hash of the piece;
+     * word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5: the piece's generation */
     FILE_LEASE,
     FILE_RETURN, /* ends the lease arg[0] */
     FILE_STAT,   /* handle; compares the file with the disk. Answer: as OPEN */
@@ -286,18 +314,24 @@ enum file_kind {
     FILE_PIN,    /* handle */
     FILE_UNPIN,  /* data: the path. -ENOENT: no file with this path is pinned */
     FILE_CLOSE,  /* handle */
-    /* arg[0]: 0, or word 0 of the previous answer. Answer: word 0: 0 if this file is the last one; payload: weft_file_cached */
+    /* Lists the files in the cache, one in each answer. arg[0]: 0, or word 0 of the previous answer. Answer: word 0: 0 if this file is the
+     * last one; payload: weft_file_cached */
     FILE_LIST,
     FILE_CACHE, /* Answer: payload: weft_file_cache */
-    FILE_HOLD,  /* ends the lease arg[0]; arg[1]: the address of a copy of its piece in the asker's pool */
-    FILE_DROP,  /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
+    /* handle; ends the lease arg[0], which may be over; arg[1]: the address of a copy in the asker's pool, of piece arg[3] of generation
+     * arg[2] */
+    FILE_HOLD,
+    FILE_DROP, /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
 };
-#define FILE_MAPS    0x1u /* LEASE: the lease has no end */
-#define FILE_AHEAD   0x2u /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
-#define FILE_KEEPS   0x4u /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
-#define FILE_HERE    0x8u /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
-#define FILE_ENDS_AT 1u   /* index in arg[] of the first lease to end */
+#define FILE_MAPS    0x1u  /* LEASE: the lease has no end */
+#define FILE_AHEAD   0x2u  /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
+#define FILE_KEEPS   0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
+#define FILE_HERE    0x8u  /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
+#define FILE_SILENT  0x10u /* LEASE: with FILE_HERE: that node has not answered */
+#define FILE_LATER   0x20u /* LEASE: with FILE_KEEPS: the asker will perhaps not get it soon, so nobody is to wait for its copy */
+#define FILE_ENDS_AT 1u    /* index in arg[] of the first lease to end */
 #define FILE_ENDS    10u
+#define FILE_LOST_AT (FILE_ENDS_AT + FILE_ENDS)
 
 /* LEASE: whether the answer names a piece of `bytes` bytes in the pool of the gateway `node`, or with a hash (`keeps`) in any pool. */
 static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes, bool keeps)

@@ -24,7 +24,34 @@ static struct file_body **body_bucket(struct files *all, const struct file_ident
 
 static struct file_piece **piece_bucket(struct files *all, uint64_t generation, uint64_t index)
 {
-    return &all->piece[(generation * UINT64_C(0x9e3779b1) ^ index) % FILE_BUCKETS];
+    return &all->piece[(generation * UINT64_C(0x9e3779b1) ^ index) & (all->buckets - 1)];
+}
+
+int file_cache_open(struct files *all)
+{
+    all->over = all->look = INT64_MAX;
+    all->buckets = FILE_BUCKETS;
+    all->piece = calloc(all->buckets, sizeof(struct file_piece *));
+    all->holders = calloc(node_of(all)->room, sizeof(struct file_holder *));
+    return all->piece && all->holders ? 0 : -ENOMEM;
+}
+
+/* Doubles the table if it has more pieces than buckets. Without memory, it stays as it is. */
+static void pieces_spread(struct files *all)
+{
+    struct file_piece **old = all->piece, **more;
+    if (all->pieces < all->buckets || all->buckets > UINT32_MAX / 2 || !(more = calloc(2 * (size_t)all->buckets, sizeof *more)))
+        return;
+    all->piece = more;
+    all->buckets *= 2;
+    for (uint32_t i = 0; i < all->buckets / 2; i++)
+        for (struct file_piece *p = old[i], *next; p; p = next) {
+            next = p->hashed;
+            struct file_piece **bucket = piece_bucket(all, p->body->generation, p->index);
+            p->hashed = *bucket;
+            *bucket = p;
+        }
+    free((void *)old);
 }
 
 static void idle_remove(struct files *all, struct file_piece *p)
@@ -177,7 +204,7 @@ void file_body_stale(struct files *all, struct file_body *b)
     file_body_pin(all, b, false);
     for (struct file_piece *p = b->pieces, *next; p; p = next) {
         next = p->of_body;
-        p->moved = true;
+        file_piece_moved(all, p);
         if (p->idle)
             file_piece_drop(all, p);
     }
@@ -205,14 +232,6 @@ struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint6
     return p;
 }
 
-void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node)
-{
-    for (uint32_t i = 0; i < FILE_BUCKETS; i++)
-        for (struct file_piece *p = all->piece[i]; p; p = p->hashed)
-            if ((!b || p->body == b) && file_holder_drop(p, node))
-                p->moved = true;
-}
-
 void file_piece_drop(struct files *all, struct file_piece *p)
 {
     struct file_body *b = p->body;
@@ -228,7 +247,8 @@ void file_piece_drop(struct files *all, struct file_piece *p)
     b->cached -= p->bytes;
     fab_use(node_of(all), FAB_USE_FILES, -(int64_t)p->bytes);
     (void)weft_free(node_of(all), p->at);
-    file_holders_free(p);
+    file_holders_free(all, p);
+    all->pieces--;
     free(p);
     file_body_leave(all, b);
 }
@@ -246,7 +266,7 @@ static bool drop_oldest(struct files *all)
 
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out)
 {
-    struct file_piece *p = calloc(1, sizeof *p), **bucket = piece_bucket(all, b->generation, index);
+    struct file_piece *p = calloc(1, sizeof *p);
     if (!p)
         return -ENOMEM;
     *p = (struct file_piece){.body = b, .index = index, .bytes = file_piece_bytes(b->is.bytes, index)};
@@ -261,8 +281,11 @@ int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struc
         free(p);
         return rc;
     }
+    pieces_spread(all);
+    struct file_piece **bucket = piece_bucket(all, b->generation, index);
     p->hashed = *bucket;
     *bucket = p;
+    all->pieces++;
     p->of_body = b->pieces;
     p->of_body_at = &b->pieces;
     if (b->pieces)
@@ -313,10 +336,8 @@ void file_lease_end(struct files *all, struct file_lease *l)
 {
     gateway_table_remove(&all->leases, l->id);
     all->leased -= --l->piece->leases == 0 ? charge(l->piece) : 0;
-    if (l->keeps) {
-        l->piece->under_way--;
-        l->piece->moved = true;
-    }
+    if (l->gets)
+        file_holder_left(all, l->piece, l->open);
     l->open->leases--;
     all->mapped -= l->end == INT64_MAX ? charge(l->piece) : 0;
     file_piece_rest(all, l->piece);
@@ -338,9 +359,10 @@ int64_t file_leases_over(struct files *all)
     if (now >= all->over) {
         all->over = INT64_MAX;
         for (struct file_lease *l; (l = gateway_table_next(&all->leases, &at));) {
-            if (l->end <= now)
+            if (l->end <= now) {
+                l->gets = false; /* over a slow link the asker may still be getting the piece */
                 file_lease_end(all, l);
-            else if (l->end < all->over)
+            } else if (l->end < all->over)
                 all->over = l->end;
         }
     }
@@ -353,14 +375,18 @@ void file_cache_free(struct files *all)
     for (struct file_lease *l; (l = gateway_table_next(&all->leases, &at));)
         free(l);
     gateway_table_free(&all->leases);
-    for (uint32_t i = 0; i < FILE_BUCKETS; i++) {
+    for (uint32_t i = 0; all->piece && i < all->buckets; i++)
         for (struct file_piece *p; (p = all->piece[i]);) {
             all->piece[i] = p->hashed;
             fab_use(node_of(all), FAB_USE_FILES, -(int64_t)p->bytes);
             (void)weft_free(node_of(all), p->at);
-            file_holders_free(p);
+            p->delayed = NULL;
+            file_holders_free(all, p);
             free(p);
         }
+    free((void *)all->piece);
+    free((void *)all->holders);
+    for (uint32_t i = 0; i < FILE_BUCKETS; i++) {
         for (struct file_body *b; (b = all->body[i]);) {
             all->body[i] = b->hashed;
             if (b->fd >= 0)

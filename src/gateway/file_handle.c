@@ -197,6 +197,7 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->g = gateway_in(w);
     f->node = node;
     f->flags = flags;
+    f->ahead = 1;
     f->last = f->mapped = f->ends = UINT64_MAX;
     f->far = !weft_ptr(w, weft_gaddr_make(node, 0, w->heap_offset), 1);
     pthread_mutex_init(&f->maps, NULL);
@@ -222,18 +223,12 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     return 0;
 }
 
-void file_copy_free(weft_file *f, struct file_copy *c)
-{
-    file_keep_leave(f->g, c->kept);
-    free(c);
-}
-
 static void copies_free(weft_file *f)
 {
-    for (struct file_copy *c; (c = f->copies);) {
-        f->copies = c->next;
-        file_copy_free(f, c);
-    }
+    uint32_t at = 0;
+    for (struct file_kept *k; (k = gateway_table_next(&f->copies, &at));)
+        file_keep_leave(f->g, k);
+    gateway_table_free(&f->copies);
 }
 
 int weft_file_close(weft_file *f)

@@ -10,10 +10,13 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
-#define FILE_AHEAD_FAR    8u /* the same for a file of another host, from where pieces take longer */
+#define FILE_AHEAD_FAR    8u /* the same for a file of another host: first 1, at last so many, and fewer if pieces take FILE_SLOW_NS */
+#define FILE_SLOW_NS      WEFT_SECOND
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
+#define FILE_HOLDER_TIMES 5  /* who gets a piece from a holder waits so many times gateway.file_patience at least */
+#define FILE_AWAY_PART    4  /* a program that does something else for this part of gateway.file_patience between its reads is away */
 #define FILE_KEPT_PART    8u /* copies take at most this part of the pool */
-_Static_assert(FILE_SLOTS <= FILE_ENDS, "a request can end all leases");
+_Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_SLOTS <= FILE_GETS_MAX, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
 #define FILE_MAP_AHEAD 2u
 #define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)
@@ -29,12 +32,11 @@ enum slot_state {
 };
 /* A copy of a piece in this node's pool, for a file of another host. Other nodes may get it from here, and check what they have got. */
 struct file_kept {
-    struct file_kept *next;     /* under the lock; the one that was taken first comes first */
-    uint32_t node;              /* the gateway */
-    uint64_t generation, index; /* set when the gateway is told */
+    struct file_kept *next, **at_next; /* under the lock */
+    uint32_t node;                     /* the gateway */
+    uint64_t generation, index;        /* set when the gateway is told */
     weft_gaddr at;
     uint32_t room; /* bytes there; only memory for whole pieces is used again */
-    uint32_t uses; /* under the lock: how many slots and views use it */
     bool told;     /* the gateway knows of it */
     weft_op op;    /* the get that fills it */
 };
@@ -44,47 +46,50 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed;              /* a map slot: a thread waits for it */
-    bool keeps, tell, lost;    /* asked with FILE_KEEPS; the gateway wants to know when the copy is there; asked with FILE_HERE */
+    bool claimed; /* a map slot: a thread waits for it */
+    bool keeps, tell,
+        lost; /* keeps: asked with FILE_KEEPS; tell: the gateway wants to know when the copy is there; lost: asked with FILE_HERE */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
+    int64_t since; /* when the answer came; then, when the get was begun */
     char text[FILE_TEXT];
-};
-struct file_copy { /* a copy of a mapped piece */
-    struct file_copy *next;
-    struct file_kept *kept;
 };
 struct weft_file {
     struct gateway *g;
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
     uint64_t there;          /* the handle's number at the gateway */
-    weft_file_info info;     /* for calls that are alone */
-    _Atomic uint64_t size;   /* info.bytes, for all others */
+    weft_file_info info;     /* only for calls that are alone (file_use()) */
+    _Atomic uint64_t size;   /* info.bytes, for all other calls */
     _Atomic bool changed[2]; /* [FILE_CHANGED_READ], [FILE_CHANGED_MAP]: the file has changed, so reads, or maps, no longer use what was
                                 requested before */
     _Atomic bool busy;
     _Atomic uint32_t users; /* how many threads are in calls with this handle */
     uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
     bool far;               /* the gateway is on another host */
+    uint32_t ahead;         /* how many pieces of a file of another host are requested in advance now */
     bool full;              /* a get found no room: no further ones are begun in this call */
     uint64_t ends;          /* where the last read has ended */
     uint64_t wanted;        /* the piece for which the thread waits */
+    int64_t left;           /* when the last read has ended; 0: none */
+    bool away;              /* the program does much between its reads, so pieces that are read ahead are not got soon */
+    struct file_pace pace;  /* of the pieces that are read */
     char *path;
     struct file_slot slot[FILE_SLOTS];
-    struct file_copy *copies;                  /* copies for views of files on another host; under gateway.lock */
+    struct gateway_table copies;               /* those (struct file_kept) of views of files on another host; under gateway.lock */
+    struct file_pace map_pace;                 /* of the pieces that are mapped; under gateway.lock */
     pthread_mutex_t maps;                      /* guards the next two: several threads may map */
     uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
 /* --- file_keep.c --- */
-/* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the copy that was taken first and that nobody uses.
- * `bytes`: for a view, so the limit does not count; 0: not for a view. NULL: there is none. */
+/* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses.
+ * `bytes`: the size, if the copy is for a view, to which the limit does not apply; 0: it is not for a view. NULL: there is none. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
-/* The copy is right. Tells the gateway, and ends the lease. */
+/* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. */
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
 /* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
@@ -109,9 +114,8 @@ static inline int file_slot_state(const struct file_slot *s)
     return atomic_load_explicit(&s->state, memory_order_acquire);
 }
 void file_map_slot_free(struct file_slot *s);
-void file_map_slot_leave(weft_file *f, struct file_slot *s); /* gives up one that no thread waits for. With `maps` locked */
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
 bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
-void file_copy_free(weft_file *f, struct file_copy *c);
 void file_slot_free(weft_file *f, struct file_slot *s);
 void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
 
@@ -130,7 +134,7 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
 /* Asks for the pieces after `index` in advance, if this read goes on beyond the piece (`more`) or the previous read was of the piece
  * before; but not for pieces that begin at the offset `end` of the file, or later. `keeps`: copies of them are wanted. */
 void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end);
-void file_slots_expire(weft_file *f); /* the file has changed */
+void file_slots_expire(weft_file *f); /* call it when the file has changed */
 
 /* --- file_read.c --- */
 /* between file_use() and file_unuse() */

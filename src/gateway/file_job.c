@@ -99,7 +99,7 @@ void file_recheck(struct files *all, struct file_body *b)
     job->body = b;
     job->fd = b->fd;
     job->is = b->is;
-    if (b->fd < 0) /* cached only */
+    if (b->fd < 0) /* the file is in the cache, but not open */
         snprintf(job->path, sizeof job->path, "%s", b->path);
     file_job_start(all, job);
 }

@@ -10,24 +10,42 @@
 
 #define KEPT_NS (5 * WEFT_SECOND)
 
-struct file_keeps { /* under gateway.lock */
-    struct file_kept *first;
+struct kept_list {
+    struct file_kept *first, **last;
+};
+struct file_keeps {              /* under gateway.lock */
+    struct kept_list used, idle; /* idle: nobody uses them; the one that was used last comes last */
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */
     int64_t idle_since; /* when the last one was closed */
 };
 
-static bool kept_free(struct gateway *g, const struct file_kept *k)
+static void list_put(struct kept_list *list, struct file_kept *k)
 {
-    return !k->uses && weft_test(g->w, (weft_op *)(uintptr_t)&k->op) != -EINPROGRESS; /* a get that nobody waits for may still write */
+    k->next = NULL;
+    k->at_next = list->last;
+    *list->last = k;
+    list->last = &k->next;
 }
 
-/* Takes the oldest one that nobody uses, and that has room for a whole piece, out of the list. With the lock held. */
+static void list_take(struct kept_list *list, struct file_kept *k)
+{
+    *k->at_next = k->next;
+    *(k->next ? &k->next->at_next : &list->last) = k->at_next;
+}
+
+/* A get that nobody waits for may still write to one that is idle. */
+static bool kept_written(struct gateway *g, const struct file_kept *k)
+{
+    return weft_test(g->w, (weft_op *)(uintptr_t)&k->op) == -EINPROGRESS;
+}
+
+/* Takes the oldest copy that nobody uses, and that has room for a whole piece, out of the list. With the lock held. */
 static struct file_kept *kept_take(struct gateway *g)
 {
-    for (struct file_kept **at = &g->file_keeps->first, *k; (k = *at); at = &k->next)
-        if (k->room == WEFT_FILE_PIECE && kept_free(g, k)) {
-            *at = k->next;
+    for (struct file_kept *k = g->file_keeps->idle.first; k; k = k->next)
+        if (k->room == WEFT_FILE_PIECE && !kept_written(g, k)) {
+            list_take(&g->file_keeps->idle, k);
             return k;
         }
     return NULL;
@@ -95,19 +113,20 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
         return NULL;
     kept_drop(g, k);
     base_spin_lock(&g->lock);
-    struct file_kept **at = &all->first;
-    while (*at)
-        at = &(*at)->next;
-    *k = (struct file_kept){.node = node, .at = k->at, .room = k->room, .uses = 1};
-    *at = k;
+    *k = (struct file_kept){.node = node, .at = k->at, .room = k->room};
+    list_put(&all->used, k);
     base_spin_unlock(&g->lock);
     return k;
 }
 
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
 {
-    const weft_request r = {
-        .version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_FILE, .kind = FILE_HOLD, .node = f->node, .arg = {lease, k->at}};
+    const weft_request r = {.version = WEFT_REQUEST_VERSION,
+                            .service = WEFT_SERVICE_FILE,
+                            .kind = FILE_HOLD,
+                            .node = f->node,
+                            .handle = f->there,
+                            .arg = {lease, k->at, generation, index}};
     k->generation = generation;
     k->index = index;
     k->told = true;
@@ -118,15 +137,12 @@ void file_keep_leave(struct gateway *g, struct file_kept *k)
 {
     struct file_keeps *all = g->file_keeps;
     base_spin_lock(&g->lock);
-    k->uses--;
-    bool ends = kept_free(g, k) && (k->room < WEFT_FILE_PIECE || all->bytes > keeps_limit(g));
-    if (ends) {
-        struct file_kept **at = &all->first;
-        while (*at != k)
-            at = &(*at)->next;
-        *at = k->next;
+    bool ends = (k->room < WEFT_FILE_PIECE || all->bytes > keeps_limit(g)) && !kept_written(g, k);
+    list_take(&all->used, k);
+    if (!ends)
+        list_put(&all->idle, k);
+    else
         all->bytes -= k->room;
-    }
     base_spin_unlock(&g->lock);
     if (ends)
         kept_end(g, k);
@@ -147,17 +163,16 @@ void file_keeps_closed(struct gateway *g)
     base_spin_unlock(&g->lock);
 }
 
-/* Takes all that can be freed out of the list. With the lock held. */
+/* Takes all copies that can be freed out of the list. With the lock held. */
 static struct file_kept *keeps_take(struct gateway *g)
 {
     struct file_keeps *all = g->file_keeps;
     struct file_kept *list = NULL;
-    for (struct file_kept **at = &all->first, *k; (k = *at);) {
-        if (!kept_free(g, k)) {
-            at = &k->next; /* a get that nobody waits for may still write there */
+    for (struct file_kept *k = all->idle.first, *next; k; k = next) {
+        next = k->next;
+        if (kept_written(g, k))
             continue;
-        }
-        *at = k->next;
+        list_take(&all->idle, k);
         all->bytes -= k->room;
         k->next = list;
         list = k;
@@ -169,7 +184,7 @@ void file_keeps_tick(struct gateway *g, int64_t now)
 {
     struct file_keeps *all = g->file_keeps;
     base_spin_lock(&g->lock);
-    bool idle = all->first && !all->files && now - all->idle_since >= KEPT_NS;
+    bool idle = all->idle.first && !all->files && now - all->idle_since >= KEPT_NS;
     struct file_kept *list = idle ? keeps_take(g) : NULL;
     base_spin_unlock(&g->lock);
     for (struct file_kept *k; (k = list);) {
@@ -178,15 +193,21 @@ void file_keeps_tick(struct gateway *g, int64_t now)
     }
 }
 
+static void list_free(struct kept_list *list)
+{
+    for (struct file_kept *k; (k = list->first);) {
+        list->first = k->next;
+        free(k);
+    }
+}
+
 /* Operations under way could write to an op until now. The memory of the copies ends with the pool. */
 static void keeps_free(struct weft_node *w, void *arg)
 {
     struct file_keeps *all = arg;
     (void)w;
-    for (struct file_kept *k; (k = all->first);) {
-        all->first = k->next;
-        free(k);
-    }
+    list_free(&all->used);
+    list_free(&all->idle);
     free(all);
 }
 
@@ -195,7 +216,11 @@ int file_keeps_open(struct gateway *g)
     g->file_keeps = calloc(1, sizeof *g->file_keeps);
     int rc = g->file_keeps ? fab_hook(g->w, &(struct fab_hook){.free = keeps_free, .arg = g->file_keeps})
                            : base_fail(-ENOMEM, "no memory for copies of parts of files" BASE_MEMORY_HINT);
-    if (rc)
+    if (rc) {
         free(g->file_keeps);
-    return rc;
+        return rc;
+    }
+    g->file_keeps->used.last = &g->file_keeps->used.first;
+    g->file_keeps->idle.last = &g->file_keeps->idle.first;
+    return 0;
 }

@@ -13,26 +13,36 @@ static struct file_open *open_of(const struct files *all, const struct gateway_c
     return o && o->node == c->node ? o : NULL;
 }
 
+static int64_t patience_of(const struct files *all)
+{
+    return atomic_load_explicit(&gateway_of(all->server)->file_patience, memory_order_relaxed);
+}
+
 static bool has_piece(const struct file_body *b, uint64_t index)
 {
     return index < file_pieces(b->is.bytes);
 }
 
 /* The request waits until another node has a copy of the piece. */
-static void lease_delay(struct files *all, struct gateway_call *c, struct file_piece *p)
+static void lease_delay(struct files *all, struct gateway_call *c, struct file_piece *p, int64_t until)
 {
     if (!p->delayed) {
-        p->delayed_until = base_deadline(FILE_PATIENCE_NS);
+        p->delayed_until = until;
         p->next_delayed = all->delayed;
+        p->at_delayed = &all->delayed;
+        if (p->next_delayed)
+            p->next_delayed->at_delayed = &p->next_delayed;
         all->delayed = p;
     }
+    p->delayed_until = until < p->delayed_until ? until : p->delayed_until;
+    all->look = until < all->look ? until : all->look;
     c->next = p->delayed;
     p->delayed = c;
 }
 
 static uint64_t hash_of(const struct files *all, struct file_piece *p)
 {
-    if (!p->hash) /* it was read for nodes of this host */
+    if (!p->hash) /* the piece was read for nodes of this host, which need no hash */
         p->hash = file_hash(weft_ptr(gateway_of(all->server)->w, p->at, p->bytes), p->bytes);
     return p->hash;
 }
@@ -41,13 +51,12 @@ static uint64_t hash_of(const struct files *all, struct file_piece *p)
 static void lease_answer_far(struct files *all, struct gateway_call *c, struct file_piece *p, struct file_lease *l,
                              struct file_holder *from)
 {
-    l->keeps = p->body->several;
-    l->from = from ? from->node : gateway_of(all->server)->w->rank;
-    p->under_way += l->keeps;
+    bool several = p->body->several;
+    weft_gaddr at = from ? from->at : p->at;
     (*(from ? &from->given : &p->given))++;
     *(from ? &all->passed_bytes : &all->given_bytes) += p->bytes;
-    gateway_answer(c, 0, (const uint64_t[6]){from ? from->at : p->at, p->bytes, l->id, hash_of(all, p), l->keeps, p->body->generation}, 6,
-                   NULL, 0);
+    l->gets = several && !(c->record.flags & FILE_LATER) && file_holder_gets(all, p, l->open, base_now_ns()); /* `from` may be gone now */
+    gateway_answer(c, 0, (const uint64_t[6]){at, p->bytes, l->id, hash_of(all, p), several, p->body->generation}, 6, NULL, 0);
 }
 
 /* Answers a request for a piece that is in the cache, or lets it wait for a copy at another node. */
@@ -57,8 +66,11 @@ static void lease_answer(struct files *all, struct gateway_call *c, struct file_
     struct file_holder *from = NULL;
     struct file_open *o = open_of(all, c);
     bool far = o && o->host && c->record.flags & FILE_KEEPS;
-    if (far && p->body->several && !(c->record.flags & FILE_HERE) && !file_holder_choose(p, o->host, &from)) {
-        lease_delay(all, c, p);
+    int64_t until = 0;
+    if (far && p->body->several && !(c->record.flags & FILE_HERE))
+        until = file_holder_choose(all, p, o, base_now_ns(), patience_of(all), &from);
+    if (until) {
+        lease_delay(all, c, p, until);
         return;
     }
     int rc = o ? file_lease_new(all, o, p, c->record.flags & FILE_MAPS, &l) : -EBADF;
@@ -191,6 +203,19 @@ static int lease_try(struct files *all, struct gateway_call *c)
     return rc == -EAGAIN ? rc : 0;
 }
 
+/* The asker has got wrong bytes from another node, or no answer; then that node is probably of no use for other pieces either. */
+static void copy_lost(struct files *all, const struct file_body *b, const weft_request *r)
+{
+    uint64_t node = r->arg[FILE_LOST_AT] - 1;
+    if (node >= gateway_of(all->server)->w->room)
+        return;
+    struct file_piece *p = file_piece_find(all, b->generation, r->arg[0]);
+    if (r->flags & FILE_SILENT)
+        file_holder_gone(all, b, (uint32_t)node);
+    else if (p)
+        (void)file_holder_drop(all, p, (uint32_t)node);
+}
+
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c)
 {
     const weft_request *r = &c->record;
@@ -198,10 +223,10 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
         struct file_lease *l = gateway_table_find(&all->leases, r->arg[FILE_ENDS_AT + i]);
         if (!l || l->open != o)
             continue;
-        if (r->flags & FILE_HERE && l->piece->index == r->arg[0] && l->from != gateway_of(all->server)->w->rank)
-            file_holder_gone(all, l->piece->body, l->from); /* its copies are probably all gone, or it does not answer */
         file_lease_end(all, l);
     }
+    if (r->flags & FILE_HERE && r->arg[FILE_LOST_AT])
+        copy_lost(all, o->body, r);
     if (!has_piece(o->body, r->arg[0])) {
         base_fail(-EINVAL, "%.300s at node %u ends before its MiB number %llu (counted from 0): read within the file's size", o->body->path,
                   gateway_of(all->server)->w->rank, (unsigned long long)r->arg[0]);
@@ -232,14 +257,14 @@ static struct file_lease *lease_of(const struct files *all, const struct gateway
     return l && l->open->node == c->node ? l : NULL;
 }
 
-void file_begin_hold(struct files *all, struct gateway_call *c)
+void file_begin_hold(struct files *all, struct file_open *o, struct gateway_call *c)
 {
+    const uint64_t *arg = c->record.arg;
     struct file_lease *l = lease_of(all, c);
-    weft_gaddr at = c->record.arg[1];
-    if (l && l->keeps && weft_gaddr_node(at) == c->node && weft_gaddr_space(at) == 0) {
-        l->piece->moved = true;
-        file_holder_add(l->piece, c->node, l->open->host, at);
-    }
+    struct file_piece *p = file_piece_find(all, arg[2], arg[3]);
+    weft_gaddr at = arg[1];
+    if (p && p->body == o->body && o->host && at && weft_gaddr_node(at) == c->node && weft_gaddr_space(at) == 0)
+        file_holder_has(all, p, o, at, base_now_ns());
     if (l)
         file_lease_end(all, l);
     gateway_answer(c, 0, NULL, 0, NULL, 0);
@@ -249,58 +274,60 @@ void file_begin_hold(struct files *all, struct gateway_call *c)
 void file_begin_drop(struct files *all, struct gateway_call *c)
 {
     struct file_piece *p = file_piece_find(all, c->record.arg[0], c->record.arg[1]);
-    if (p && file_holder_drop(p, c->node))
-        p->moved = true;
+    if (p)
+        (void)file_holder_drop(all, p, c->node);
     gateway_answer(c, 0, NULL, 0, NULL, 0);
 }
 
-/* The askers that are getting the piece are slow: nobody waits for them any more. */
-static void lose_patience(struct files *all, const struct file_piece *p)
+/* Answers the requests that wait for a copy of the piece; those that must go on waiting are added to the lists again. */
+static void delayed_look(struct files *all, struct file_piece *p)
 {
-    uint32_t at = 0;
-    for (struct file_lease *l; p->under_way && (l = gateway_table_next(&all->leases, &at));)
-        if (l->piece == p && l->keeps) {
-            l->keeps = false;
-            l->piece->under_way--;
-        }
+    struct gateway_call *first = NULL;
+    if (p->next_delayed) /* it is in the list: it has moved only because requests wait for it */
+        p->next_delayed->at_delayed = p->at_delayed;
+    *p->at_delayed = p->next_delayed;
+    for (struct gateway_call *c; (c = p->delayed);) { /* the one that came first is answered first */
+        p->delayed = c->next;
+        c->next = first;
+        first = c;
+    }
+    for (struct gateway_call *c; (c = first);) {
+        first = c->next;
+        if (p->body->stale)
+            file_answer_failed(c, -ESTALE, p->body->path);
+        else
+            lease_answer(all, c, p);
+    }
+    file_piece_rest(all, p);
+}
+
+static void moved_look(struct files *all)
+{
+    for (struct file_piece *p; (p = all->moved);) {
+        all->moved = p->next_moved;
+        p->moved = false;
+        delayed_look(all, p);
+    }
 }
 
 int64_t file_lease_delayed(struct files *all)
 {
-    int64_t now = base_now_ns(), next = INT64_MAX;
-    struct file_piece *list = all->delayed;
-    all->delayed = NULL;
-    for (struct file_piece *p; (p = list);) {
-        list = p->next_delayed;
-        struct gateway_call *c = p->delayed;
-        bool late = now >= p->delayed_until;
-        if (!c || late || p->moved) {
-            if (late)
-                lose_patience(all, p);
-            p->moved = false;
-            p->delayed = NULL;
-            for (struct gateway_call *n; c; c = n) { /* a request that still has to wait is added to the lists again */
-                n = c->next;
-                if (p->body->stale)
-                    file_answer_failed(c, -ESTALE, p->body->path);
-                else
-                    lease_answer(all, c, p);
-            }
-            file_piece_rest(all, p);
-        } else {
-            p->next_delayed = all->delayed;
-            all->delayed = p;
-        }
+    int64_t now = base_now_ns();
+    if (now >= all->look) {
+        all->look = INT64_MAX;
+        for (struct file_piece *p = all->delayed; p; p = p->next_delayed)
+            if (now >= p->delayed_until)
+                file_piece_moved(all, p);
+            else if (p->delayed_until < all->look)
+                all->look = p->delayed_until;
+        moved_look(all);
     }
-    for (struct file_piece *p = all->delayed; p; p = p->next_delayed)
-        next = p->delayed_until - now < next ? p->delayed_until - now : next;
-    return next;
+    return all->look == INT64_MAX ? INT64_MAX : all->look - now;
 }
 
 bool file_lease_again(struct files *all)
 {
-    if (all->delayed)
-        (void)file_lease_delayed(all);
+    moved_look(all);
     for (struct gateway_call *c; (c = all->waiting);) {
         all->waiting = c->next;
         if (!all->waiting)
@@ -326,16 +353,29 @@ static bool take_from(struct gateway_call **list, const struct gateway_call *c)
     return false;
 }
 
+/* Takes the request out of the list of those that wait for the piece. */
+static bool take_from_piece(struct files *all, struct file_piece *p, const struct gateway_call *c)
+{
+    if (!p || take_from(&p->waiting, c))
+        return p;
+    file_piece_moved(all, p); /* before the list is empty, so the piece leaves the list of those with requests */
+    return take_from(&p->delayed, c);
+}
+
 bool file_lease_cancel(struct files *all, struct gateway_call *c)
 {
+    const struct file_open *o = open_of(all, c);
     bool found = take_from(&all->waiting, c);
     all->waiting_last = &all->waiting;
     while (*all->waiting_last)
         all->waiting_last = &(*all->waiting_last)->next;
-    for (uint32_t i = 0; i < FILE_BUCKETS && !found; i++)
+    if (!found && o)
+        found = take_from_piece(all, file_piece_find(all, o->body->generation, c->record.arg[0]), c);
+    /* otherwise the handle is closed, or has another generation since */
+    for (uint32_t i = 0; i < all->buckets && !found; i++)
         for (struct file_piece *p = all->piece[i]; p && !found; p = p->hashed)
-            found = take_from(&p->waiting, c) || take_from(&p->delayed, c);
-    (void)file_lease_delayed(all); /* now, because a piece without such requests may be dropped at any time */
+            found = take_from_piece(all, p, c);
+    moved_look(all); /* now, because a piece without requests may be dropped at any time */
     if (found)
         gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
     return found;

@@ -104,22 +104,29 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
 
 /* --- mapping --- */
 
-/* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS or others. `ends`: a lease to end, or 0. MAP_AGAIN: the
- * answer is of another generation. */
-static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, uint64_t ends, int64_t deadline,
+/* A copy at another node that was of no use. node: that node, plus 1; 0: none yet. */
+struct map_lost {
+    uint64_t lease, node;
+    uint32_t flags;
+};
+
+/* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS or others. `lost`: what was got before, or zeros.
+ * MAP_AGAIN: the answer is of another generation. */
+static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, const struct map_lost *lost, int64_t deadline,
                    struct gateway_result *result)
 {
     const uint64_t size = file_size(f);
     weft_request r = file_request(f, FILE_LEASE);
     r.flags = flags;
     r.arg[0] = index;
-    r.arg[FILE_ENDS_AT] = ends;
+    r.arg[FILE_ENDS_AT] = lost->lease;
+    r.arg[FILE_LOST_AT] = lost->node;
     int rc;
     do {
         int64_t left = deadline - base_now_ns();
         struct gateway_question q = {.record = &r, .late = mapped_late, .post = true};
         rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, result, NULL, NULL);
-    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so give them back first */
+    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped: try again without them */
     if (rc || file_lease_fits(result, f->node, bytes, flags & FILE_KEEPS && !(flags & FILE_HERE)))
         return rc;
     file_post_return(f->g, f->node, result->word[2]);
@@ -136,7 +143,7 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     uint64_t lease;
     int rc = map_take(f, index, deadline, &at, &lease);
     if (rc == MAP_AGAIN) {
-        if ((rc = map_ask(f, index, bytes, FILE_MAPS, 0, deadline, &r)))
+        if ((rc = map_ask(f, index, bytes, FILE_MAPS, &(struct map_lost){0}, deadline, &r)))
             return rc;
         at = r.word[0];
         lease = r.word[2];
@@ -152,18 +159,30 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     return 0;
 }
 
-/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or their node does not answer; then `*lost` is the lease. */
-static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kept *k, uint64_t *lost, int64_t deadline)
+/* Until when to wait for a get that is begun now. From the gateway it is not limited, because nobody else has the piece for sure. */
+static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline)
+{
+    if (!other)
+        return deadline;
+    int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&f->g->file_patience, memory_order_relaxed);
+    base_spin_lock(&f->g->lock);
+    int64_t until = file_pace_until(&f->map_pace, now, least);
+    base_spin_unlock(&f->g->lock);
+    return until < deadline ? until : deadline;
+}
+
+/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or their node does not answer; then it is in `lost`. */
+static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kept *k, struct map_lost *lost, int64_t deadline)
 {
     weft_node *w = f->g->w;
     struct gateway_result r;
     int64_t until = base_deadline(FILE_LEASE_NS);
-    int rc = map_ask(f, index, bytes, FILE_KEEPS | (*lost ? FILE_HERE : 0), *lost, deadline, &r);
+    int rc = map_ask(f, index, bytes, FILE_KEEPS | lost->flags, lost, deadline, &r);
     if (rc)
         return rc;
     void *to = weft_ptr(w, k->at, bytes);
     bool other = weft_gaddr_node(r.word[0]) != f->node;
-    int64_t end = other && until < deadline ? until : deadline;
+    int64_t now = base_now_ns(), end = map_until(f, other, now, deadline);
     int64_t before = fab_limit(end);
     rc = weft_get(w, to, r.word[0], bytes, &k->op);
     fab_limit(before);
@@ -171,11 +190,17 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
     if (!rc)
         rc = weft_wait(w, &k->op, left > 0 ? left : 0);
     bool right = !rc && ((!other && base_now_ns() < until) || file_hash(to, bytes) == r.word[3]);
+    if (right) {
+        base_spin_lock(&f->g->lock);
+        file_pace_came(&f->map_pace, now, base_now_ns());
+        base_spin_unlock(&f->g->lock);
+    }
     if (right && r.word[4])
         file_keep_tell(f, k, r.word[2], r.word[5], index);
     else if (right || !other)
         file_post_return(f->g, f->node, r.word[2]);
-    *lost = other ? r.word[2] : *lost;
+    if (!right && other)
+        *lost = (struct map_lost){r.word[2], weft_gaddr_node(r.word[0]) + 1, rc ? FILE_HERE | FILE_SILENT : FILE_HERE};
     return right ? 0 : other || !rc ? MAP_AGAIN : rc;
 }
 
@@ -183,26 +208,25 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
 static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
 {
     struct gateway *g = f->g;
-    uint64_t lost = 0;
-    struct file_copy *c = malloc(sizeof *c);
-    int rc = c ? 0 : base_fail(-ENOMEM, "%s: no memory to map a part of the file" BASE_MEMORY_HINT, f->path);
-    if (rc)
-        return rc;
+    struct map_lost lost = {0};
+    struct file_kept *k;
+    int rc;
     do {
-        c->kept = file_keep(g, f->node, bytes);
-        rc = c->kept ? map_get(f, index, bytes, c->kept, &lost, deadline) : -ENOMEM;
-        if (rc && c->kept)
-            file_keep_leave(g, c->kept);
+        k = file_keep(g, f->node, bytes);
+        rc = k ? map_get(f, index, bytes, k, &lost, deadline) : -ENOMEM;
+        if (rc && k)
+            file_keep_leave(g, k);
     } while (rc == MAP_AGAIN && file_piece_bytes(file_size(f), index) == bytes && base_now_ns() < deadline);
-    if (rc) { /* if a write has made the piece longer, the caller begins again */
-        free(c);
+    if (rc) /* if a write has made the piece longer, the caller begins again */
         return rc;
-    }
     base_spin_lock(&g->lock);
-    c->next = f->copies;
-    f->copies = c;
+    uint64_t id = gateway_table_add(&f->copies, k);
     base_spin_unlock(&g->lock);
-    *out = (weft_file_view){.at = weft_ptr(g->w, c->kept->at, bytes), .bytes = bytes, .addr = c->kept->at, .own = {0, c->kept->at}};
+    if (!id) {
+        file_keep_leave(g, k);
+        return base_fail(-ENOMEM, "%s: no memory to map a part of the file" BASE_MEMORY_HINT, f->path);
+    }
+    *out = (weft_file_view){.at = weft_ptr(g->w, k->at, bytes), .bytes = bytes, .addr = k->at, .own = {0, id}};
     return 0;
 }
 
@@ -247,15 +271,10 @@ void weft_file_unmap(weft_file *f, weft_file_view *view)
     if (view->own[0])
         file_post_return(f->g, f->node, view->own[0]);
     base_spin_lock(&f->g->lock);
-    struct file_copy **at = &f->copies, *c = NULL;
-    while (*at && (*at)->kept->at != view->own[1])
-        at = &(*at)->next;
-    if (*at) {
-        c = *at;
-        *at = c->next;
-    }
+    struct file_kept *k = gateway_table_find(&f->copies, view->own[1]);
+    gateway_table_remove(&f->copies, view->own[1]);
     base_spin_unlock(&f->g->lock);
-    if (c)
-        file_copy_free(f, c);
+    if (k)
+        file_keep_leave(f->g, k);
     *view = (weft_file_view){.at = NULL};
 }

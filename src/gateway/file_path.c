@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Opens the files that askers name, as this process's user. If a root is set (WEFT_FILE_ROOT), no path may lead out of it. On Linux the
- * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a folder that is replaced by a symbolic link in
- * the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`. Files that the program itself
+ * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a directory that is replaced by a symbolic link
+ * in the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`. Files that the program itself
  * offers are opened by exactly the path that it gave.
  */
 #include "gateway/file.h"
@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #endif
 
-#define TRIES 64 /* openat2() returns EAGAIN while a folder of the path is being renamed */
+#define TRIES 64 /* openat2() returns EAGAIN while a directory of the path is being renamed */
 
 /* --- what the program offers --- */
 

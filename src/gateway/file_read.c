@@ -2,8 +2,8 @@
  *
  * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the
  * lease of their piece has not ended meanwhile. Of a file of another host, pieces that are read whole come through copies in this node's
- * pool (file_slot.c); other bytes are got directly. Nothing is read beyond a call's end, unless the call goes on where the last one ended,
- * or in the piece after it.
+ * pool (file_slot.c); other bytes are got directly. A call reads ahead, beyond the bytes it was asked for, only if the program reads in
+ * order: if the call begins where the previous call ended, or in the next piece.
  */
 #include "gateway/file_handle.h"
 
@@ -28,6 +28,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     uint8_t *to = buf;
     int rc = 0;
     *got = 0;
+    f->away = f->left && base_now_ns() - f->left >= atomic_load_explicit(&f->g->file_patience, memory_order_relaxed) / FILE_AWAY_PART;
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
     /* One call that reads a few MiB in the middle of a file, as each slot of weft map does, must not carry more over the network. */
@@ -54,6 +55,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
             f->ends = offset;
         }
     }
+    f->left = base_now_ns();
     return rc;
 }
 

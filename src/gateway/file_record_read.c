@@ -13,7 +13,7 @@
 
 #define AHEAD    4u
 #define KEPT_NS  (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
-#define WAITS_NS (5 * WEFT_MS)   /* if a record waits longer than this for a piece, the file gives back leases that it has used */
+#define WAITS_NS (5 * WEFT_MS)   /* if a record waits longer than this for a piece, leases that records have used are ended */
 
 struct file_read { /* a record that is copying from a piece */
     struct gateway_copy copy;
@@ -58,8 +58,8 @@ static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
     return oldest;
 }
 
-/* If records have waited long for a piece, the cache may be small and full of pieces of which this file has leases. So collects the leases
- * that were used, to give them back. Returns how many are in `leases`. */
+/* If records have waited long for a piece, the cache may be small and full of pieces of which this file has leases. So this writes to
+ * `leases` those that records have used, for the caller to end them. Returns their number. */
 static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
 {
     unsigned n = 0;

@@ -4,8 +4,8 @@
  * of a file of another host are read in order, the handle gets them into this node's pool as soon as there is an answer, several at the
  * same time, and before the program asks for them. Such a copy is right if it came from the gateway before the lease ended, or if it has
  * the hash that the gateway has sent. If several hosts read the file, the address may be of a copy at another node; and the handle tells
- * the gateway when it has a copy. If that node does not answer, or the bytes are not right, the handle asks for the gateway's own piece;
- * also if this node has no room for a copy.
+ * the gateway when it has a copy. If that node does not answer, if the bytes are not right, or if this node has no room for a copy, the
+ * handle asks for the gateway's own piece.
  */
 #include "gateway/file_handle.h"
 
@@ -27,6 +27,7 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
     s->hash = rc ? 0 : r->word[3];
     s->tell = !rc && r->word[4];
     s->generation = rc ? 0 : r->word[5];
+    s->since = base_now_ns();
     atomic_store_explicit(&s->state, rc ? SLOT_FAILED : SLOT_READY, memory_order_release); /* release: pairs with file_slot_state() */
 }
 
@@ -49,14 +50,35 @@ static struct file_slot *slot_of(weft_file *f, uint64_t index)
     return NULL;
 }
 
-static uint64_t ahead_of(const weft_file *f)
+/* `keeps`: whole pieces are got from another host. Others are only requested, so that they are in the gateway's cache. */
+static uint64_t ahead_of(const weft_file *f, bool keeps)
 {
-    return f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES;
+    return !f->far ? FILE_AHEAD_PIECES : keeps ? f->ahead : FILE_AHEAD_FAR;
+}
+
+/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link they are few:
+ * others wait for them. */
+static void slot_came(weft_file *f, const struct file_slot *s)
+{
+    int64_t now = base_now_ns();
+    file_pace_came(&f->pace, s->since, now);
+    if (now - s->since < FILE_SLOW_NS)
+        f->ahead += f->ahead < FILE_AHEAD_FAR;
+    else
+        f->ahead = (f->ahead + 1) / 2;
+}
+
+/* Whether the piece that the answer has named is probably still there. A request may wait at the gateway for longer than a lease lasts; if
+ * the piece is to be copied as a whole, its hash shows whether it was there. */
+static bool slot_is_fresh(const struct file_slot *s)
+{
+    int64_t now = base_now_ns();
+    return now < s->until || (s->keeps && s->until != INT64_MIN && now < s->since + FILE_LEASE_NS - FILE_COPY_NS);
 }
 
 static bool slot_is_current(const struct file_slot *s, int state)
 {
-    return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && base_now_ns() < s->until);
+    return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && slot_is_fresh(s));
 }
 
 /* --- requests --- */
@@ -72,7 +94,7 @@ static struct file_slot *slot_take(weft_file *f, uint64_t from, uint64_t index, 
         int state = file_slot_state(s);
         /* The caller will copy the piece `from`, and will then check its lease. */
         bool read = s->index == from && index != from && state == SLOT_READY;
-        if (s->index - from <= ahead_of(f) && (read || slot_is_current(s, state)))
+        if (s->index - from <= (f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES) && (read || slot_is_current(s, state)))
             continue;
         if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway still makes a lease, that expires */
             s->lease = 0;
@@ -112,51 +134,62 @@ static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags,
 
 void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end)
 {
-    uint64_t pieces = file_pieces(end), last = index + ahead_of(f);
+    uint64_t pieces = file_pieces(end), last = index + ahead_of(f, more || keeps);
     bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
     f->last = index;
     for (uint64_t i = index + 1; next && i <= last && i < pieces; i++) {
         bool whole = i * WEFT_FILE_PIECE + file_piece_bytes(f->info.bytes, i) <= end;
         bool copy = f->far && whole && (more || keeps);
-        if (!slot_of(f, i) && slot_ask(f, index, i, FILE_AHEAD | (copy ? FILE_KEEPS : 0), true))
+        uint32_t flags = FILE_AHEAD | (copy ? FILE_KEEPS : 0) | (copy && f->away ? FILE_LATER : 0);
+        if (!slot_of(f, i) && slot_ask(f, index, i, flags, true))
             return; /* not an error: the piece is requested again when it is needed */
     }
 }
 
 /* --- copies in this node's pool --- */
 
-#define SLOT_LOST (FILE_HERE | FILE_KEEPS) /* the copy is not right, or its node does not answer */
-
-/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: SLOT_LOST; 0: this node has no room for a copy. */
-static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
-{
-    weft_request r = file_request(f, FILE_LEASE);
-    r.flags = flags;
-    r.arg[FILE_ENDS_AT] = s->lease;
-    file_slot_free(f, s);
-    return slot_send(f, s, &r, true);
-}
-
 static bool slot_from_other(const weft_file *f, const struct file_slot *s)
 {
     return weft_gaddr_node(s->at) != f->node;
 }
 
-/* Begins to get the piece. Without room in the pool, the slot stays as it is. */
+/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS: the copy is not right; with
+ * FILE_SILENT: its node does not answer; 0: this node has no room for a copy. */
+static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
+{
+    weft_request r = file_request(f, FILE_LEASE);
+    r.flags = flags;
+    r.arg[FILE_ENDS_AT] = s->lease;
+    r.arg[FILE_LOST_AT] = flags & FILE_HERE && slot_from_other(f, s) ? weft_gaddr_node(s->at) + 1 : 0;
+    file_slot_free(f, s);
+    return slot_send(f, s, &r, true);
+}
+
+static int slot_silent(weft_file *f, struct file_slot *s)
+{
+    return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS | FILE_SILENT);
+}
+
+/* Until when to wait for the piece. From the gateway it is not limited, because nobody else has it for sure. */
+static int64_t slot_until(const weft_file *f, const struct file_slot *s)
+{
+    int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&f->g->file_patience, memory_order_relaxed);
+    return slot_from_other(f, s) ? file_pace_until(&f->pace, s->since, least) : INT64_MAX;
+}
+
+/* Begins to get the piece. Without room in the pool, asks for it once more, so that nobody waits for a copy at this node. */
 static int slot_begin(weft_file *f, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     s->kept = file_keep(f->g, f->node, 0);
     bool other = slot_from_other(f, s);
-    if (!s->kept && other)
+    if (!s->kept)
         return slot_ask_again(f, s, 0);
-    if (!s->kept) {
-        s->keeps = false;
-        return 0;
-    }
     bool before = fab_nowait(s->index != f->wanted);
     int64_t deadline = fab_limit(INT64_MAX);
-    fab_limit(other && s->until < deadline ? s->until : deadline); /* the gateway gives the piece if that node does not */
+    s->since = base_now_ns();
+    int64_t until = slot_until(f, s);
+    fab_limit(until < deadline ? until : deadline); /* the gateway gives the piece if that node does not */
     int rc = weft_get(w, weft_ptr(w, s->kept->at, s->bytes), s->at, s->bytes, &s->kept->op);
     fab_limit(deadline);
     fab_nowait(before);
@@ -170,7 +203,7 @@ static int slot_begin(weft_file *f, struct file_slot *s)
         f->full = true;
         return 0;
     }
-    return other ? slot_ask_again(f, s, SLOT_LOST) : rc;
+    return other ? slot_silent(f, s) : rc;
 }
 
 /* The copy is right. Tells the gateway, if other hosts read the file, too. */
@@ -190,25 +223,28 @@ static int slot_look(weft_file *f, struct file_slot *s)
     int rc = weft_test(w, &s->kept->op);
     bool other = slot_from_other(f, s);
     if (rc == -EINPROGRESS)
-        return other && base_now_ns() >= s->until ? slot_ask_again(f, s, SLOT_LOST) : 0;
+        return base_now_ns() >= slot_until(f, s) ? slot_silent(f, s) : 0;
     if (rc)
-        return other ? slot_ask_again(f, s, SLOT_LOST) : rc;
+        return other ? slot_silent(f, s) : rc;
+    slot_came(f, s);
     bool known = !other && base_now_ns() < s->until + FILE_COPY_NS;
     if (!known && file_hash(weft_ptr(w, s->kept->at, s->bytes), s->bytes) != s->hash)
-        return slot_ask_again(f, s, SLOT_LOST);
+        return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS);
     slot_hold(f, s);
     return 0;
 }
 
-/* Takes the next step for each piece. An error is of the piece for which the thread waits. */
+/* Takes the next step for each piece, in the order of the pieces. An error is of the piece for which the thread waits. */
 static int slots_move(weft_file *f)
 {
     int wanted = 0;
-    for (unsigned i = 0; i < FILE_SLOTS; i++) {
-        struct file_slot *s = &f->slot[i];
+    for (uint64_t i = f->wanted; i <= f->wanted + FILE_AHEAD_FAR; i++) {
+        struct file_slot *s = slot_of(f, i);
+        if (!s)
+            continue;
         int state = file_slot_state(s), rc = 0;
         bool may = s->index == f->wanted || !f->full;
-        if (state == SLOT_READY && s->keeps && base_now_ns() >= s->until)
+        if (state == SLOT_READY && s->keeps && !slot_is_fresh(s))
             file_slot_free(f, s); /* the lease is ending */
         else if (state == SLOT_READY && s->keeps && may)
             rc = slot_begin(f, s);
@@ -230,6 +266,8 @@ static bool slots_moved(void *arg)
         struct file_slot *s = &f->slot[i];
         int state = file_slot_state(s);
         bool wanted = s->index == f->wanted;
+        if (s->index - f->wanted > FILE_AHEAD_FAR) /* slots_move() takes no step for it */
+            continue;
         if (wanted && state != SLOT_ASKED && state != SLOT_GETS)
             return true;
         if (state == SLOT_READY && s->keeps && !f->full)
@@ -268,8 +306,8 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
         if (base_now_ns() >= deadline)
             return base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node);
         if (state == SLOT_ASKED || state == SLOT_GETS) {
-            int64_t until = state == SLOT_GETS && slot_from_other(f, s) && s->until < deadline ? s->until : deadline;
-            rc = fab_wait(f->g->w, slots_moved, f, until);
+            int64_t until = state == SLOT_GETS ? slot_until(f, s) : deadline;
+            rc = fab_wait(f->g->w, slots_moved, f, until < deadline ? until : deadline);
             if (rc && rc != -ETIMEDOUT)
                 return rc;
             continue;
@@ -288,6 +326,6 @@ void file_slots_expire(weft_file *f)
         int state = file_slot_state(&f->slot[i]);
         if (state == SLOT_GETS || state == SLOT_HELD)
             file_slot_free(f, &f->slot[i]);
-        f->slot[i].until = INT64_MIN; /* given back with the next request, whose answer is -ESTALE */
+        f->slot[i].until = INT64_MIN; /* the next request ends this lease; its answer is -ESTALE */
     }
 }

@@ -21,10 +21,11 @@
  *   run.c       process service: input and output of one process
  *   process.c   process service: starts and ends processes
  *   name.c      name service
- *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_open.c, net.c   net service (net.h)
- *   handle.c    asker's side of the process service (handle_bytes.c: input and output; handle_record.c: requests by record)
+ *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_lend.c, net_open.c, net.c   net service (net.h)
+ *   handle.c    asker's side of the process service (handle_signal.c: signals; handle_bytes.c: input and output; handle_record.c: requests
+ *               by record)
  *   names.c     asker's side of the name service
- *   net_handle.c, net_datagrams.c, net_bytes.c   asker's side of the net service
+ *   net_handle.c, net_datagrams.c, net_bytes.c, net_borrow.c   asker's side of the net service
  *   file_path.c, file_disk.c, file_holder.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service
  *               (file.h)
  *   file_keep.c, file_handle.c, file_slot.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
@@ -53,6 +54,7 @@
 
 struct gateway;
 struct gateway_server;
+struct weft_socket;
 
 /* --- table.c: called with gateway.lock held --- */
 struct gateway_slot {
@@ -73,7 +75,7 @@ void gateway_table_remove(struct gateway_table *t, uint64_t id);
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
-/* --- watch.c: all calls come from one thread, or from one that has taken its turn --- */
+/* --- watch.c: all calls come from one thread, or from a thread that works in its place (gateway_watches_try()) --- */
 enum { GATEWAY_READABLE = 1, GATEWAY_WRITABLE = 2 };
 struct gateway_watch {
     int fd; /* -1: not watched */
@@ -107,8 +109,8 @@ struct gateway_turn {
     void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
     void *arg;
 };
-/* The thread has something to do. Arranges that this thread calls run() after the message that it handles, or calls wake() now. With
- * gateway.lock held. */
+/* Call it when the thread that waits has something to do. If the calling thread handles a message and may work in its place, it will call
+ * run() after the message; otherwise this calls wake() now. With gateway.lock held. */
 void gateway_turn(struct gateway_turn *t);
 /* When this returns, run() is not running, and earlier calls of gateway_turn() will not lead to it any more. Waits; must not be called from
  * a handler. */
@@ -153,7 +155,7 @@ struct gateway_works_how {
     /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
     void (*drop)(struct gateway_work *job);
 };
-/* `watches`: whose thread calls done(); NULL: the thread that ran the job calls it. */
+/* `watches`: the thread that waits for them calls done(); NULL: the thread that ran the job calls it. */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
 /* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
@@ -290,7 +292,7 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    uint64_t handle; /* of a request that starts a process: the asker's number of it */
+    uint64_t handle; /* of a request that starts a process: the asker's number of the process */
     bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
@@ -395,11 +397,11 @@ void gateway_server_linger(struct gateway_server *s);
 /* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
  * on_moved(). */
 struct gateway_listener {
-    bool quick; /* as of a service */
+    bool quick; /* as in struct gateway_service */
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
 void gateway_server_moved(struct gateway_stream *s);                                 /* s->arg is a gateway_listener */
-void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* call this before closing such a stream */
+void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* call this before closing a stream of a service */
 
 /* --- block.c --- */
 struct gateway_block {
@@ -431,10 +433,13 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 /* Installs a function that is called, with the lock held, when there may be something new about a process: it has started or could not be
- * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false for news that
- * leads to nothing until more comes. NULL: none. */
+ * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false: the
+ * news can wait until there is more. NULL: none. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
+/* Like weft_process_signal() without waiting: `op` (may be NULL) is complete when the server has answered. The handle may be closed before
+ * that. -EINPROGRESS: the process has not started yet; -ESRCH: it has ended, or could not be started. Neither sets weft_error(). */
+int gateway_process_signal(weft_process *p, int signal, weft_op *op);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
 bool gateway_handle_cancel(struct gateway *g, const weft_op *op);
@@ -445,6 +450,15 @@ void gateway_handles_free(struct gateway *g);
 void gateway_sockets_gone(struct gateway *g, uint32_t node);
 void gateway_sockets_tick(struct gateway *g);
 void gateway_sockets_free(struct gateway *g);
+
+/* net_borrow.c. Without the lock; set no weft_error() text. borrow: asks the gateway to lend the socket of an open connection. Until the
+ * socket is lent, send nothing. notify() tells when to ask gateway_net_borrowed(): -EINPROGRESS: not yet; a descriptor: the caller reads
+ * and writes it, without waiting (MSG_DONTWAIT), after it has taken what weft_net_received() still has; an error: the connection is as it
+ * was before. return: the caller has closed the descriptor, and uses weft_net_put() and the like again. */
+int gateway_net_borrow(struct weft_socket *s);
+int gateway_net_borrowed(struct weft_socket *s);
+int gateway_net_return(struct weft_socket *s);
+bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int fd); /* false: the caller closes `fd` */
 
 /* --- services.c --- */
 extern const struct gateway_service *const gateway_services[];
@@ -482,12 +496,13 @@ struct gateway {
     struct gateway_copies *copies;
     struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
-    uint32_t net_sockets;     /* sockets that one other node may have here; 0: three times as many as are left */
-    uint32_t names;           /* names that one node may publish here; 0: three times as many as are left */
-    /* WEFT_FILE_ROOT: only files below this folder are served; "": all files; "-": only those in file_offers */
+    uint32_t net_sockets;     /* sockets that one other node may have here; 0: its share, see gateway_share_allows() */
+    uint32_t names;           /* names that one node may publish here; 0: its share, see gateway_share_allows() */
+    /* WEFT_FILE_ROOT: only files below this directory are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
+    _Atomic int64_t file_patience;   /* who waits for a piece that another node gets, or has, waits at least this long. Tests change it */
     struct weft_file *files;         /* open handles of files; under the lock */
     struct file_keeps *file_keeps;   /* copies of pieces of files, in this node's pool (file_keep.c) */
     struct file_async *file_async;   /* calls for files that are under way (file_async.c) */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handles of processes on other nodes: starts processes, waits for their end, sends signals, closes handles.
+ * The asker's handles of processes on other nodes: starts processes, waits for their end, closes handles.
  */
 #include "gateway/handle.h"
 
@@ -339,7 +339,7 @@ void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg)
 
 /* --- users: a handle cannot be closed while a thread waits in a call for it --- */
 
-static void handle_use(struct weft_process *p, int users)
+void handle_use(struct weft_process *p, int users)
 {
     base_spin_lock(&p->g->lock);
     p->users += (uint32_t)users;
@@ -354,14 +354,14 @@ int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t d
     return rc;
 }
 
-/* The deadline of a wait for a process: if neither the call has a time-out nor WEFT_DEADLINE is set, the wait lasts as long as the server
- * is alive. */
+/* The deadline of a wait for a process. If the call has no time-out and WEFT_DEADLINE is not set, the wait lasts as long as the server is
+ * alive. */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns)
 {
     return timeout_ns < 0 && !p->g->w->options.bounded ? INT64_MAX : fab_timeout(p->g->w, timeout_ns);
 }
 
-static bool is_over(void *arg)
+bool handle_is_over(void *arg)
 {
     struct weft_process *p = arg;
     base_spin_lock(&p->g->lock);
@@ -373,7 +373,7 @@ static bool is_over(void *arg)
 int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns)
 {
     handle_use(p, 1);
-    int rc = fab_wait_asleep(p->g->w, is_over, p, handle_until(p, timeout_ns));
+    int rc = fab_wait_asleep(p->g->w, handle_is_over, p, handle_until(p, timeout_ns));
     handle_use(p, -1);
     if (rc == -ETIMEDOUT)
         return base_fail(rc, "process %u on node %u has not ended before the deadline; wait again, or allow more time", p->pid, p->node);
@@ -406,47 +406,7 @@ int weft_process_wait_start(weft_process *p, weft_op *op)
     return 0;
 }
 
-/* --- signals, the end --- */
-
-/* Sends a request about a running process. `what` is the first part of the error text: it says what was not done. */
-static int ask_of_running(weft_process *p, uint16_t kind, uint64_t arg, uint64_t arg1, const char *what, int64_t timeout_ns)
-{
-    int64_t deadline = fab_timeout(p->g->w, timeout_ns);
-    int rc = handle_wait(p, handle_has_started, p, deadline);
-    if (rc == -ETIMEDOUT)
-        return base_fail(rc, "%s: node %u has not started the process before the deadline; try again, or allow more time", what, p->node);
-    if (rc)
-        return rc;
-    if (is_over(p))
-        return p->error ? handle_error(p) : base_fail(-ESRCH, "%s: process %u on node %u has ended", what, p->pid, p->node);
-    const weft_request r = {.version = WEFT_REQUEST_VERSION,
-                            .service = WEFT_SERVICE_PROCESS,
-                            .kind = kind,
-                            .node = p->node,
-                            .handle = p->there,
-                            .arg = {arg, arg1}};
-    struct gateway_question q = {.record = &r};
-    int64_t left = deadline - base_now_ns();
-    handle_use(p, 1);
-    rc = gateway_ask_wait(p->g, &q, left > 0 ? left : 0, NULL, NULL, NULL);
-    handle_use(p, -1);
-    return rc == -ESRCH ? base_fail(rc, "%s: process %u on node %u ended before the request arrived", what, p->pid, p->node) : rc;
-}
-
-int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
-{
-    if (signal < 0 || signal >= NSIG)
-        return base_fail(-EINVAL, "weft_process_signal(): there is no signal %d; expected 1 to 64", signal);
-    return ask_of_running(p, WEFT_PROCESS_SIGNAL, (uint64_t)signal, 0, "no signal was sent", timeout_ns);
-}
-
-int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns)
-{
-    if (!p->terminal)
-        return base_fail(-EINVAL, "process %u on node %u has no terminal whose size could be set: start it with WEFT_SPAWN_TERMINAL",
-                         p->pid, p->node);
-    return ask_of_running(p, WEFT_PROCESS_WINDOW, rows, columns, "the terminal's size was not set", timeout_ns);
-}
+/* --- the end --- */
 
 static void cancel_ops(struct weft_process *p)
 {

@@ -51,8 +51,10 @@ int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_p
 /* handles the answer to the request that starts the process; with the lock held */
 void handle_told(struct weft_process *p, const struct gateway_result *r);
 bool handle_has_started(void *arg);
+bool handle_is_over(void *arg);
 int handle_error(struct weft_process *p); /* returns p->error, and sets the error text */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns);
+void handle_use(struct weft_process *p, int users); /* 1, and later -1: the handle cannot be closed in between */
 /* Waits until ready(arg). The handle cannot be closed meanwhile. */
 int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Reads the output that is there, in one piece. -EAGAIN: there is none now. With the lock held. */

@@ -121,7 +121,7 @@ int handle_input(struct weft_process *p)
     if (rc)
         return rc == -EINVAL ? -EPIPE : rc;
     base_spin_lock(&p->g->lock);
-    bool late = p->unread; /* the server knows that this node writes nothing */
+    bool late = p->unread; /* the server has been told that this node writes nothing */
     if (late)
         in->ended = true;
     else
@@ -152,7 +152,7 @@ void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gatewa
     gateway_credit_give(g, &due);
 }
 
-/* Between these two calls the stream to a process's input is not ended by other threads. False: it has ended. */
+/* Between input_use() and input_pause() no other thread ends the stream to a process's input. False: the stream has ended. */
 static bool input_use(struct gateway_stream *s)
 {
     base_spin_lock(&s->g->lock);

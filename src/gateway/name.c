@@ -32,7 +32,9 @@ static int name_open(struct gateway_server *s, void **state)
     *state = all;
     all->server = s;
     all->own = calloc(gateway_of(s)->w->room, sizeof *all->own);
-    return all->own ? 0 : base_fail(-ENOMEM, "no memory to count the names of %u nodes (service 'name')", gateway_of(s)->w->room);
+    return all->own
+               ? 0
+               : base_fail(-ENOMEM, "no memory to count the names of %u nodes (service 'name')" BASE_MEMORY_HINT, gateway_of(s)->w->room);
 }
 
 /* Copies the name in a request: 64 bytes, padded with zeros. False: it is not a valid name. */
@@ -113,7 +115,7 @@ static int name_publish(struct names *all, const struct gateway_call *c, const c
         return base_context(rc == -ECONNRESET ? rc : -EFAULT, "name '%s'", name);
     struct name **at = name_find(all, name), *n = *at;
     if (n && n->n.owner != c->node)
-        return base_fail(-EEXIST, "name '%s': node %u has published this name: choose another name", name, n->n.owner);
+        return base_fail(-EEXIST, "name '%s': node %u has already published this name: choose another name", name, n->n.owner);
     if (!n && (rc = name_allowed(all, c->node, name)))
         return rc;
     if (!n) {
@@ -214,7 +216,7 @@ static void name_cancel(void *state, struct gateway_call *c)
     gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
 }
 
-/* Removes the names that a node which is gone has published, and the names of its memory. */
+/* Removes the names that a node which is gone has published, and the names that stand for addresses in its memory. */
 static void name_gone(void *state, uint32_t node)
 {
     struct names *all = state;

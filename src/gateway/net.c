@@ -64,6 +64,15 @@ static void net_begin(void *state, struct gateway_call *c)
         else
             net_socket_close(s, c);
         return;
+    case NET_LEND:
+    case NET_RETURN:
+        if (!s || s->call || s->state != (r->kind == NET_LEND ? NET_OPEN : NET_LENT))
+            gateway_answer(c, -EBADF, NULL, 0, NULL, 0);
+        else if (r->kind == NET_LEND)
+            net_lend(s, c);
+        else
+            net_return(s, c);
+        return;
     default: gateway_answer(c, -EINVAL, NULL, 0, NULL, 0);
     }
 }

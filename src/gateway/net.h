@@ -7,10 +7,12 @@
  *   net_names.c    resolves names, on the threads of work.c
  *   net_udp.c      sends and receives the datagrams of one socket
  *   net_socket.c   moves bytes between one socket and its asker's memory
+ *   net_lend.c     lends a socket to an asker of this host, which then moves the bytes itself
  *   net_open.c     opens sockets: resolves names, checks rules, connects, listens, accepts
  *   net.c          handles the requests of askers
  *   net_handle.c   asker: opens and closes handles
  *   net_datagrams.c, net_bytes.c, net_record.c   asker: sends and receives
+ *   net_borrow.c   asker: borrows the socket itself
  *
  * At the gateway, everything except the resolving of names runs on the server thread. A connection has two streams (stream.c): `down` from
  * the network to the asker, and `up` from the asker to the network. The rings of both are in the asker's pool. If the gateway has mapped
@@ -118,7 +120,8 @@ struct net_piece { /* a buffer for bytes that are fetched from an asker's pool *
     uint32_t have, used;
     uint8_t bytes[NET_PIECE];
 };
-enum net_state { NET_RESOLVES, NET_CONNECTS, NET_OPEN, NET_LISTENS };
+/* NET_LENT: the asker has a copy of the descriptor, and the gateway does not read or write until it is returned */
+enum net_state { NET_RESOLVES, NET_CONNECTS, NET_OPEN, NET_LISTENS, NET_LENT };
 struct net_socket {
     struct gateway_listener listener;
     struct net *all;
@@ -171,6 +174,10 @@ void net_socket_free(struct net_socket *s);
 int64_t net_pieces_tick(struct net *all);
 void net_pieces_free(struct net *all);
 
+/* --- net_lend.c --- */
+void net_lend(struct net_socket *s, struct gateway_call *c);   /* handles LEND */
+void net_return(struct net_socket *s, struct gateway_call *c); /* handles RETURN. May free `s` */
+
 /* --- net_open.c --- */
 void net_open_connect(struct net *all, struct gateway_call *c); /* handles CONNECT and LISTEN */
 void net_open_accept(struct net_socket *listener, struct gateway_call *c);
@@ -189,6 +196,10 @@ enum net_kind {
     NET_ACCEPT, /* accepts. handle: the listener; arg[1] to arg[6] and the answer: as in CONNECT. Answered when there is a connection */
     /* closes `handle`. arg[0]: 1: drop bytes that are not sent. Answered when all is sent and the gateway no longer uses the rings */
     NET_CLOSE,
+    /* lends `handle`, a connection, to an asker of the same host, which gets its descriptor over the side connection (fab_side_give(), with
+     * arg[0]). Answered when all received bytes are in the asker's ring. -EAGAIN: not all bytes to send are sent. -EOPNOTSUPP: never */
+    NET_LEND,
+    NET_RETURN, /* the asker no longer reads or writes the descriptor of `handle` */
 };
 
 #endif

@@ -7,10 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* --- with the lock held --- */
 
-static void socket_notify(const struct weft_socket *s)
+void socket_notify(const struct weft_socket *s)
 {
     if (s->notify)
         s->notify(s->notify_arg);
@@ -23,7 +24,7 @@ static void socket_over(struct weft_socket *s, int error)
     socket_notify(s);
 }
 
-/* The gateway no longer uses the rings. */
+/* Call it when the gateway no longer uses the rings. */
 static void socket_unserved(struct weft_socket *s)
 {
     if (!s->served)
@@ -137,6 +138,8 @@ static void socket_free(struct weft_socket *s)
     base_spin_lock(&g->lock);
     gateway_table_remove(&g->sockets, s->id);
     base_spin_unlock(&g->lock);
+    if (s->lent >= 0)
+        close(s->lent);
     if (s->memory)
         fab_use(g->w, FAB_USE_NETWORK, -(int64_t)(s->receive_ring + s->send_ring));
     weft_free(g->w, s->memory);
@@ -170,6 +173,7 @@ static int socket_new(const struct weft_socket *like, bool listens, struct weft_
                               .receive_ring = like->receive_ring,
                               .send_ring = like->send_ring,
                               .flags = like->flags,
+                              .lent = -1,
                               .memory = WEFT_NULL};
     snprintf(s->what, sizeof s->what, "%s", like->what);
     base_spin_lock(&g->lock);
@@ -543,6 +547,8 @@ void gateway_sockets_free(struct gateway *g)
 {
     uint32_t at = 0;
     for (struct weft_socket *s; (s = gateway_table_next(&g->sockets, &at));) {
+        if (s->lent >= 0)
+            close(s->lent);
         free(s->text);
         free(s);
     }

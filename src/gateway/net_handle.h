@@ -31,6 +31,11 @@ struct weft_socket {
     uint64_t receive_ring, send_ring;
     uint32_t flags;
     struct gateway_stream *in, *out; /* bytes received, bytes to send; NULL: a listener */
+    int lent;                        /* the gateway's socket itself; -1: not here */
+    /* lend_asked: between the request to lend the socket and gateway_net_borrowed(); lend_status: the answer to it, -EINPROGRESS: none yet;
+       lend_came: the descriptor has come, or could not be received */
+    bool lend_asked, lend_came;
+    int lend_status;
     weft_net_fn notify;
     void *notify_arg;
     char what[NET_HOST_MAX + 16]; /* "HOST:PORT", for error texts */
@@ -40,7 +45,8 @@ struct weft_socket {
 /* Begins to open a socket of that kind, NET_CONNECT or NET_LISTEN. With an op it does not wait. `timeout_ns`: for the answer; 0: the node's
  * deadline; INT64_MAX: none. */
 int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op);
-bool socket_is_settled(void *arg); /* `arg` is a socket. True: it is open, or could not be opened */
+void socket_notify(const struct weft_socket *s); /* with the lock held */
+bool socket_is_settled(void *arg);               /* `arg` is a socket. True: it is open, or could not be opened */
 int socket_error(struct weft_socket *s);
 /* The status of a socket that has ended, for calls whose -EAGAIN means "nothing now": -EAGAIN becomes -ENOTCONN, so that no caller waits
  * for more. */

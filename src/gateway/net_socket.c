@@ -213,7 +213,7 @@ static void drop_stream(struct net_socket *s, struct gateway_stream **stream)
 static void socket_reset(const struct net_socket *s)
 {
     const struct linger now = {.l_onoff = 1};
-    if (s->watch.fd >= 0 && s->state == NET_OPEN)
+    if (s->watch.fd >= 0 && (s->state == NET_OPEN || s->state == NET_LENT))
         setsockopt(s->watch.fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
 }
 
@@ -516,6 +516,8 @@ void net_socket_close(struct net_socket *s, struct gateway_call *c)
     s->call = c;
     s->closing = true;
     s->down_over = true;
+    if (s->state == NET_LENT)
+        s->up_over = true; /* the asker has written all bytes itself */
     if (s->down)
         drop_stream(s, &s->down);
     if (s->state != NET_OPEN || s->up_over) {

@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The most bytes of replies that are queued for a node. One that keeps to the rules has at most WEFT_REQUESTS_MAX answers to come, 72 MiB
- * of the largest ones, and a few credits for each of its streams. */
+/* The most bytes of replies that are queued for a node. A node that keeps to the rules has at most WEFT_REQUESTS_MAX answers to come, 72
+ * MiB of the largest ones, and a few credits for each of its streams. */
 #define REPLIES_MAX ((size_t)96 << 20)
 #define DATA_PLACES 1024u
 
@@ -35,7 +35,7 @@ struct post_queue {
 struct gateway_posts {
     base_spin lock;
     _Atomic uint32_t kept;
-    struct post *data[DATA_PLACES]; /* hashed by stream: the DATA message that takes up what follows; at most one for each stream */
+    struct post *data[DATA_PLACES]; /* for each stream at most one DATA message: that which takes up further pieces; hashed by stream */
     struct post_queue queue[];      /* [room] */
 };
 
@@ -48,7 +48,7 @@ int gateway_posts_open(struct gateway *g)
     return 0;
 }
 
-/* How much of REPLIES_MAX a message takes. 0: it is no reply to a message of its node. */
+/* How much of REPLIES_MAX a message takes. 0: it is not a reply. */
 static size_t reply_bytes(const struct gateway_message *m, size_t len)
 {
     bool reply = m->type == GATEWAY_ANSWER || m->type == GATEWAY_CREDIT || m->type == GATEWAY_SHUT || m->type == GATEWAY_END;
@@ -57,7 +57,7 @@ static size_t reply_bytes(const struct gateway_message *m, size_t len)
 
 /* --- DATA messages that take up what follows; with the lock --- */
 
-/* Where the message for a stream's pieces is, or would be. */
+/* The place in `data` for the message that takes up the further pieces of a stream. There may be no such message. */
 static struct post **data_at(struct gateway_posts *p, uint32_t node, uint64_t stream)
 {
     struct post **at = &p->data[(stream ^ node * UINT64_C(0x9e3779b1)) % DATA_PLACES];
@@ -66,7 +66,7 @@ static struct post **data_at(struct gateway_posts *p, uint32_t node, uint64_t st
     return at;
 }
 
-/* The message takes up nothing any more. */
+/* From now on the message takes up no more pieces. */
 static void data_leave(struct gateway_posts *p, const struct post *one)
 {
     struct post **at = data_at(p, one->node, one->m.to);
@@ -79,7 +79,7 @@ static bool is_piece(const struct gateway_message *m)
     return m->type == GATEWAY_DATA && !m->word[3];
 }
 
-/* The message, which is now the last one of its stream in the queue, takes up what follows, in place of an earlier one. */
+/* From now on the message, which is the last one of its stream in the queue, takes up further pieces, and an earlier one no longer does. */
 static void data_enter(struct gateway_posts *p, struct post *one)
 {
     struct post **at = data_at(p, one->node, one->m.to);

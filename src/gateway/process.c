@@ -35,9 +35,8 @@ struct processes {
 
 /* --- opening --- */
 
-/* Whether a variable is one that started programs must not inherit: one that describes this node, because a weft program would join as this
- * node; or the secret.
- */
+/* Whether programs that this node starts must not inherit this environment variable: it is the secret, or it describes this node, so that a
+ * weft program that had it would join as this node. */
 static bool is_ours(const char *variable)
 {
     static const char *const own[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_SERVE=", "WEFT_GROW=", "WEFT_JOIN="};
@@ -274,11 +273,12 @@ static int check_unread(const struct run *r)
     uint32_t count = 0;
     for (const struct run *one = r->all->runs; one; one = one->next)
         count += one->node == r->node && one->ended && one->in_stream;
-    return count < GATEWAY_PROCESSES ? 0
-                                     : base_fail(-ENOBUFS,
-                                                 "node %u: %u processes that node %u started have ended, but node %u still holds their "
-                                                 "standard input open: close their handles",
-                                                 gateway_of(r->server)->w->rank, count, r->node, r->node);
+    return count < GATEWAY_PROCESSES
+               ? 0
+               : base_fail(-ENOBUFS,
+                           "node %u starts no more processes for node %u: %u of them have ended, but their standard "
+                           "input is still open: close the handles of processes that have ended (weft_process_close())",
+                           gateway_of(r->server)->w->rank, r->node, count);
 }
 
 static int open_streams(struct run *r, const weft_request *q)

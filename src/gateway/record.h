@@ -63,7 +63,7 @@ struct gateway_copy {
     struct gateway *g;
     weft_gaddr to, from;
     uint64_t bytes;
-    /* Called once, without the lock, on any thread: the bytes are at `to` now, or not. */
+    /* Called once, without the lock, on any thread. `status`: 0: the bytes are at `to` now; otherwise a negative errno. */
     void (*done)(struct gateway_copy *c, int status);
     enum gateway_copy_step step;
     weft_gaddr between; /* a buffer in this node's pool, for a copy between two other nodes; WEFT_NULL: none */

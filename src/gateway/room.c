@@ -95,6 +95,12 @@ static void on_close(struct weft_node *w, void *arg)
     w->gateway = NULL;
 }
 
+static bool on_given(struct weft_node *w, uint32_t node, uint64_t what, int fd, void *arg)
+{
+    (void)w;
+    return gateway_socket_given(arg, node, what, fd);
+}
+
 int gateway_prepare(const char *serve, struct gateway_groups **out)
 {
     uint64_t offered;
@@ -116,6 +122,7 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     snprintf(g->net_rules, sizeof g->net_rules, "%s", settings->net_rules);
     snprintf(g->file_root, sizeof g->file_root, "%s", settings->file_root);
     g->file_cache = settings->file_cache;
+    g->file_patience = WEFT_SECOND;
     g->net_sockets = settings->net_sockets;
     g->names = settings->names;
     g->next_deadline = INT64_MAX;
@@ -132,7 +139,8 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     if (!rc)
         rc = file_keeps_open(g);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .close = on_close, .arg = g});
+        rc = fab_hook(
+            w, &(struct fab_hook){.gone = on_gone, .joined = on_joined, .tick = on_tick, .given = on_given, .close = on_close, .arg = g});
     if (rc) {
         on_close(w, g);
         return rc;

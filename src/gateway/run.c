@@ -91,7 +91,8 @@ void run_output(struct run *r, unsigned which)
         ;
 }
 
-/* The ring of the input cannot be freed yet if the asker may be writing into it: it is told, and ends the stream. */
+/* The ring of the input cannot be freed while the asker may be writing into it. So the asker is told that the process reads no more, and
+ * then ends the stream. */
 static void input_stream_end(struct run *r)
 {
     struct gateway *g = r->in_stream->g;

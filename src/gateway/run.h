@@ -21,8 +21,8 @@ struct run {
     bool detached;
     bool terminal;  /* out[0] is a pseudo-terminal, `in` a duplicate of it */
     bool left;      /* the asker has closed its handle */
-    bool ended;     /* it has ended and was waited for */
-    bool timed_out; /* it was killed because its time was over */
+    bool ended;     /* the process has ended and was waited for */
+    bool timed_out; /* the process was killed because its time was over */
     bool unread;    /* the asker was told that the process reads no more input, and has not ended the stream of the input yet */
     int64_t kill_at;
     struct gateway_watch end, in, out[2];

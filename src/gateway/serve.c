@@ -261,8 +261,8 @@ void server_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
     if (!late)
         return;
-    /* The request may have been cancelled before begin() was called, and server_cancel() does not pass such a request to its service: it
-     * must look again. If the asker is gone, the services must look again as well. */
+    /* The request was cancelled before its service had it, so server_cancel() has left it out. Make the server look again; and if the
+     * asker is gone, make it tell the services so again. */
     base_spin_lock(&g->lock);
     s->some_cancelled = true;
     if (!fab_alive(g->w, node)) {

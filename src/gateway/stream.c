@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * A stream: bytes from one node to another. The reader has a ring in its pool. The writer writes as many bytes as it has credit for: into
- * the ring itself if this process has mapped the reader's pool, and then announces them with a DATA message; otherwise it sends the bytes
- * in DATA messages. The reader gives credit when it has taken a quarter of the ring. So a slow reader blocks its writer, and nothing is
- * dropped.
+ * A stream: bytes from one node to another. Usually the reader has a ring in its pool. The writer writes as many bytes as it has credit
+ * for: into the ring itself if this process has mapped the reader's pool, and then announces them with a DATA message; otherwise it sends
+ * the bytes in DATA messages. The reader gives credit when it has taken a quarter of the ring. So a slow reader blocks its writer, and
+ * nothing is dropped.
  *
- * A socket has one stream for each direction, and both rings are at the asker. So for bytes to the network, the ring is at the writing end.
- * That end fills its ring and announces the bytes (gateway_stream_offer()). The reading end, which gateway_stream_fetch() makes, reads them
- * in place or fetches them with gets.
+ * Sockets are an exception. A socket has one stream for each direction, and both rings are in the pool of the asker, the node whose program
+ * uses the socket. So for bytes to the network, the ring is at the writing end. That end fills its ring and announces the bytes
+ * (gateway_stream_offer()). The reading end, which gateway_stream_fetch() makes, reads them in place or fetches them with gets.
  *
  * Positions count bytes from the start of the stream. Each end keeps both positions in private memory and checks what the other end sends.
  */

@@ -7,7 +7,7 @@
  */
 #include "gateway/gateway.h"
 
-/* Of the message that this thread handles. NULL: none, or turns are not collected now. */
+/* The turns of the message that this thread handles. NULL: it handles none, or turns are not collected now. */
 static BASE_THREAD_LOCAL struct gateway_turns *collecting;
 /* This thread runs a turn. What that turn brings for other threads of this node is left to those threads. */
 static BASE_THREAD_LOCAL bool running;

@@ -74,7 +74,7 @@ struct gateway_watches {
     _Atomic bool taken; /* a thread is at work: the one that waits, or one that works in its place. That thread alone uses the rest */
     const struct ready_way *way;
     int fd, count;    /* count: descriptors in `ready` that are not handled yet */
-    uint64_t changes; /* how often a descriptor was watched or not any more, or for other events */
+    uint64_t changes; /* how often the set of watched descriptors, or the events of one of them, has changed */
     void *ready[READY_MOST];
 };
 

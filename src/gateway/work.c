@@ -56,7 +56,7 @@ static struct gateway_work *work_take(struct gateway_works *all)
     return NULL;
 }
 
-/* done() will be called for the job. */
+/* Puts the job on the list of those for which done() is to be called. */
 static void work_over(struct gateway_works *all, struct gateway_work *job)
 {
     bool first = !all->done;

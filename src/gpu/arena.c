@@ -8,7 +8,7 @@
 
 void arena_ring(struct arenas *c)
 {
-    /* seq_cst: the thread sets `sleeping`, and then reads the bell */
+    /* seq_cst: the thread sets `sleeping`, and then reads the bell. So either the thread sees this ring, or this call sees `sleeping`. */
     atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
         base_futex_wake(&c->bell, 1);
@@ -233,7 +233,7 @@ static void for_all_arenas(struct arenas *c, const struct gpu_place *place,
         }
 }
 
-/* Never waits. False: there is no room to a node now. */
+/* Tells the other nodes that the RDMA device has refused the arena. Never waits. False: there is no room for the message to a node now. */
 static bool tell_refusal(struct arenas *c, struct gpu_arena *a)
 {
     struct arena_space m = {.space = a->space, .bytes = ARENA_AS_BEFORE, .rdma = atomic_load_explicit(&a->rdma_why, memory_order_relaxed)};

@@ -65,7 +65,7 @@ struct arena_space {
 struct arena_share {
     uint64_t space;
     uint64_t secret;        /* the owner's answer must repeat this number, so that no other node can answer in the owner's name */
-    char place[SHARE_NAME]; /* ends with a zero */
+    char place[SHARE_NAME]; /* the name of the socket to connect to; ends with a zero byte */
 };
 /* What the owner hands over, with the descriptor of the memory. Without a descriptor, `status` is the reason. */
 struct arena_gift {
@@ -98,8 +98,8 @@ struct gpu_arena {
 struct arena_other {
     struct gpu_arena arena;
     _Atomic bool mapped;   /* the arena is mapped in this process */
-    _Atomic bool look;     /* the thread must handle a change of this arena ... */
-    _Atomic bool fresh;    /* ... and has not begun to */
+    _Atomic bool look;     /* the thread must handle a change of this arena */
+    _Atomic bool fresh;    /* the thread has not begun to handle that change */
     _Atomic uint32_t owed; /* changes that the owner has announced and this node has not confirmed */
     int64_t until;         /* when to stop waiting for the memory; 0: not waiting */
     bool ask;              /* the request for the memory must still be sent */
@@ -156,7 +156,7 @@ struct arenas {
     _Atomic uint64_t low, high;
     _Atomic(struct arena_other *) other; /* [size * ARENA_SPACES]; NULL until this node has a GPU and the host has another node */
     _Atomic uint32_t news;               /* counts changes of `other` that the thread must handle */
-    pthread_mutex_t gpus_lock;           /* protects the next two members; taken with or without share_lock */
+    pthread_mutex_t gpus_lock;           /* protects `gpus` and `gpu_ends`; taken with or without share_lock */
     struct gpu_place gpus[ARENA_GPUS];   /* the open GPUs; an entry without back end is free */
     bool gpu_ends[ARENA_GPUS];           /* this GPU is being closed */
     _Atomic bool leaving;                /* the node is being closed */
@@ -170,8 +170,8 @@ struct arenas {
     struct arena_piece *piece;
     uint32_t pieces; /* number of pieces under way */
     struct stage asks, serves;
-    struct arena_request *requests, **requests_end; /* requests that are being carried out ... */
-    struct arena_request *arrived, **arrived_end;   /* ... and requests that have just arrived; under `lock` */
+    struct arena_request *requests, **requests_end; /* requests that are being carried out */
+    struct arena_request *arrived, **arrived_end;   /* requests that have just arrived; under `lock` */
 
     int (*start)(struct arenas *c); /* set by carrier.c: starts the thread */
     pthread_mutex_t start_lock;
@@ -270,8 +270,8 @@ struct arena_job {
     enum job_kind kind;
     uint32_t node;
     uint64_t number;
-    weft_gaddr far;
-    uint8_t *near;
+    weft_gaddr far; /* the far end: the operation's address, at `node` */
+    uint8_t *near;  /* the near end: the caller's local memory */
     uint64_t length, begun;
     struct gpu_arena *near_arena, *far_arena; /* NULL: the memory is in a pool; for the far arena also: not mapped here */
     uint8_t *far_at;                          /* address of the far memory in this process; NULL: not mapped here */

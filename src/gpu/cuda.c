@@ -46,11 +46,12 @@ static const char *no_dmabuf(int device, const char **remedy)
         return "the GPU gives no dmabufs: that takes NVIDIA's open kernel module and Linux 5.12";
     *helps = "";
     if (!attribute(device, CUDA_RDMA_WITH_VMM))
-        return "the GPU gives RDMA devices no memory of the kind that arenas are made of";
+        return "the GPU does not let RDMA devices access the kind of memory that arenas use";
     *helps = newer;
     if (attribute(device, CUDA_RDMA_ORDERING) < CUDA_ORDERED_FOR_ALL &&
         (!cuda->cuFlushGPUDirectRDMAWrites || !(attribute(device, CUDA_RDMA_FLUSHES) & CUDA_FLUSH_BY_HOST)))
-        return "the GPU's kernels might not see what an RDMA device has written, and its driver has no call that makes them";
+        return "the GPU's kernels might not see what an RDMA device has written, and its driver has no call that makes the data visible to "
+               "them";
     *helps = "";
     return "";
 }

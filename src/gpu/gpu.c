@@ -36,7 +36,7 @@ struct weft_gpu {
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
     pthread_mutex_t server_lock; /* protects `server` where kernels and the node take turns */
-    pthread_mutex_t run_lock;    /* held while such a kernel runs, so only one runs at a time */
+    pthread_mutex_t run_lock;    /* with `turns`: held while a kernel runs, so only one runs at a time */
     weft_gpu *next;
 };
 

@@ -148,7 +148,7 @@ int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr
 struct gpu_arena;
 void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held);
 void gpu_arena_release(struct gpu_arena *held);
-/* the same for kernels of that GPU */
+/* The address of memory at `addr` for kernels of the GPU at `place`; NULL: they cannot access it. */
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes);
 /* Call it when a GPU was opened. It gives the GPU's kernels access to the arenas of this node, and of other nodes of this host, where this
  * is possible. Sets place->number. */

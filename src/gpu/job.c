@@ -27,7 +27,7 @@ struct arena_piece {
     bool started;
     uint64_t from, length; /* the range of the job's data */
     struct stage_slot *slot;
-    /* where the piece's data is on its way: in a slot of the stage, in `bytes`, or at the near end itself; NULL: the piece is not staged */
+    /* the memory through which the data goes: a slot of the stage, `bytes`, or the near end itself; NULL: the piece is not staged */
     uint8_t *at;
     weft_gaddr addr; /* the address of `at`, in the pool */
     bool direct;     /* the near end is in an arena, and the RDMA device accesses it directly */
@@ -93,7 +93,7 @@ static bool far_is_pool(const struct arena_job *j)
     return weft_gaddr_space(j->far) == 0;
 }
 
-/* Decides where the piece's data is on its way between the two ends. False: there is no room now. */
+/* Chooses the memory through which the piece's data goes from one end to the other. False: there is no room now. */
 static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piece *p, int *why)
 {
     uint64_t left = j->length - j->begun;
@@ -159,7 +159,7 @@ static void piece_direct(struct arenas *c, struct arena_job *j, struct arena_pie
     p->from = 0;
     p->length = j->length;
     go_to(p, PIECE_DRAIN);
-    /* no place: the GPU was closed before this job began */
+    /* NULL: no GPU can make the copy, because it was closed before this job began */
     int rc = place ? arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length) : -EFAULT;
     if (rc)
         piece_end(p, rc);
@@ -238,7 +238,7 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
         .b = p->word ? j->b : 0,
         .atomic = p->word ? j->atomic : 0,
     };
-    if (p->word && j->length && fab_alive(c->w, j->node)) /* after the data of a signal */
+    if (p->word && j->length && fab_alive(c->w, j->node)) /* the atomic of a signal comes after its data */
         c->w->links[j->node].transport->fence(c->w, &c->w->links[j->node]);
     uint32_t expected = PIECE_ANSWER;
     go_to(p, PIECE_ANSWER); /* before the send, because the answer may come at once */
@@ -545,7 +545,7 @@ static int job_wait(struct arenas *c, uint32_t node)
                          node, ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "node %u: %u operations on GPUs' memory missed the deadline (is the node stopped?)", node, ARENA_JOBS);
+        return base_fail(rc, "node %u: none of %u operations on GPUs' memory met the deadline (is the node stopped?)", node, ARENA_JOBS);
     return rc ? rc : fab_refuse_node(c->w, node);
 }
 

@@ -117,7 +117,7 @@ static int metal_piece_new(struct metal_open *m, void *memory, size_t bytes, boo
     return 0;
 }
 
-/* The place in the list that points to the piece with this address. */
+/* The link of the list that points to the piece with this address. */
 static struct metal_piece **metal_piece_at(struct metal_open *m, const void *here)
 {
     struct metal_piece **at = &m->pieces;
@@ -160,7 +160,7 @@ static void metal_detach(void *device, void *memory)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* The caller gets the kernels' address of this memory as its name. */
+/* `*memory` becomes the address by which kernels reach the memory; later calls name the memory by this address. */
 static int metal_alloc(void *device, size_t bytes, void **memory)
 {
     struct metal_open *m = device;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""metal_text.py FOLDER OUT: weft/device.metal.h with what it includes, as one text: kernels of Metal are compiled at run time, where there
-are no headers. As C, for gpu.h's gpu_metal_text, if OUT ends in .c."""
+"""metal_text.py FOLDER OUT: writes weft/device.metal.h and the headers that it includes to OUT, as one text. Kernels of Metal are compiled
+at run time, where there are no headers. If OUT ends in .c, the text is the C string gpu_metal_text (gpu.h)."""
 import os
 import re
 import sys
@@ -9,7 +9,7 @@ done = set()
 
 
 def whole(folder, name):
-    """The text, and in place of each #include "..." that it is compiled with, that one's, once. Text for other languages stays out."""
+    """The text of a header. Each #include "..." that counts for Metal is replaced by that header's text, the first time."""
     out, skip = [], 0
     with open(os.path.join(folder, name), encoding="utf-8") as f:
         text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), f.read(), flags=re.S)

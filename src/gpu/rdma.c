@@ -30,7 +30,7 @@ void rdma_open(struct arenas *c, struct gpu_arena *a)
     if (rc) {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is not registered with an RDMA device: %s; other hosts reach it through the pool",
                  (unsigned long long)a->memory.bytes, base_error());
-        base_error_clear(); /* the arena can be used */
+        base_error_clear(); /* not an error: the arena can be used without the RDMA device */
     } else {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is registered with the RDMA device", (unsigned long long)a->memory.bytes);
     }

@@ -40,8 +40,8 @@ struct gpu_ring {
     /* [nodes + 1]: for each node, the first error of a request without an answer since the node's last flush; the last entry is for
        requests to no node */
     int *errors;
-    uint64_t fenced;        /* number + 1 of a fence that waits at `head` ... */
-    struct fab_flush fence; /* ... for these operations */
+    uint64_t fenced;        /* number + 1 of a fence that waits at `head`; 0: none waits */
+    struct fab_flush fence; /* the operations for which that fence waits */
     void *memory;           /* the memory of slots, answers and taken */
     size_t bytes;
 };

@@ -389,7 +389,7 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
         if (all[i].until)
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
-    /* not under the lock, which threads need that wait for a step */
+    /* not under the lock: threads that wait for a step need it */
     for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
         free &= share_leave(c, &all[i], place, deadline);
     return free;

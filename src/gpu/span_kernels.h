@@ -16,7 +16,7 @@
 #define SPAN_THREADS     256u
 #define SPAN_CHUNK_BYTES (2u << 20) /* the most bytes of a chunk; every chunk but the last of a piece has a multiple of 64 */
 #define SPAN_GRAIN       64u        /* bytes that one thread of wc or grep processes */
-#define SPAN_TEXT_MAX    64u        /* bytes of grep's text that the GPU compares; the host compares the rest */
+#define SPAN_TEXT_MAX    64u        /* the GPU compares at most this many bytes of the text that grep looks for, the host the rest */
 #define SPAN_BEHIND_MAX  (SPAN_TEXT_MAX - 1)
 #define SPAN_SLACK_BYTES 128u /* how many bytes beyond a chunk's end a thread may load */
 

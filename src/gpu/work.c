@@ -6,8 +6,7 @@
  * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
  * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
  * and draws the next. So a block that hangs occupies one slot and delays no other block. The ring has more slots than there are tasks
- * claimed ahead, so few numbers are skipped: a number is skipped only if as many later tasks as the ring has slots were done before the
- * task in the slot.
+ * claimed ahead, so few numbers are skipped: only those whose slot still has a task of an earlier round of the ring.
  *
  * The ring is in the host's memory, so the node fills it with plain stores, without calls of the driver.
  */

@@ -19,7 +19,7 @@ extern const weft_kernel kernel_wc, kernel_histogram, kernel_xxh64, kernel_grep;
 /* --- For code that computes the results of pieces in another way (src/gpu/). The result of wc is defined in kernel/wc.h; that of histogram
  * is 256 counters of 64 bits --- */
 int kernel_hash_give(const weft_span *in, uint64_t hash, weft_out *out);
-int kernel_grep_check(const char *arg); /* 0, or -EINVAL: grep cannot search for this text */
+int kernel_grep_check(const char *arg); /* 0, or -EINVAL: the kernel grep cannot search for `arg` */
 /* Writes the lines in which `arg` begins at [from, to) of the span, except lines before `*next`, which were written already. Afterwards
  * `*next` is the end of the last line that was written. */
 int kernel_grep_lines(const weft_span *in, const char *arg, size_t from, size_t to, size_t *next, weft_out *out);

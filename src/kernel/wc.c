@@ -13,7 +13,7 @@
  *
  *      run   ..111.11   (bit 0 at the right)
  *      mark  ....1..1
- *      sum   .1..1100   -> & ~run: bits 5.. of both runs' ends
+ *      sum   .1...1..   (sum & ~run is the same: one bit for each of the two words)
  */
 #include "kernel/kernel.h"
 #include "kernel/wc.h"

@@ -58,8 +58,8 @@ static void served_free(struct map_job *job, char **served)
     free(served);
 }
 
-/* Makes the list of the orders' `serve`: [inputs]: NODE:PATH for each input that one node reads for all, "" for the others. `*out` is NULL
- * if no input is read in this way. */
+/* Makes the member `serve` of the order (struct map_order): for each input NODE:PATH if that node reads it for all, otherwise "". `*out` is
+ * NULL if no input is read in this way. */
 static int served_inputs(struct map_job *job, char ***out)
 {
     bool any = false;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs that only one node can read, their home. If the nodes are apart, the home offers its file service for these inputs only. Pieces
- * for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried again: these
- * bytes do not come from the disk a second time.
+ * Inputs that only one node, their home, can read. If the nodes are on different hosts, the home offers its file service for these inputs
+ * only. Pieces for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried
+ * again: these bytes do not come from the disk a second time.
  *
  * The service has two limits: it needs room in the home's pool, which may be full of outputs; and it ends a reader's handle when the file's
  * time changes, although a job goes on with a file that changes. So when the service fails, the piece is fetched from the home's carrier
@@ -27,7 +27,7 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
 
 int map_homes_serve(void)
 {
-    /* Commands do not get these variables: their environment has been saved before. */
+    /* Commands do not get these environment variables: the environment for commands has been saved before. */
     if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1))
         return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
     return 0;
@@ -104,7 +104,7 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
             base_sleep_ns(KNOWN_LOOK);
             continue;
         }
-        if (rc == -ENODATA) /* the file is shorter now: the read of the piece reports that */
+        if (rc == -ENODATA) /* the file is shorter now: a node that reads the piece reports that */
             return (int64_t)done;
         if (rc == -ECONNRESET)
             return base_fail(rc, "node %u, which has the file, is gone; run the job again when its host is back", r->in->home);
@@ -119,7 +119,7 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
 
 /* --- the pieces --- */
 
-/* Reads these bytes. Waits for as long as the home is alive. */
+/* Reads `len` bytes at `offset`. Waits for as long as the home is alive. */
 static int read_some(struct map_slot *slot, weft_file *f, uint8_t *to, size_t len, uint64_t offset, int64_t *next)
 {
     struct map_job *job = slot->job;
@@ -144,7 +144,8 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
     int64_t next = base_now_ns() + job->renew_ns;
     weft_file *f;
     weft_file_info info;
-    /* Open the file for this piece only, so that the gateway can drop the piece before a command runs. */
+    /* Open the file for this piece only, and close it below: then the home's cache may drop the piece before a command runs, which may take
+     * long. */
     int rc = weft_file_open(job->w, input->home, input->path, 0, &f, job->renew_ns);
     if (rc)
         return rc;

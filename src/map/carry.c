@@ -87,7 +87,7 @@ static void on_ask(weft_node *w, uint32_t from, const void *header, size_t heade
     if (taken)
         return;
     free(a);
-    if (!drop) /* without this, the space is freed at the end of the job */
+    if (!drop) /* MAP_ASK_DROP needs no answer: without it, the space is freed at the end of the job */
         weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
 }
 
@@ -208,7 +208,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
         if (rc != -ETIMEDOUT)
             return rc;
         if (!there)
-            return base_fail(-ECONNRESET, "node %u, which reads the input for this node, is gone", node);
+            return base_fail(-ECONNRESET, "node %u, which reads the input for this node, is gone; run the job again", node);
     }
 }
 

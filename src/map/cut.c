@@ -53,7 +53,7 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
     }
     in->device = (uint64_t)st.st_dev;
     in->inode = (uint64_t)st.st_ino;
-    /* A file that is a single piece is read only once anyway. */
+    /* The cache is no use for a file that is a single piece: it is read only once. */
     in->cached = job->apart && !standard && !in->stream && S_ISREG(st.st_mode) && !in->start && in->size > job->options->block_bytes &&
                  strlen(in->path) <= WEFT_FILE_PATH_MAX;
     if (!keep && !standard && S_ISREG(st.st_mode)) {
@@ -113,7 +113,7 @@ static int take_homes(struct map_job *job, const char *text)
 int map_inputs_open(struct map_job *job)
 {
     const struct map_options *o = job->options;
-    /* A running command takes up to eight descriptors, and a slot may hold an input. As many files stay open as the limit allows. */
+    /* A running command takes up to eight descriptors, and a slot may keep an input open. As many files stay open as the limit allows. */
     struct rlimit limit;
     uint32_t kept = o->file_count < MAP_INPUTS_OPEN ? o->file_count : MAP_INPUTS_OPEN;
     rlim_t work = 9 * (rlim_t)job->slots + 4 * job->nodes + 64;

@@ -121,8 +121,8 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
-/* The joining has failed: end all nodes. True if one of them had been killed, since a new try may then succeed. Wait a little for that: a
- * killed process closes its connections before wait() reports it. */
+/* The joining has failed: end all nodes. True if one of them had been killed, since a new try may then succeed. Wait a little to learn
+ * that: a killed process closes its connections before wait() reports it. */
 static bool stop_nodes(struct map_job *job)
 {
     bool killed = false;

@@ -20,7 +20,7 @@
 
 /* --- before the nodes are started --- */
 
-/* The name of this node's GPU. The option is "host", a number, or empty: then the nodes get the GPUs in turn. */
+/* The name of this node's GPU. The option is "host", a number, or empty. If it is empty, the nodes get the GPUs in turn. */
 static int gpu_name(const char *option, uint32_t rank, char name[16], uint32_t *count)
 {
     const struct gpu_backend *backend;
@@ -44,7 +44,7 @@ struct looked {
     char text[512];
 };
 
-/* Asks the driver for GPUs in a child process. */
+/* Asks the driver, in a child process, which GPUs there are. */
 static int gpu_look(const char *option, struct looked *l)
 {
     int fd[2];

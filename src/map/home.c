@@ -43,7 +43,7 @@ struct move {
     size_t len;
     uint32_t part;      /* the part of `home` that these bytes belong to; NO_PART: the outcome itself */
     weft_gaddr release; /* the node's memory to release when the move is done; WEFT_NULL: none */
-    int bounce;         /* index of the record's bounce buffer; -1: none */
+    int bounce;         /* index of the bounce buffer that the move uses; -1: none */
 };
 
 struct home {

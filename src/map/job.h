@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files of this room. Its words:
+ * Shared by the files of this folder. Their words:
  *
  *   owner     node 0 of the job, which cuts the input and prints the output
+ *   home      the node that has an input's file; in home.c the owner, because outputs are brought there
  *   apart     a node is apart if it is on another host than the owner: the two share only the fabric
  *   board     memory that the nodes of a host share: which commands run, whether the job is stopped or ends
  *   order     the description of the job, which the owner sends to nodes that are apart
@@ -169,8 +170,8 @@ void map_board_destroy(struct map_job *job);
 void map_nodes_prepare_owner(struct map_job *job);
 void map_nodes_forget(void); /* the job is over: signal handlers must no longer use `job` */
 void map_on_signal(int sig, void (*handler)(int));
-/* Called at the end of such a handler: pass the signal to the handler that was installed before. The earlier handler is that of the fabric,
- * which releases devices, or the default action. */
+/* A handler of a signal that ends the job calls this at its end: it passes the signal to the handler that was installed before. That is the
+ * handler of the fabric, which releases devices, or the default action. */
 void map_signal_pass(int sig);
 void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, too, and SIGCONT continue them */
 /* weft_open() with the settings of a map node; opens the queue, too. `on_member` is called with the job when a node has gone. */
@@ -205,7 +206,7 @@ struct map_telling { /* the node's side: the copy that the node sends */
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Tells whether the owner waits for an answer from the node that may be lost. `cut`: the node has no route now. */
+/* Tells whether the owner waits for an answer from the node, and that answer may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -281,7 +282,7 @@ enum map_kind {
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; the command cannot be started on any node */
-    MAP_NO_INPUT,  /* code: errno; the error text says why, also for the next two kinds */
+    MAP_NO_INPUT,  /* code: errno; the error text says why, as for MAP_NO_SPACE and MAP_NO_RESULT */
     MAP_NO_SPACE,  /* no room in the spill file; the job ends */
     MAP_NO_RESULT, /* the kernel failed */
     MAP_DEADLY,    /* several nodes died while running the piece */
@@ -392,7 +393,7 @@ int map_gpu_open(struct map_job *job); /* call it after the node has joined; doe
 void map_gpu_close(struct map_job *job);
 /* Run the kernel on a piece, whose bytes start at `offset` of their input. False: the piece is to be run on the processor. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
-void map_gpu_leave(struct map_slot *slot); /* give its buffers back */
+void map_gpu_leave(struct map_slot *slot); /* free the slot's buffers on the GPU */
 void map_gpu_report(struct map_job *job);  /* owner only: say which nodes do without their GPU */
 
 /* --- emit.c: the output --- */
@@ -432,7 +433,7 @@ void map_stream_close(struct map_stream *s);
 struct map_counts { /* kept by the owner */
     uint64_t pieces, done, failed, retried;
     uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
-    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes that are apart */
+    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes on other hosts than the owner */
     uint32_t nodes_died;
     int64_t start_ns, open_ns, end_ns;
 };
@@ -458,7 +459,7 @@ struct map_job {
     struct map_command command;
     const weft_kernel *kernel;
     const char *kernel_arg;
-    uint32_t gpus;         /* of this machine that run kernels, counted by the owner; 0: none is needed */
+    uint32_t gpus;         /* GPUs of this machine that run kernels, as the owner has counted them; 0: the job needs none */
     struct gpu_spans *gpu; /* the GPU of this node; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;
@@ -478,7 +479,7 @@ struct map_job {
     weft_node *w;
     weft_queue *queue;
     struct map_slot *slot;     /* [slots] */
-    pthread_mutex_t turn_lock; /* guards the next five fields; `misses` is read without it, too */
+    pthread_mutex_t turn_lock; /* guards the fields up to `look_ns`; `misses` is read without it, too */
     pthread_cond_t turn;       /* signalled when the slot that waits for the queue stops waiting */
     bool waits;                /* a slot waits for the queue */
     uint32_t asleep;           /* number of other idle slots */

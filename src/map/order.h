@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order: what the owner tells nodes that are apart (command or kernel, limits, addresses). Its parser gets bytes from another host, and
- * depends on no other file of the room.
+ * The order: what the owner tells nodes that are apart, which means on other hosts (command or kernel, limits, addresses). Its parser gets
+ * bytes from another host, and depends on no other file of this folder.
  */
 #ifndef WEFT_MAP_ORDER_H
 #define WEFT_MAP_ORDER_H

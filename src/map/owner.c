@@ -91,7 +91,7 @@ static void *feeder_main(void *arg)
 
 /* --- printing --- */
 
-/* Allocate for bytes that have arrived, not for the length that the outcome states: it cannot be trusted. */
+/* Allocate only for bytes that have arrived: the length that the outcome states cannot be trusted. */
 static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_t len)
 {
     if (at + len > o->fold_room) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the owner's files: window.c (pieces in work), home.c (outputs from nodes that are apart), owner.c (the main loop).
+ * Shared by the owner's files: window.c (pieces in work), home.c (outputs from nodes that are apart: on other hosts), owner.c (the main
+ * loop).
  */
 #ifndef WEFT_MAP_OWNER_H
 #define WEFT_MAP_OWNER_H

@@ -108,8 +108,8 @@ static int check_stats_file(const struct map_options *o)
     return rc;
 }
 
-/* The lease of a claim. When a node is stopped or hangs, its pieces run elsewhere only after their lease has ended, and the job may wait so
- * long: the lease must be short. It must be long enough that a slow node does not lose its claims. */
+/* The lease of a claim. When a node is stopped or hangs, its pieces run elsewhere only after their lease has ended, and the job may have to
+ * wait for that. So the lease should be short, but long enough that a slow node does not lose its claims. */
 static void choose_lease(struct map_job *job)
 {
     const struct map_options *o = job->options;

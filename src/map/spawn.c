@@ -15,7 +15,8 @@ static struct base_dispositions original;
 static sigset_t original_mask;
 
 /* The environment of commands. It has no variables of the launcher: otherwise a weft program that a command starts would try to join this
- * job. Variables that an emulated host has changed get their old values, which the launcher has stored in WEFT_OUTER_NAME. */
+ * job. Variables that were changed for an emulated host get their old values again: the launcher has stored that of NAME in
+ * WEFT_OUTER_NAME. */
 static char **command_env;
 static const char outer[] = "WEFT_OUTER_";
 

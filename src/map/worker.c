@@ -11,11 +11,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A piece whose nodes have died this many times more often than it may be retried is assumed to be the cause of the deaths, and fails. */
+/* If nodes die while they run a piece, the piece runs again, at most this many times more than --retries allows. Then the piece is
+ * assumed to be the cause of the deaths, and fails. */
 #define DEATHS_MAX 3u
 
-/* How many times a piece is passed on to a node on which it has not failed yet. One node alone does this for about two seconds: the others
- * may be busy for a while, but a stopped one does not hold the job up for ever. */
+/* How many times nodes on which a piece has failed pass it on, so that a node on which it has not failed can take it. A single node that
+ * passes it on again and again reaches this limit after about two seconds: the others may be busy for that long, but a stopped one does not
+ * hold the job up for ever. */
 #define GIVE_AWAY_MAX 36u
 
 /* A node that gets only pieces that have failed on it waits before it claims again, each time twice as long, at most WEFT_MS << MISSES_MAX.
@@ -232,8 +234,8 @@ static void note_choice(struct map_job *job, bool found)
     pthread_mutex_unlock(&job->turn_lock);
 }
 
-/* If a piece has failed on this node before, give it back, so that another node can try it. Claim another piece first: the queue hands out
- * the oldest task first, and would hand out the same piece again. False: nothing is claimed now. */
+/* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Claim another piece first: the
+ * queue hands out the oldest task first, and would hand out the same piece again. False: nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     bool found = suits(job, claim);

@@ -257,7 +257,7 @@ void mem_stat(struct mem_pool *p, struct mem_stats *out)
 {
     *out = (struct mem_stats){.reserved_bytes = p->bytes, .segments = (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES)};
     base_spin_lock(&p->lock);
-    /* Memory that a failing allocation would return first counts as free. */
+    /* Memory that an allocation would reclaim before it fails counts as free. */
     cache_empty_own(p);
     slab_trim(p);
     out->live_bytes = p->large_bytes;
@@ -299,7 +299,8 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
     struct mem_block *top = s ? top_of(s) : NULL;
     struct mem_block block;
 
-    /* The fast path could not use a cache with blocks if the thread used another pool last, or if the caller asks for an alignment. */
+    /* The cache may have a block that the fast path did not take: the thread used another pool last, or the caller asks for an alignment.
+     */
     if (s && top != s->first) {
         block = *--top;
         set_top(s, top);
@@ -368,8 +369,8 @@ static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t by
                          (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);
     if (bytes > MEM_SMALL_MAX || align > MEM_SMALL_MAX)
         return alloc_large(p, bytes, align, offset);
-    /* Slabs start at extents, so all blocks of a class are aligned if the block size is a multiple of the alignment. The largest class, 32
-     * KiB, always qualifies. */
+    /* Each slab starts at the start of an extent, so all blocks of a class are aligned if the block size is a multiple of the alignment.
+     * The largest class, 32 KiB, always qualifies. */
     uint32_t class = class_of(bytes);
     while (p->class[class].size & (align - 1))
         class ++;

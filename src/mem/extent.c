@@ -34,7 +34,7 @@ static void insert(struct mem_pool *p, uint32_t first, uint32_t extents)
 {
     uint32_t bin = bin_of(extents), next = p->run_head[bin];
     p->kind[first + extents - 1] = RUN_FREE_END;
-    p->kind[first] = RUN_FREE; /* second: a run of one extent gets RUN_FREE */
+    p->kind[first] = RUN_FREE; /* set after the other end, so that a run of one extent gets RUN_FREE */
     p->extent[first + extents - 1].run = extents;
     p->extent[first].run = extents;
     p->extent[first].next = next;

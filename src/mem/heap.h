@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files of this room. The pool is divided into extents of 64 KiB.
+ * Shared by the files of this folder. The pool is divided into extents of 64 KiB.
  *
  *   run    consecutive extents with one use: free, one large buffer, or one slab            (extent.c)
  *   slab   a run that is divided into equal blocks of one size class                        (slab.c)

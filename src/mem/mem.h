@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * mem: the pool and its allocator. The pool is one range of virtual memory over shared memory, which peers of the same host can map.
- * Offsets count from the start of the pool. The allocator never uses offsets below `heap_offset`: offset 0 is null, and higher rooms keep
- * their words there.
+ * Offsets count from the start of the pool. The allocator never uses offsets below `heap_offset`: offset 0 is null, and higher layers
+ * (src/sync/, for example) keep their words there.
  *
  * All records of the allocator are in private memory, so a peer that writes to the pool cannot damage them.
  */
@@ -39,18 +39,18 @@ void mem_pool_destroy(struct mem_pool *pool); /* no other thread may use the poo
  * call. Threads cache blocks that they freed: at most 8 MiB each, and an eighth of the pool together. If two threads free the same buffer
  * at the same time, this error may go undetected. */
 int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
-/* The same without an alignment, and with `origin` added to the offset, so that the caller need not load and change the result. */
+/* As mem_alloc(), without an alignment, and with `origin` added to the offset, so that the caller need not load and change the result. */
 int mem_alloc_from(struct mem_pool *pool, uint64_t bytes, uint64_t origin, uint64_t *out);
 int mem_free(struct mem_pool *pool, uint64_t offset);
 /* Usable bytes of the live buffer that starts at `offset`; 0: none starts there. Only tests use it. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
-/* Allocates the pages of a live buffer that will soon be written as a whole, in one step. Any thread may call this, while other buffers are
- * in use. */
+/* Allocates, in one step, all pages of a live buffer that will soon be written as a whole. Any thread may call this, while other buffers
+ * are in use. */
 void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Asks the system once for huge pages in place of those of a live buffer that is read often: a processor reads these up to twice as fast.
- * The system copies what is in use, and may take long while its processors are busy. Any thread may call this, while other buffers are in
- * use. */
+/* Asks the system, once, to replace the pages of a live buffer by huge pages. This is for buffers that are read often: a processor reads
+ * huge pages up to twice as fast. The system copies the pages that are in use, and may take long while its processors are busy. Any thread
+ * may call this, while other buffers are in use. */
 void mem_enlarge(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 /* Whether mem_enlarge() was not called for this buffer yet, and may succeed. */
 bool mem_can_enlarge(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);

@@ -87,7 +87,7 @@ void mem_enlarge(struct mem_pool *p, uint64_t offset, uint64_t bytes)
 #if defined(MADV_COLLAPSE)
     int error = errno;
     for (uint64_t i = offset / HUGE_PAGE; p->asked && i * HUGE_PAGE < offset + bytes && (i + 1) * HUGE_PAGE <= p->bytes; i++)
-        if (!atomic_exchange_explicit(&p->asked[i], 1, memory_order_relaxed)) /* it fails if a device has the pages registered */
+        if (!atomic_exchange_explicit(&p->asked[i], 1, memory_order_relaxed)) /* madvise() fails if a device has the pages registered */
             (void)madvise(p->base + i * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE);
     errno = error;
 #else

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft_open() and weft_close(): open the rooms in order, and close them in the opposite order.
+ * weft_open() and weft_close(): open the parts of a node in the order of their floors, the lowest
+ * (shared memory, the fabric) first; and close them in the opposite order.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -13,8 +14,8 @@
 #include "queue/queue.h"
 #include "sync/sync.h"
 
-#define AGAIN_FIRST (20 * WEFT_MS)    /* pause before a node tries again to join the running cluster; doubled each time, */
-#define AGAIN_LAST  (1 * WEFT_SECOND) /* the longest pause, about */
+#define AGAIN_FIRST (20 * WEFT_MS)    /* first pause before a node tries again to join the running cluster; doubled each time */
+#define AGAIN_LAST  (1 * WEFT_SECOND) /* about the longest pause */
 
 /* The size of the struct in version 0.1, the first one. */
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
@@ -56,7 +57,7 @@ static int delist(struct weft_node *w)
     return rc;
 }
 
-/* Close all rooms. Also used when weft_open() fails. */
+/* Close all parts of the node that are open. Also used when weft_open() fails. */
 static void take_apart(struct weft_node *w)
 {
     cluster_door_close(w);
@@ -114,7 +115,7 @@ static int open_once(weft_node **out, const weft_config *config, int64_t *again)
         gateway_groups_close(groups);
         goto out;
     }
-    /* Open rooms with message handlers before joining: a peer that has joined earlier may send at once. */
+    /* Open all parts that have message handlers before joining: a peer that has joined earlier may send at once. */
     rc = sync_open(w);
     if (!rc)
         rc = queue_open(w);
@@ -162,7 +163,8 @@ int weft_open(weft_node **out, const weft_config *config)
     int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
     if (rc)
         return rc;
-    /* A member may have died while this node joined the running cluster. Each attempt uses up a number of the cluster. */
+    /* -ECONNRESET: a member may have died while this node joined the running cluster, so try again. Each attempt uses up a
+     * node number of the cluster, which has WEFT_MAX_NUMBERS of them, so the pauses grow. */
     for (int64_t pause = AGAIN_FIRST;; pause = pause < AGAIN_LAST ? 2 * pause : pause) {
         rc = open_once(out, config ? &c : NULL, &again);
         if (rc != -ECONNRESET || base_now_ns() >= again)

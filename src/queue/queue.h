@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * queue: the room's own header. Rooms above use only queue_is_shut(); tests use queue_set_force() and queue_set_lease().
+ * queue: the header of this folder. Other folders use only queue_is_shut() and queue_open(); tests use queue_set_force() and
+ * queue_set_lease().
  *
  * Each file calls only those before it:
  *
@@ -16,9 +17,9 @@
  *   room.c    the queues of this node: how they find those of other nodes; messages; what happens when a node dies
  *   queue.c   open, close, shutdown, statistics
  *
- * The way of a task: the submitter enters it in its table (OUT, at a home), writes it into a slot of that home's
- * shard, and wakes a node that may be asleep. A worker claims it from its own shard or another's, and when done
- * swaps the slot to DONE and tells the submitter by message. The submitter finds the id in its table: the first
+ * The way of a task: the submitter chooses a home, which is a node with a shard in its pool. It enters the task in its table as OUT at that
+ * home, writes the task into a slot of the home's shard, and wakes a node that may be asleep. A worker claims it from its own shard or
+ * another's, and when done swaps the slot to DONE and tells the submitter by message. The submitter finds the id in its table: the first
  * completion counts and can be reaped, any other is dropped; either way it frees the slot.
  *
  * What happens when a node dies, or closes the queue (room_gone() in room.c):
@@ -28,7 +29,7 @@
  *              of a dead node: homes and submitters learn of a death at different times.
  *   submitter  each home frees the submitter's tasks, and refuses to complete them.
  *   home       each submitter marks its tasks in that shard as pending, and places them in other shards. A worker that
- *              had claimed such a task is refused. If its completion arrives all the same, it counts if it is the first.
+ *              had claimed such a task is refused. If its completion arrives nevertheless, it counts if it is the first.
  *
  * SLEEPING. A claimer sets the `idle` word of its own node's header to 1, then looks at the shards, then sleeps. A node that makes work
  * ready loads `idle` afterwards; if it is 1, the node swaps it to 0 and wakes the claimer's node. All four steps are seq_cst (claimer:
@@ -108,7 +109,7 @@ struct weft_queue {
     /* Submitter. */
     _Alignas(BASE_CACHE_LINE) struct table table;
     _Atomic uint32_t reapable; /* a copy of table.complete.count that is read without the lock */
-    _Atomic uint32_t pending;  /* likewise a copy of table.pending.count */
+    _Atomic uint32_t pending;  /* a copy of table.pending.count that is read without the lock */
     _Atomic uint32_t next;     /* round-robin over `serving` */
 
     /* Worker. */
@@ -123,9 +124,9 @@ struct weft_queue {
     _Atomic uint64_t requeued;
     int64_t next_scan;
 
-    uint32_t users; /* handlers and hooks that are using the queue now; under the room's lock */
+    uint32_t users; /* handlers and hooks that are using the queue now; under the lock of struct queue_room */
     struct weft_queue
-        *closed_before; /* next in the room's list of closed queues, by which a second close of the same handle is recognized */
+        *closed_before; /* next in queue_room's list of closed queues, by which a second close of the same handle is recognized */
 };
 
 /* --- messages, all to QUEUE_HANDLER --- */
@@ -184,7 +185,7 @@ struct queue_room {
 int queue_open(struct weft_node *w);                             /* called before joining: the first message needs the handler */
 uint32_t queue_room_incarnation(struct weft_node *w);            /* the number for a queue that is being opened */
 int queue_room_enter(struct weft_node *w, struct weft_queue *q); /* finds the queue on other nodes; from now on messages reach q */
-void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q any more; the room frees q when the node closes */
+void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q any more; q is freed when the node closes */
 
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
@@ -254,12 +255,13 @@ void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
 int queue_begin_wait(struct weft_queue *q);
 void queue_end_wait(struct weft_queue *q);
 int queue_refuse_closed(const struct weft_queue *q); /* a call on a queue that this node has closed: -EBADF */
-/* fab_patience_check() and fab_patience_say() for waits of this room. */
+/* fab_patience_check() and fab_patience_say(), for waits in a queue. */
 int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 
 /* --- upkeep.c --- */
-int64_t queue_tick(struct weft_queue *q, int64_t now); /* ns until the next; in the progress thread */
+int64_t queue_tick(struct weft_queue *q,
+                   int64_t now); /* does what is due; returns after how many ns to call it again. In the progress thread */
 void queue_free_watch(struct slot_watch *watch);
 void queue_destroy(struct weft_queue *q); /* free the queue's private memory; no thread may be using it */
 

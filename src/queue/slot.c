@@ -131,7 +131,7 @@ int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t
     return swap(s, (uint32_t)word, &expected, desired);
 }
 
-/* How far the head word is behind `tail`: at most the ring. An invalid head word counts as a lag of the whole ring. */
+/* How far the head word is behind `tail`, in slots: at most the length of the ring, which also stands for an invalid head word. */
 static inline uint32_t lag_of(const struct slot_shard *s, uint64_t head, uint64_t tail)
 {
     uint32_t lag = (uint32_t)tail - (uint32_t)head;

@@ -3,8 +3,8 @@
  * slot: the protocol of one shard of a queue, as functions over its words. Knows nothing of nodes, messages or the
  * fabric, so that it can be tested on plain memory and compared line by line with the model (tests/model/slot.pml).
  *
- * A shard is a header and a ring of `slots` slots of 128 bytes. All of it is 64-bit words that are only touched
- * atomically. A slot holds at most one task:
+ * A shard is a header and a ring of `slots` slots of 128 bytes, in the pool of its home, which is the node that holds it. All of it is
+ * 64-bit words that are only accessed atomically. A slot holds at most one task:
  *
  *            submitter         submitter         worker              worker
  *     FREE ------------> WRITING --------> READY --------> CLAIMED ----------> DONE
@@ -90,8 +90,8 @@ static inline uint32_t slot_user_incarnation(uint64_t user)
     return (uint32_t)(user >> 32);
 }
 
-/* The state word: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3). While WRITING, the attempt
- * and the incarnation together hold the number of the attempt to take the slot. */
+/* The state word, from the high bits down: version(32) . owner(16) . attempt(8) . the owner's incarnation, its low bits(5) . status(3).
+ * While WRITING, the attempt and the incarnation together hold the number of the attempt to take the slot. */
 enum slot_status { SLOT_FREE, SLOT_WRITING, SLOT_READY, SLOT_CLAIMED, SLOT_DONE };
 #define SLOT_INCARNATION_MASK 31u
 
@@ -181,9 +181,10 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
  * `nodes`. Returns how many were claimed. */
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half);
 
-/* Worker: `word` is the claimed word. Returns -ESTALE if the slot has another word now; on success `*now` is the new word. Any other error
- * comes from the fabric, and the swap may have happened or not (see above). */
-void slot_fetch(const struct slot_shard *s, uint32_t slot); /* a call that changes the slot will follow soon */
+/* Starts to load the slot's memory, because a call that changes the slot will follow soon. */
+void slot_fetch(const struct slot_shard *s, uint32_t slot);
+/* Worker: change a claim; `word` is the claimed word. Return -ESTALE if the slot has another word now; on success `*now` is the new word.
+ * Any other error comes from the fabric, and the change may have happened or not. */
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
@@ -199,7 +200,7 @@ int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
 /* Positions that claimers have not looked at yet: an upper bound of the number of ready tasks; 0 if none is ready. */
 uint32_t slot_backlog(const struct slot_shard *s);
-/* Whether a submitter would find room at once. False may be wrong: there may be room all the same. */
+/* Whether a submitter would find room at once. False may be wrong: there may be room nevertheless. */
 bool slot_room(const struct slot_shard *s);
 
 /* Home: `node` has died or left. Frees its tasks and makes its claims ready again. Returns how many became ready. */

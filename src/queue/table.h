@@ -3,8 +3,8 @@
  * table: what this node has submitted to one queue and not reaped yet. Private memory: no other node can write it.
  *
  * A task's id is its entry's index and generation, so that an id is found without a search and an outdated id is recognised. An entry is
- * OUT in some home's shard, PENDING (its home died; it waits for another), or COMPLETE. The first completion of an OUT or PENDING entry
- * counts, any other is a duplicate.
+ * OUT (its task is in the shard of some node, its home), PENDING (the home died, and the task waits for another one), or COMPLETE. The
+ * first completion of an OUT or PENDING entry counts, any other is a duplicate.
  *
  * The caller of every function here, except table_init() and table_clear(), holds `lock`, and does not wait meanwhile.
  */
@@ -56,7 +56,8 @@ uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint3
  * counts as submitted. */
 bool table_remove(struct table *t, uint64_t id, uint32_t home);
 
-void table_fetch(const struct table *t, uint64_t id); /* a completion of this id follows soon */
+/* Starts to load the id's entry, because a completion of this id follows soon. */
+void table_fetch(const struct table *t, uint64_t id);
 /* Accept a completion. True: the task is now complete. False: the completion is a duplicate, or no task has this id. */
 bool table_complete(struct table *t, uint64_t id, const weft_done *done);
 uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);

@@ -23,7 +23,8 @@ static int view_answered(struct queue_view *v, int rc)
     return rc;
 }
 
-/* A load that has timed out may still be executed, when the caller's stack frame is gone. */
+/* A load that has timed out may still store its result later, when the caller's stack frame is gone. So the result goes to other memory
+ * first. */
 _Static_assert(SLOT_LOAD_WORDS * sizeof(uint64_t) <= FAB_NOW_BYTES, "what weft_get_blocking() reads into memory of its own");
 
 static int remote_load(void *arg, uint32_t word, uint64_t *out, uint32_t count)

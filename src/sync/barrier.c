@@ -25,7 +25,8 @@
 
 #include "sync/state.h"
 
-/* A signal word: size of the set (12 bits) . hash of the set (20) . generation (32). Sets only shrink, so the smaller set is the newer. */
+/* A signal word, from the high bits down: size of the set (12 bits), hash of the set (20), generation (32). Sets only shrink, so the
+ * smaller set is the newer. */
 #define SIGNAL_WORDS  6u /* signal words in a line; the size of a set selects one */
 #define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last; the writer enters no later barrier of that set */
 #define NEWEST_WORD   7u /* the newest set of which the writer has begun a barrier; the word's generation is 0 */
@@ -382,7 +383,8 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     if (rc == 0) {
         say_come(w, s, s->generation);
         rc = barrier_go_on(w, s, &p, visit);
-        /* A barrier is unfinished here, and other nodes wait for signals that this node sends only in its next call. */
+        /* The call has timed out, and other nodes wait for signals that this node sends only in its next call. So let them see that this
+         * node has not arrived. */
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Exchange: a few words from every node to every node, and a barrier. Each node writes its words into the pools of the
- * others, with a tag that says which barrier they belong to, into one of two places in turn. So a node that is one exchange ahead does not
- * overwrite words that others have yet to read. It cannot be two ahead, since it would have to pass a barrier at which the others have not
- * arrived. Only a node that already uses a smaller set of nodes can be further ahead. The tag of its words shows that.
+ * Exchange: a few words from every node to every node, and a barrier. Each node writes its words into the pools of the others, with a tag
+ * that says which barrier they belong to, into one of two places in turn. So a node that is one exchange ahead does not overwrite words
+ * that others have not read yet. It cannot be two ahead, since it would have to pass a barrier at which the others have not arrived. Only a
+ * node that already uses a smaller set of nodes can be further ahead. The tag of its words shows that.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct exchange {
     const uint64_t *mine;
     uint32_t words;
     uint64_t *all;
-    bool *gave; /* NULL: the caller does not ask */
+    bool *gave; /* NULL: the caller does not ask which nodes have given words */
 };
 
 static uint64_t tag_now(const struct sync *s)

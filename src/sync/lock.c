@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock (lock.h) at the node that takes it and gives it back.
+ * The lock (lock.h) at the node that takes and releases it.
  *
  * A claim is one attempt to take a lock and, if the attempt succeeds, the time for which the lock is held. While a claim is WANTED it
  * belongs to the thread that tries; when it is HELD it belongs to the node, and any thread may release it. A call that times out hands its
@@ -28,7 +28,7 @@ struct lock_claim {
     _Atomic bool granted;
     _Atomic bool refused;
     bool inherited, many;
-    /* A swap that is under way: it takes the lock, or gives it back (`back` is set): */
+    /* A swap that is under way: it takes the lock, or releases it (`back` is set): */
     struct fab_now *swap;
     bool back; /* while `back`, `inherited` means: the claim came from a dead holder and was never used */
 };
@@ -153,7 +153,8 @@ static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, u
 
 /* --- claims left to the progress thread --- */
 
-/* Do one step to undo a claim that was left. True: the lock is free of the claim, or will be without further steps. */
+/* Do one step to undo a claim that was left to the progress thread. True: the lock is free of the claim, or will be without further steps.
+ */
 static bool lock_settle(struct weft_node *w, struct lock_claim *c)
 {
     uint32_t home = weft_gaddr_node(c->word);
@@ -167,7 +168,7 @@ static bool lock_settle(struct weft_node *w, struct lock_claim *c)
         if (rc == 0 && c->back && old != (mine | LOCK_WAITERS))
             return true; /* the claim was released, or never got the lock */
         if (rc == 0 && c->back)
-            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* on failure: start again later */
+            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* if this fails, the next tick tries again */
     }
     c->back = true;
     return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 &&
@@ -220,10 +221,11 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
         return;
     /* The call that waited has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
-        base_log(BASE_LOG_WARN,
-                 "lock %#llx: other nodes may wait for it for ever: it was granted after the call for it had timed out, and there is no "
-                 "memory for the message that releases it" BASE_MEMORY_HINT,
-                 (unsigned long long)m->word);
+        base_log(
+            BASE_LOG_WARN,
+            "lock %#llx was granted after the call for it had timed out, and there is no memory for the message that releases it. Calls of "
+            "other nodes for this lock will time out until this node is closed" BASE_MEMORY_HINT,
+            (unsigned long long)m->word);
 }
 
 static void on_lock_message(struct weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload,
@@ -372,7 +374,8 @@ static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lo
         lock_forget(s, c);
         return timed_out(c->word);
     }
-    int64_t look = base_deadline(SYNC_LOOK_NS); /* a lock that no living node holds is taken even with time-out 0 */
+    /* A lock that no living node holds is taken even with time-out 0, so allow a round trip for it. */
+    int64_t look = base_deadline(SYNC_LOOK_NS);
     if (!lock_owned(w, old) && p->deadline < look)
         p->deadline = look;
     return ask_home(w, s, c, p, inherited);

@@ -3,9 +3,10 @@
  * The lock: its word, its messages, and the calls between its two sides: lock.c (the node that takes and releases it) and lock_home.c (the
  * node in whose pool the word is).
  *
- * The word is 0 when the lock is free, else it names the claim that holds it: the node, and a number that the node uses for no
- * other claim. One compare-and-swap takes a free lock; one releases a lock that nobody waits for. A node that finds the lock taken asks the
- * home. The home queues the waiters, in order of arrival, in its private memory, and then hands the lock over by message.
+ * The word is 0 when the lock is free, else it names the claim that holds it: the node, and a number that the node uses for no other claim.
+ * A claim is one attempt of a node to take the lock (see lock.c). One compare-and-swap takes a free lock; one releases a lock that nobody
+ * waits for. A node that finds the lock taken asks the home, which is the node in whose pool the word is. The home queues the waiters, in
+ * order of arrival, in its private memory, and then hands the lock over by message.
  *
  * While LOCK_WAITERS is set, only the home changes the word. Other nodes see that the word is not 0. The holder's compare-and-swap to 0
  * fails, so the holder sends a message instead.
@@ -19,7 +20,7 @@
 
 #include "sync/state.h"
 
-/* node + 1 (20 bits) . number of the claim (42) . flags (2) */
+/* The word, from the low bits up: node + 1 (20 bits), number of the claim (42), flags (2). */
 #define LOCK_OWNER_BITS 20u
 #define LOCK_OWNER      ((UINT64_C(1) << LOCK_OWNER_BITS) - 1)
 #define LOCK_TICKETS    ((UINT64_C(1) << 42) - 1)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this room share.
+ * What the files of this folder share.
  */
 #ifndef WEFT_SYNC_STATE_H
 #define WEFT_SYNC_STATE_H

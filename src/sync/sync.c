@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The room's state, and counters.
+ * The state of this folder, and counters.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * sync: barrier, lock, counters, on top of fabric. The state of this room is w->sync.
+ * sync: barrier, lock, counters, on top of fabric. The state of this folder is w->sync.
  */
 #ifndef WEFT_SYNC_ROOM_H
 #define WEFT_SYNC_ROOM_H

@@ -112,8 +112,8 @@ static int list_devices(struct verbs_guard *g)
 
 /* --- finding or starting a guard --- */
 
-/* Starts a guard for this program as its first one. `path`: where the guard listens for other programs; NULL: it is for this program
- * alone. */
+/* Starts a guard whose first program is this one. `path`: where the guard listens for other programs; NULL: it is for this program alone.
+ */
 static int start_and_greet(struct verbs_guard *g, const char *command, const char *path)
 {
     int ends[2] = {-1, -1}, rc = base_socketpair(ends);

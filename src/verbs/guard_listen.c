@@ -2,8 +2,8 @@
  *
  * The guard's process. A guard of one program, whose socket is descriptor 0, serves that program and ends with it. A guard of several
  * programs (WEFT_GUARD_SOCKET) also listens on a Unix socket of mode 0600, and starts a thread for each program that connects. So the
- * programs of a host use one cable at the same time, together with the standing node that usually has started the guard. The device is
- * opened once for all of them (guard_shared.c). When a program is killed, its thread frees what it has left.
+ * programs of a host use one cable at the same time, together with the standing cluster's node on this host, which usually has started the
+ * guard. The device is opened once for all of them (guard_shared.c). When a program is killed, its thread frees what it has left.
  *
  * The guard ends when its last program has ended. A lock on a file beside the socket ensures that only one guard at a time uses the socket.
  * A program that was about to connect to a guard that ends starts a new one (guard.c).

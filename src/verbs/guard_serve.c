@@ -189,7 +189,7 @@ static int guard_start(struct guard *g)
         close(g->bell[1]);
     close(page);
     /* A closed socket is not the only sign that the program has ended: a forked child of the program may keep the socket open. */
-    pthread_mutex_lock(&g->shared->lock); /* other programs' threads read the program's number and name for their messages */
+    pthread_mutex_lock(&g->shared->lock); /* this guard's threads for other programs read the process number and name */
     bool known = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0;
     if (known)
         name_program(g);

@@ -65,7 +65,7 @@ enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
 
 /* A device, opened for all programs together. A driver may take long to open or close one: that holds up only who needs this device. */
 struct shared_device {
-    pthread_mutex_t lock; /* over the fields below; held during calls to open and close the device, never while waiting for a program */
+    pthread_mutex_t lock; /* protects the fields below; held during calls to open and close the device, never while waiting for a program */
     struct ibv_context *real;
     struct ibv_pd *domain;
     uint32_t opened, domains; /* how often programs have opened the device, and allocated a domain on it */
@@ -76,7 +76,7 @@ struct guard_shared {
     struct ibv_device **list;
     int listed;
     struct shared_device device[GUARD_CONTEXTS];
-    pthread_mutex_t lock; /* over the fields below */
+    pthread_mutex_t lock; /* protects the fields below */
     struct guard *programs;
     uint32_t count; /* number of programs */
 };

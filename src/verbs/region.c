@@ -11,7 +11,7 @@
 
 #define PAGE 4096u /* the smallest page of the systems that weft runs on */
 
-/* The segment size as a power of two: every request computes by a shift in which segment its memory is. */
+/* log2 of the segment size, which is a power of two: every request computes by a shift in which segment its memory is. */
 static uint32_t segment_shift(const struct verbs_device *d)
 {
     uint64_t most = d->traits.region_bytes < VERBS_SEGMENT ? d->traits.region_bytes : VERBS_SEGMENT;

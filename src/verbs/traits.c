@@ -6,7 +6,7 @@
 
 #include "verbs/verbs.h"
 
-enum { THUNDERBOLT = 100 }; /* transport_type, in no header */
+enum { THUNDERBOLT = 100 }; /* the value of transport_type; no header defines it */
 
 #define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
 
@@ -16,7 +16,7 @@ static uint32_t traits_at_most(int said, uint32_t limit)
     return said <= 0 ? 0 : (uint32_t)said < limit ? (uint32_t)said : limit;
 }
 
-/* The same, but a reported 0 means that the device did not report the limit. */
+/* As traits_at_most(), but a reported 0 means that the device did not report the limit. */
 static uint32_t else_at_most(int said, uint32_t limit)
 {
     return said <= 0 ? limit : traits_at_most(said, limit);

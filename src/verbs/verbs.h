@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * verbs: devices, traits, the choice of a GID, regions, queue pairs. All that calls ibv_* lives in this room.
+ * verbs: devices, traits, the choice of a GID, regions, queue pairs. All code that calls ibv_* is in this folder.
  *
  * The library is loaded at run time (library.c): a machine without it works over shared memory. Code that depends on what a device can do
  * looks at the device's traits, never at its vendor's name.
@@ -52,7 +52,7 @@ struct verbs_library {
     int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
     void (*ack_async_event)(struct ibv_async_event *event);
     const char *(*wc_status_str)(enum ibv_wc_status status);
-    /* Of a guard: says which processes hold how many queue pairs and regions of the device. NULL: not known. */
+    /* Only in the library of a guard: says which processes hold how many queue pairs and regions of the device. NULL: not known. */
     void (*holders)(struct ibv_context *context, char *out, size_t len);
 };
 /* Returns the table of the library's functions, which the first call loads and keeps. -ENOENT: the library cannot be loaded; the error text
@@ -130,13 +130,13 @@ struct verbs_device {
     struct verbs_gid *gids; /* the GID table as read from the device; includes entries that are zero */
     uint32_t gid_count;
     struct verbs_choice chosen; /* valid when usable */
-    int usable;                 /* 0, or the negative errno why weft does not use it ... */
-    char why_not[960];          /* ... and the error text */
+    int usable;                 /* 0, or a negative errno: why weft does not use it */
+    char why_not[960];          /* the error text for `usable` */
     double gbits;               /* of the active link; 0: unknown */
 };
 /* Opens and queries all devices; allocates nothing on them. `wanted_gid` -1: choose one. Close them with verbs_devices_close(). */
 int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid);
-/* The same for the devices of this library. */
+/* As verbs_devices(), for the devices of this library. */
 int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, int given, struct verbs_device **out, uint32_t *count,
                      int wanted_gid);
 void verbs_devices_close(struct verbs_device *devices, uint32_t count);
@@ -154,8 +154,8 @@ bool verbs_port_up(struct verbs_device *d); /* asks the device now; a device tha
    NULL allowed. */
 void verbs_device_close(struct verbs_device *d);
 
-/* --- guard.c: devices that a process of its own, the guard, owns and gives back, whatever happens to this process --- Such devices offer
-   UC and RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
+/* --- guard.c: devices that a process of its own, the guard, owns and frees, whatever happens to this process --- Such devices offer UC and
+   RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
 struct verbs_guard;
 /* Start or join a guard. `command`: the command weft, looked up in PATH. `path` (NULL or "": none): the Unix socket of a guard of several
  * programs of this user. If no guard listens there, one is started, unless `command` is "". Programs with the same guard share the regions
@@ -166,8 +166,9 @@ int verbs_guard_start(struct verbs_guard **out, const char *command, const char 
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd);
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
 void verbs_guard_end(struct verbs_guard *g); /* closes all its devices, and returns when the guard process has ended; NULL allowed */
-/* Runs the guard in this process, until the program at descriptor 0, a socket, has ended. `path`: until all programs have that have
-   connected to this socket, which the guard makes. Returns -EEXIST, after it was sent to descriptor 0, if another guard has that socket. */
+/* Runs the guard in this process, until the program at descriptor 0, a socket, has ended. `path`: a socket that the guard makes; then it
+   runs until all programs that have connected to that socket have ended. Returns -EEXIST, after it was sent to descriptor 0, if another
+   guard has that socket. */
 int verbs_guard_serve(const char *path);
 
 /* --- usage.c: how many objects of a device all processes use together --- */
@@ -184,17 +185,17 @@ int verbs_usage(const char *device, struct verbs_usage *out);
 struct verbs_regions {
     struct verbs_device *device;
     uint8_t *base;
-    uint64_t bytes, segment_bytes; /* segment_bytes is a power of two ... */
-    uint32_t segment_shift;        /* ... and this is its logarithm to base 2 */
+    uint64_t bytes, segment_bytes; /* segment_bytes is a power of two */
+    uint32_t segment_shift;        /* the logarithm of segment_bytes to base 2 */
     uint32_t count;
     int access; /* the access flags that the device accepted */
     struct ibv_mr **mr;
 };
 /* -ENOSPC if the memory needs more regions than `budget` (0: the limit in the traits); the error says how many, and what to do. */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
-/* The same for `bytes` at `offset` of a dmabuf, for example the memory of a GPU. Requests name this memory by addresses from `base` on.
- * `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP: the library,
- * the device or its driver cannot register a dmabuf. */
+/* As verbs_register(), for `bytes` at `offset` of a dmabuf, for example the memory of a GPU. Requests name this memory by addresses from
+ * `base` on. `base` may be any address with the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP: the
+ * library, the device or its driver cannot register a dmabuf. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);

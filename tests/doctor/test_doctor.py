@@ -82,7 +82,7 @@ class Words(unittest.TestCase):
         self.assertEqual([g["direct"] for g in got["gpus"]], [False] * 3)
         self.assertEqual(sorted(f["seen"].split(":  ")[0][:14] for f in got["findings"]), ["cuda:0, cuda:1", "cuda:2: the GP"])
         self.assertTrue(any("open kernel modules" in f["remedy"] for f in got["findings"]))
-        self.assertIn("cuda:2 (NVIDIA H100 80GB HBM3): data between its memory and other hosts is copied through the host's memory: the GPU gives",
+        self.assertIn("cuda:2 (NVIDIA H100 80GB HBM3): data between its memory and other hosts is copied through the host's memory: the GPU does not let",
                       doctor("--facts", os.path.join(HERE, "linux-gpu-staged")).stdout)
         self.assertIn("mlx5_0 cannot register dmabufs", self.only("linux-gpu-no-dmabuf")["seen"])
         self.assertIn("rdma-core 34", self.only("linux-gpu-no-dmabuf")["remedy"])

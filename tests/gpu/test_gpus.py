@@ -39,7 +39,7 @@ class Gpus(unittest.TestCase):
         self.assertRegex(lines[-1], r"^host .* yes$")
 
     def test_no_rdma(self):
-        for words, why in ("no-dmabuf", "gives no dmabufs"), ("no-rdma", "no memory of the kind"):
+        for words, why in ("no-dmabuf", "gives no dmabufs"), ("no-rdma", "kind of memory that arenas use"):
             self.assertIn(why, json.loads(weft("gpus", "--json", FAKE_CUDA=words))[0]["no_rdma"])
 
     def test_doctor(self):

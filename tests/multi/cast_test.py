@@ -163,7 +163,7 @@ class Cast(unittest.TestCase):
                     env = f.read().split(b"\0")
             except OSError:
                 continue
-            if words[1:3] == [b"cast", b"--as-node"] and MARK.encode() in b"\0".join(env) and alive(int(pid)):
+            if words[1:3] in ([b"cast", b"--as-node"], [b"cp", b"--as-node"]) and MARK.encode() in b"\0".join(env) and alive(int(pid)):
                 rank = [int(e[10:]) for e in env if e.startswith(b"WEFT_RANK=")]
                 if rank:
                     found[rank[0]] = int(pid)

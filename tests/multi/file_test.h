@@ -115,4 +115,13 @@ static inline weft_file_cache cache_of(weft_node *w)
     return c;
 }
 
+static inline void must_fail(weft_node *w, const char *path, uint32_t flags, int code, const char *says)
+{
+    weft_file *f = (weft_file *)1;
+    int rc = weft_file_open(w, 0, path, flags, &f, DEFAULT_TIME);
+    if (rc != code || !strstr(weft_error(), says))
+        fprintf(stderr, "opening %s: %d, not %d: %s\n", path, rc, code, weft_error());
+    CHECK(rc == code && !f && strstr(weft_error(), says));
+}
+
 #endif

@@ -98,7 +98,8 @@ class Trees(Cast):
 
     def test_cp(self):
         self.file("src/a", b"a" * 100_000)
-        self.weft("cp", "2:" + self.src, "1,3:" + self.dest)
+        said = self.weft("cp", "2:" + self.src, "1,3:" + self.dest).stderr
+        self.assertRegex(said, r"^weft cp: 1 files, .*\n$")
         for node in (1, 3):
             self.same(node)
         self.weft("cp", "3:" + self.src, "here", cwd=self.here)
@@ -566,6 +567,7 @@ class Killed(Cast):
         said = p.communicate(timeout=LIMIT)[1].decode()
         self.assertEqual(p.returncode, 1, said)
         self.assertIn("the source was stopped", said)
+        self.assertEqual([line for line in said.splitlines() if not line.startswith("weft cp: ")], [])
         until("all nodes have ended", lambda: not self.nodes_of_cast())
         self.weft("cp", "2:" + self.src, "1,3:" + self.dest)
         self.same(1)

@@ -50,6 +50,12 @@ static weft_file *open_together(weft_node *w, struct hosts_board *b)
     return f;
 }
 
+/* On a busy machine, too, everybody waits for copies that are under way. */
+static void be_patient(weft_node *w)
+{
+    atomic_store(&gateway_in(w)->file_patience, patience_ns(60));
+}
+
 static bool gateway_is_far(weft_node *w)
 {
     return !weft_ptr(w, weft_gaddr_make(0, 0, w->heap_offset), 1);
@@ -86,6 +92,7 @@ static void once(weft_node *w, void *arg)
 {
     struct hosts_board *b = arg;
     uint64_t before = sent_by_host();
+    be_patient(w);
     if (weft_rank(w) == 0) {
         wait_for(&b->done, weft_size(w) - 1);
         uint64_t sent = sent_by_host() - before;
@@ -164,6 +171,185 @@ static void test_one_ends(void **state)
         for (unsigned i = 0; i < 4; i++)
             assert_true(status[i] == 0 || (i == 1 && how == KILLED));
     }
+}
+
+/* --- slow links --- */
+
+#define SLOW_PIECES 16u
+
+static void slowly(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, weft_size(w) - 1);
+        b->given = cache_of(w).given_bytes;
+        b->passed = cache_of(w).passed_bytes;
+    } else {
+        weft_file *f = open_together(w, b);
+        size_t n;
+        for (uint64_t i = 0; i < SLOW_PIECES; i++) {
+            static uint8_t some[WEFT_FILE_PIECE];
+            OK(weft_file_read(f, some, PIECE, i * PIECE, &n, patience_ns(100)));
+            CHECK(n == PIECE && right(some, SEED, i * PIECE, n));
+        }
+        atomic_fetch_add(&b->done, 1);
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, patience_ns(100)));
+}
+
+/* Runs tc in each host's namespace. */
+static bool each_host(const char *words)
+{
+    char paths[1024], command[1280], *rest = paths;
+    snprintf(paths, sizeof paths, "%s", getenv("TEST_NAMESPACES"));
+    for (char *path; (path = strsep(&rest, ":"));)
+        for (unsigned net = 0; net < 2; net++) {
+            snprintf(command, sizeof command, "nsenter --net=%s tc qdisc %s", path, words);
+            char *at = strstr(command, "DEVICE");
+            char device[8];
+            snprintf(device, sizeof device, "net%u  ", net);
+            memcpy(at, device, 6);
+            if (system(command) != 0)
+                return false;
+        }
+    return true;
+}
+
+/* Four hosts with links over which the pieces that are asked for together take longer than a second. All the same the gateway sends most
+ * of them once. */
+static void test_slow_links(void **state)
+{
+    (void)state;
+    if (!getenv("TEST_NAMESPACES") || !each_host("add dev DEVICE root tbf rate 20mbit burst 64k latency 50ms")) {
+        print_message("the links are not slow here\n");
+        skip();
+    }
+    struct hosts_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), SEED, SLOW_PIECES * PIECE, O_TRUNC);
+    int failed = nodes_failed_with(4, slowly, b, ROOMY);
+    assert_true(each_host("del dev DEVICE root"));
+    assert_int_equal(failed, 0);
+    printf("given by the gateway %.2f times, passed on %.2f times\n", (double)b->given / (double)(SLOW_PIECES * PIECE),
+           (double)b->passed / (double)(SLOW_PIECES * PIECE));
+    assert_int_equal(b->given + b->passed, 3 * SLOW_PIECES * PIECE);
+    assert_true(b->given < 2 * SLOW_PIECES * PIECE);
+}
+
+/* --- a holder dies while somebody gets pieces from it --- */
+
+static void one_dies(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    be_patient(w);
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 1);
+        b->given = cache_of(w).given_bytes;
+        b->passed = cache_of(w).passed_bytes;
+        return;
+    }
+    weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 1) {
+        read_pieces(f, 0, FEW);
+        (void)cache_of(w); /* the answer shows that the gateway has been told of the copies */
+        atomic_store(&b->pid, (uint32_t)getpid());
+        wait_for(&b->done, 1);
+        return;
+    }
+    static uint8_t some[FEW * WEFT_FILE_PIECE];
+    size_t n;
+    weft_op op;
+    wait_for(&b->pid, 1);
+    stop_asleep((pid_t)atomic_load(&b->pid));
+    OK(weft_file_read_start(f, some, sizeof some, 0, &n, &op));
+    bool gets = false;
+    while (!gets && weft_test(w, &op) == -EINPROGRESS) /* over TCP a stopped process gives nothing; other networks need not ask it */
+        for (unsigned i = 0; i < FILE_SLOTS; i++)
+            gets = gets || file_slot_state(&f->slot[i]) == SLOT_GETS;
+    b->half = gets;
+    CHECK(kill((pid_t)atomic_load(&b->pid), SIGKILL) == 0);
+    OK(weft_wait(w, &op, patience_ns(30)));
+    CHECK(n == sizeof some && right(some, SEED, 0, n));
+    read_pieces(f, FEW, PIECES);
+    atomic_store(&b->done, 1);
+    OK(weft_file_close(f));
+}
+
+static void test_one_dies(void **state)
+{
+    (void)state;
+    struct hosts_board *b = shared_words(sizeof *b);
+    int status[NODES_MAX];
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    nodes_run(3, one_dies, b, HOSTS, status);
+    assert_true(status[0] == 0 && WIFSIGNALED(status[1]) && status[2] == 0);
+    assert_true(b->half || !getenv("TEST_NAMESPACES"));
+    assert_true(b->passed > 0);
+    assert_true(!getenv("TEST_NAMESPACES") || b->given > BYTES); /* what the dead one did not give was given again */
+}
+
+/* --- readers for whom nobody waits --- */
+
+/* Node 1 reads now and then, so it does not get soon what it has asked for in advance. Node 2 gets it from the gateway. */
+static void one_is_away(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    be_patient(w);
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 1);
+        return;
+    }
+    weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 1) {
+        atomic_store(&gateway_in(w)->file_patience, 4 * WEFT_MS);
+        for (uint64_t i = 0; i < FEW; i++) {
+            read_pieces(f, i, i + 1);
+            usleep(10000);
+        }
+        atomic_store(&b->half, 1);
+        wait_for(&b->done, 1);
+    } else {
+        wait_for(&b->half, 1);
+        read_pieces(f, 0, PIECES);
+        atomic_store(&b->done, 1);
+    }
+    OK(weft_file_close(f));
+}
+
+static void test_one_is_away(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(3, one_is_away, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
+}
+
+/* A thread reads the file by two handles. What the first one has asked for in advance, the second one does not wait for; what the first one
+ * has read, the second one gets from there. */
+static void two_handles(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    weft_file *f[2];
+    be_patient(w);
+    if (weft_rank(w) == 1) {
+        for (unsigned i = 0; i < 2; i++)
+            OK(weft_file_open(w, 0, in_folder("file"), 0, &f[i], DEFAULT_TIME));
+        read_pieces(f[0], 0, FEW);
+        b->passed = cache_of(w).passed_bytes;
+        read_pieces(f[1], 0, PIECES);
+        b->passed = cache_of(w).passed_bytes - b->passed;
+        for (unsigned i = 0; i < 2; i++)
+            OK(weft_file_close(f[i]));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_two_handles(void **state)
+{
+    (void)state;
+    struct hosts_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, two_handles, b, ROOMY), 0);
+    assert_true(b->passed >= FEW * PIECE);
 }
 
 /* --- a reader stops --- */
@@ -312,6 +498,7 @@ static void no_room(weft_node *w, void *arg)
 {
     struct hosts_board *b = arg;
     weft_gaddr all;
+    be_patient(w); /* all the same nobody waits for copies at the node that has no room */
     if (weft_rank(w) == 0) {
         wait_for(&b->done, 3);
         return;
@@ -320,6 +507,12 @@ static void no_room(weft_node *w, void *arg)
         while (weft_alloc(w, PIECE, &all) == 0)
             ;
     weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 2) {
+        read_pieces(f, PIECES - FEW, PIECES);
+        atomic_store(&b->half, 1);
+        wait_for(&b->done, 2);
+    }
+    wait_for(&b->half, 1);
     read_pieces(f, 0, PIECES);
     atomic_fetch_add(&b->done, 1);
     OK(weft_file_close(f));
@@ -595,8 +788,9 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_once),   TEST(test_one_ends), TEST(test_one_stops), TEST(test_overwritten),
-                                       TEST(test_memory), TEST(test_no_room),  TEST(test_cramped),   TEST(test_full_pool),
-                                       TEST(test_mapped), TEST(test_lies),     TEST(test_full_disk)};
+    const struct CMUnitTest tests[] = {TEST(test_once),     TEST(test_one_ends),    TEST(test_one_stops),  TEST(test_overwritten),
+                                       TEST(test_memory),   TEST(test_no_room),     TEST(test_cramped),    TEST(test_full_pool),
+                                       TEST(test_mapped),   TEST(test_lies),        TEST(test_full_disk),  TEST(test_slow_links),
+                                       TEST(test_one_dies), TEST(test_one_is_away), TEST(test_two_handles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

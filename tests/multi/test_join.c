@@ -559,7 +559,7 @@ static int why_missing(int rank, void *arg)
         CHECK(strstr(weft_error(), "nodes 1 and 2 of 3"));
         CHECK(*refused == 2); /* otherwise the machine was so busy that five seconds were not enough */
         CHECK(strstr(weft_error(), "1 connection from 127.0.0.1 was refused: wrong secret"));
-        CHECK(strstr(weft_error(), "node 2 is set to 4 nodes, node 0 to 3"));
+        CHECK(strstr(weft_error(), "node 2 expects 4 nodes, but node 0 expects 3"));
         return 0;
     }
     int rc = attempt((uint32_t)rank, rank == 1 ? 3 : 4, 40 * WEFT_SECOND, rank == 1 ? "wrong" : "right");

@@ -146,7 +146,7 @@ static void lie_to(weft_node *w, struct told *t, uint32_t node)
                          .arg = {weft_gaddr_make(LIAR, 0, 65536), 8, 0, 0, 0x65696c}};
     for (name.kind = WEFT_NAME_PUBLISH; name.kind <= WEFT_NAME_LIST; name.kind++)
         lie_about(&name, sizeof name, RECORD, LIE_COUNT(RECORD), say, &s);
-    /* Sockets: connections that a rule forbids, accepting, closing. */
+    /* Sockets: connections that a rule forbids, accepting, closing, borrowing. */
     static const char host[] = "127.0.0.9";
     struct {
         weft_request r;
@@ -159,7 +159,7 @@ static void lie_to(weft_node *w, struct told *t, uint32_t node)
                    .handle = UINT64_C(1) << GATEWAY_TABLE_BITS,
                    .arg = {9, 77, weft_gaddr_make(LIAR, 0, 65536), 65536, 78, weft_gaddr_make(LIAR, 0, 131072), 65536}}};
     memcpy(net.host, host, sizeof net.host);
-    const uint16_t kinds[] = {NET_CONNECT, NET_ACCEPT, NET_CLOSE};
+    const uint16_t kinds[] = {NET_CONNECT, NET_ACCEPT, NET_CLOSE, NET_LEND, NET_RETURN};
     for (size_t i = 0; i < LIE_COUNT(kinds); i++) {
         net.r.kind = kinds[i];
         lie_about(&net, sizeof(weft_request) + sizeof net.host, RECORD, LIE_COUNT(RECORD), say, &s);

@@ -265,7 +265,7 @@ static void never_confirms(weft_node *w, void *arg)
         OK(weft_process_wait(p[i], NULL, 0, WEFT_TIMEOUT_DEFAULT));
     }
     CHECK(weft_spawn(w, 0, &spec, &p[GATEWAY_PROCESSES], WEFT_TIMEOUT_DEFAULT) == -ENOBUFS);
-    CHECK(strstr(weft_error(), "still holds their standard input open: close their handles"));
+    CHECK(strstr(weft_error(), "but their standard input is still open: close the handles of processes that have ended"));
     OK(weft_process_close(p[0])); /* this does confirm */
     int rc;
     for (int i = 0; (rc = weft_spawn(w, 0, &spec, &p[0], WEFT_TIMEOUT_DEFAULT)) == -ENOBUFS; i++)

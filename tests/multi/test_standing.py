@@ -6,11 +6,13 @@ Usage: test_standing.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 3", or "--s
 """
 import base64
 import concurrent.futures
+import contextlib
 import functools
 import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -75,7 +77,8 @@ class Standing(unittest.TestCase):
         return p
 
     def start(self, *args, **more):
-        return subprocess.Popen([WEFT, *args], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        more.setdefault("stdin", subprocess.DEVNULL)
+        return subprocess.Popen([WEFT, *args], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 preexec_fn=interruptible, **more)
 
     def exec(self, *args, **more):
@@ -99,6 +102,18 @@ class Standing(unittest.TestCase):
         if os.path.exists(self.path("control")):
             self.weft("down", code=None)
         until("no process is left", lambda: not marked())
+        self.nothing_reported(self.path("log"))
+
+    @staticmethod
+    def nothing_reported(log):
+        """A node that a sanitizer has ended is replaced by another one, so that only the log tells of it."""
+        try:
+            with open(log, encoding="utf-8", errors="replace") as f:
+                said = f.read()
+        except OSError:
+            return
+        if "Sanitizer" in said or ": runtime error: " in said:
+            raise AssertionError(said[-20_000:])
 
     def status(self):
         return json.loads(self.weft("status", "--json").stdout)
@@ -283,6 +298,7 @@ class Exec(Standing):
     def tearDownClass(cls):
         subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
         until("no process is left", lambda: not marked())
+        cls.nothing_reported(os.path.join(cls.tmp.name, "weft", "default", "log"))
         super().tearDownClass()
 
     def test_output_and_status(self):
@@ -461,6 +477,32 @@ class Exec(Standing):
         got += len(p.stdout.read())  # not communicate(), which would not see what p.stdout has read ahead
         err = p.communicate(timeout=LIMIT)[1]
         self.assertEqual((got, p.returncode, err), (2_000_000, 0, b""))
+
+    def test_input_after_the_end(self):
+        """Input that comes when the program has ended, and when its output was not read yet, does not keep the command from reading."""
+        # What the command, its output and its socket hold, and some more, which the control node still has.
+        p = self.start("exec", "--on", "1", "--stdin", "-", "--", "sh", "-c", "head -c 700000 /dev/zero; exit 0", "617", stdin=subprocess.PIPE)
+        out = p.stdout.fileno()
+        got, looks = len(os.read(out, 1000)), 0
+        while "running" in [j["state"] for j in json.loads(self.weft("ps", "--json").stdout) if "617" in j["command"].split()]:
+            looks += 1
+            got += len(os.read(out, 20_000)) if looks % 10 == 0 else 0
+            time.sleep(0.1)
+        os.set_blocking(p.stdin.fileno(), False)
+        last = time.monotonic()
+        while time.monotonic() - last < 0.5:  # until the command takes no more
+            try:
+                os.write(p.stdin.fileno(), bytes(4096))
+                last = time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.01)
+        while some := os.read(out, 1 << 20):
+            got += len(some)
+        p.stdin.close()
+        err = p.stderr.read()
+        self.assertEqual((got, p.wait(LIMIT), err), (700_000, 0, b""))
+        p.stdout.close()
+        p.stderr.close()
 
     def test_kills_although_nobody_reads(self):
         """weft kill also ends a program that ignores SIGTERM and whose output the command does not take."""
@@ -652,14 +694,22 @@ class Exec(Standing):
         self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
 
     def metrics_address(self):
-        """Finds the port where the node serves HTTP, because the test asked for any free port. libfabric listens at other ports."""
-        def serves(address):
-            try:
-                with urllib.request.urlopen(f"http://{address}/metrics", timeout=LIMIT):
-                    return True
-            except OSError:
-                return False
-        return next(a for a in self.listens_at() if serves(a))
+        """Finds the port where the node serves HTTP, because the test asked for any free port. libfabric listens at other ports, where it
+        accepts a connection and may never answer: all are asked at once."""
+        with contextlib.ExitStack() as stack:
+            asked = {}
+            for address in self.listens_at():
+                host, port = address.split(":")
+                s = stack.enter_context(socket.create_connection((host, int(port)), LIMIT))
+                s.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                asked[s] = address
+            while ready := select.select(list(asked), [], [], LIMIT)[0]:
+                for s in ready:
+                    address = asked.pop(s)
+                    with contextlib.suppress(ConnectionError):
+                        if s.recv(5) == b"HTTP/":
+                            return address
+        raise AssertionError("no port answers")
 
     def listens_at(self):
         pid = self.control_pid()
@@ -693,6 +743,59 @@ class Exec(Standing):
             subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=True, timeout=LIMIT)
 
 
+class Stopped(Standing):
+    """Nodes that are stopped, as those of a host that hangs: for a time they are taken for living ones."""
+
+    def setUp(self):
+        super().setUp()
+        self.weft("up", "-n", "9")
+        self.addCleanup(self.down)
+        pids = [n["pid"] for n in self.status()["nodes"]]
+        self.stopped = pids[1:8]
+        self.addCleanup(lambda: [processes.go_on(pid) for pid in self.stopped])
+
+    def stop(self):
+        for pid in self.stopped:
+            processes.stop(pid)
+
+    def kills(self, job, count, also):
+        """Whether `also` returns before the last of some commands in turn, each of which waits for one stopped node."""
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            turn = pool.submit(lambda: [self.weft("kill", "-s", "USR1", job) for _ in range(count)])
+            also()
+            first = not turn.done()
+            turn.result()
+        return first
+
+    def test_a_signal_to_many(self):
+        """A signal does not wait for one host after the other, however many do not answer."""
+        one = self.exec("-d", "--on", "1", "--", "sleep", "618").stdout.strip()
+        many = self.exec("-d", "--on", "1,2,3,4,5,6,7,8", "--", "sleep", "619").stdout.strip()
+        p = self.start("exec", "--on", "1,2,3,4,5,6,7,8", "--", "sh", "-c", "trap 'echo end of 620; exit 0' INT; echo 620; while :; do sleep 0.1; done")
+        for _ in range(8):
+            self.assertEqual(p.stdout.readline(), b"620\n")
+        self.stop()
+        self.assertTrue(self.kills(one, 4, lambda: self.weft("kill", many)))
+        p.send_signal(signal.SIGINT)
+        self.assertTrue(self.kills(one, 3, lambda: self.assertEqual(p.stdout.readline(), b"end of 620\n")))
+        for pid in self.stopped:
+            processes.go_on(pid)
+        self.assertEqual(p.communicate(timeout=LIMIT), (b"end of 620\n" * 7, b""))
+        until("all have ended", lambda: not self.sleepers("618") and not self.sleepers("619"))
+
+    def test_a_signal_before_the_start(self):
+        """A signal to a program that has not started yet reaches it when it has."""
+        self.stop()
+        p = self.start("exec", "--on", "1", "--", "sleep", "621")
+        job = until("it is listed", lambda: [j["job"] for j in json.loads(self.weft("ps", "--json").stdout)])[0]
+        self.weft("kill", "-s", "TERM", str(job))
+        self.assertEqual(self.sleepers("621"), [])
+        for pid in self.stopped:
+            processes.go_on(pid)
+        p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 128 + signal.SIGTERM)
+
+
 class Log(Standing):
     def test_it_is_kept_and_bounded(self):
         """The launcher's messages about nodes are in the log, also after the end of the cluster; when the log is full, a new one begins,
@@ -705,7 +808,7 @@ class Log(Standing):
         os.kill(nodes[1]["pid"], signal.SIGKILL)
         until("the log begins anew", lambda: os.path.exists(self.path("log.1")))
         self.assertEqual(os.stat(self.path("log")).st_mode & 0o777, 0o600)
-        until("the launcher has said it", lambda: "place 1: its node (pid" in self.weft("logs").stdout)
+        until("the launcher has said it", lambda: "the node at place 1 of this host (pid" in self.weft("logs").stdout)
         self.assertLess(os.path.getsize(self.path("log")), 1 << 20)
         self.assertIn("was killed by SIGKILL", self.weft("logs").stdout)
         until("it catches the signal", lambda: processes.catches(follow.pid, signal.SIGINT))
@@ -730,7 +833,7 @@ class Log(Standing):
         time.sleep(0.2)  # and, usually, has tried to write it
         resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
         os.kill(nodes[2]["pid"], signal.SIGKILL)
-        until("the log goes on", lambda: "place 2: its node (pid" in self.log())
+        until("the log goes on", lambda: "the node at place 2 of this host (pid" in self.log())
         self.exec("--on", "0", "--", "true")
 
     def test_watch(self):

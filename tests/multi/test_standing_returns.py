@@ -215,7 +215,7 @@ class Returns(Kills):
             self.kill(1)
             lives.append(time.monotonic() - began)
             began = time.monotonic() - 0.2  # it was started before it was seen
-        delays = [float(x) for x in re.findall(r"place 1: its node .*; another one is started in ([0-9.]+) s", self.log())][-4:]
+        delays = [float(x) for x in re.findall(r"the node at place 1 of this host .*; a new one is started there in ([0-9.]+) s", self.log())][-4:]
         if max(lives) < 2:
             self.assertEqual(delays, [0.1, 0.2, 0.4, 0.8])
         self.assertLess(max(delays), 1)

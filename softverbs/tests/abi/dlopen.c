@@ -28,7 +28,7 @@ static void load(struct verbs_table *table, const char *path, const char *versio
 #undef X
     if (!version)
         return;
-    /* A function that later versions of NCCL look up: the library has it, or dlvsym() returns NULL. */
+    /* Functions that later versions of NCCL look up. */
     CHECK(dlvsym(library, "ibv_reg_mr_iova2", "IBVERBS_1.8"), "%s", dlerror());
     CHECK(dlvsym(library, "ibv_reg_dmabuf_mr", "IBVERBS_1.12"), "%s", dlerror());
     CHECK(dlvsym(library, "ibv_query_ece", "IBVERBS_1.10"), "%s", dlerror());

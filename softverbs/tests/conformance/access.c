@@ -264,7 +264,7 @@ static void iova_local(struct t *t, long arg)
     want_eq(t, memcmp(p.b.buf, p.a.buf + 32, 16), 0);
 }
 
-/* The memory under a region may be freed before it is deregistered: it stays with the region. */
+/* A peer that writes to a region after it was deregistered gets a remote access error. */
 static void dereg_in_flight(struct t *t, long arg)
 {
     struct pair p;

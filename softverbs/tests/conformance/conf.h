@@ -29,7 +29,7 @@ enum need {
     NEED_SGE4 = 1 << 5, /* at least four scatter/gather elements */
     NEED_CQ_EX = 1 << 6,
     NEED_QP_EX = 1 << 7,
-    NEED_RC = 1 << 8, /* the kit itself tests for these when a check makes such a QP */
+    NEED_RC = 1 << 8, /* RC QPs; a check that makes one need not name this: the kit tests for it */
 };
 
 struct t;
@@ -162,22 +162,22 @@ struct pair {
     struct end a, b;
 };
 
-struct pair_opt {          /* options of a pair; 0 means the default that stands at each member */
-    enum ibv_qp_type type; /* RC */
-    size_t len;            /* 64 KiB a buffer */
-    int access;            /* access of both regions; ALL_ACCESS */
-    int b_access;          /* access of b's region; like `access` */
-    unsigned qp_access;    /* access flags of both QPs; ALL_ACCESS */
-    uint32_t depth;        /* 16 requests in each queue */
-    int cqe;               /* depth + 4 in each CQ */
+struct pair_opt {          /* options of a pair; a member that is 0 means its default */
+    enum ibv_qp_type type; /* default: RC */
+    size_t len;            /* bytes of a buffer; default: 64 KiB */
+    int access;            /* access of both regions; default: ALL_ACCESS */
+    int b_access;          /* access of b's region; default: as `access` */
+    unsigned qp_access;    /* access flags of both QPs; default: ALL_ACCESS */
+    uint32_t depth;        /* requests in each queue; default: 16 */
+    int cqe;               /* entries of each CQ; default: depth + 4 */
     int sig_all;
-    int rnr_retry;                    /* 7; -1 means 0 retries */
-    int timeout;                      /* ANY_TIMEOUT */
-    int retry_cnt;                    /* 7 */
+    int rnr_retry;                    /* default: 7; -1 means 0 retries */
+    int timeout;                      /* default: ANY_TIMEOUT */
+    int retry_cnt;                    /* default: 7 */
     bool no_rts;                      /* leave both in RTR */
     struct ibv_srq *srq;              /* the shared receive queue of b */
     struct ibv_comp_channel *channel; /* the channel of b's receive CQ */
-    struct ibv_pd *pd;                /* the domain to use; a new one */
+    struct ibv_pd *pd;                /* the domain to use; default: a new one */
 };
 
 void pair_new(struct t *t, struct pair *p, struct pair_opt opt);

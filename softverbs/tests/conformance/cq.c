@@ -245,7 +245,7 @@ static void cleaned(struct t *t, long destroy)
     }
 }
 
-/* The slots of a shared receive queue that polling these completions would have freed are free. */
+/* Removing completions frees the same slots of a shared receive queue as polling them would. */
 static void cleaned_srq(struct t *t, long destroy)
 {
     struct ibv_pd *pd = pd_new(t);
@@ -279,7 +279,7 @@ static void cleaned_srq(struct t *t, long destroy)
     }
 }
 
-/* An event that was raised for these completions stays, although polling then finds none; arming the CQ again raises none. */
+/* An event that was raised for the removed completions stays, although polling then finds none; arming the CQ again raises no event. */
 static void cleaned_event(struct t *t, long destroy)
 {
     struct ibv_comp_channel *ch = channel_new(t);

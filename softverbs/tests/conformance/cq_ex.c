@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks of extended completion queues: polled a completion at a time, each field read by a function.
+ * Checks of extended completion queues: the program polls one completion at a time, and reads each field by a function.
  */
 #include <arpa/inet.h>
 
@@ -131,8 +131,8 @@ static void poll_mask(struct t *t, long arg)
     want_ret(t, ibv_start_poll(l.cq, &attr), EINVAL);
 }
 
-/* All that is asked for of the next completion. It is judged once the poll has ended: a queue that is polled
- * is locked, and could not be destroyed. */
+/* The fields of the next completion. A check compares them after the poll has ended: during a poll the queue is locked, so it could not be
+ * destroyed if the check failed. */
 struct read {
     enum ibv_wc_status status;
     enum ibv_wc_opcode opcode;

@@ -130,7 +130,7 @@ static _Noreturn void child(const struct options *o, const struct check *const *
     _exit(0);
 }
 
-/* Reads a child's reports until it ends. If it ends otherwise than it should, the check that it was running has failed. */
+/* Reads a child's reports until it ends. If the child hangs, crashes or exits in the middle of a check, that check has failed. */
 static int run_child(const struct options *o, const struct check *const *all, int from, int n, struct report *reports)
 {
     int fds[2], status, at = from;

@@ -278,7 +278,7 @@ static void empty(struct t *t, long arg)
     quiet(t, ex.e.scq);
 }
 
-/* ibv_post_send() works on such a QP, too. */
+/* ibv_post_send() works on a QP with the extended interface, too. */
 static void old_post(struct t *t, long arg)
 {
     struct ex ex;

@@ -309,7 +309,7 @@ static void stream(struct t *t, long arg)
 struct watch {
     struct ibv_cq *cq;
     uint32_t stays;
-    _Atomic int next, bad; /* the wr_id that its next completion must have */
+    _Atomic int next, bad; /* next: the wr_id that the next completion of the QP `stays` must have; bad: wrong completions */
     _Atomic bool end;
 };
 

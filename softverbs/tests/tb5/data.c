@@ -97,8 +97,8 @@ static void check_order(void)
     meet();
 }
 
-/* Flow control in hardware: a SEND is not processed until the peer has posted a matching RECV. SEND
- * completion: the peer had a RECV. */
+/* Flow control in hardware: a SEND is not processed until the peer has posted a matching RECV. So if a SEND has completed, the peer had a
+ * RECV. */
 static void check_credits(void)
 {
     struct end e = join(2 * FRAME, 63);
@@ -120,7 +120,7 @@ static void check_credits(void)
     meet();
 }
 
-/* Post receives only once the QP is ready to send: before, the provider refuses. */
+/* Receives can be posted only when the QP is ready to send; before that, the provider refuses them. */
 static void check_receive_before_ready(void)
 {
     struct end e = begin(FRAME);
@@ -241,7 +241,7 @@ static void check_depth_of_32(void)
             expect_error(wc.status, IBV_WC_SUCCESS);
             *(wc.wr_id >= 100 ? &got : &sent) += 1;
         }
-        if (strict) { /* it loses some */
+        if (strict) { /* this profile loses some messages */
             meet();
             return;
         }
@@ -250,7 +250,7 @@ static void check_depth_of_32(void)
     }
 }
 
-/* path_mtu 1024 or 4096; hop_limit 1; is_global 1. */
+/* Queue pairs connect with a path_mtu of 1024 or 4096, with hop_limit 1 and is_global 1. */
 static void check_path(void)
 {
     static const enum ibv_mtu mtus[] = {IBV_MTU_1024, IBV_MTU_4096};
@@ -266,7 +266,7 @@ static void check_path(void)
     }
 }
 
-/* One frame x 60 in flight each way: no error. */
+/* In each direction 60 messages of one frame can be in flight, without an error. */
 static void check_many_in_flight(void)
 {
     enum { FLIGHT = 60 };

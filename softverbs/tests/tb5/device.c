@@ -72,8 +72,8 @@ static void check_names(void)
     expect(ibv_query_port(context, 0, &port));
 }
 
-/* Every link is point to point to one peer; nothing is routed. (Of three hosts, left's first port leads to
- * one alone.) */
+/* Every link is point to point to one peer; nothing is routed. (The fabric has three hosts, and left's first port leads to only one of the
+ * others.) */
 static void check_point_to_point(void)
 {
     struct end e = begin(FRAME);
@@ -82,7 +82,7 @@ static void check_point_to_point(void)
     expect_error(to_init(e.qp), 0);
     struct ibv_device **list = ibv_get_device_list(&count);
     expect(list && count == 2);
-    /* the other side's ports are one for left and one for the third host */
+    /* one of the other side's ports leads to left, the other one to the third host */
     for (int port = 0; port < 2; port++) {
         struct ibv_context *context = ibv_open_device(list[port]);
         struct card mine = {.number = e.qp->qp_num}, other;
@@ -90,7 +90,7 @@ static void check_point_to_point(void)
         other = trade(mine);
         int error = to_rtr(e.qp, &other.gid, other.number, V4, IBV_MTU_1024);
         reached += error == 0;
-        /* "a GID of another port: errno 22"; "cannot be reached on this link: errno 60" */
+        /* errno 22 (EINVAL): a GID of another port; errno 60: the GID cannot be reached on this link */
         expect(error == 0 || error == EINVAL || error == 60);
         if (!error) {
             struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
@@ -121,7 +121,7 @@ static void check_port_down(void)
 
 static void plan_port_down(struct ground *g)
 {
-    /* every time both ends of a cable */
+    /* the two ends of one cable */
     g->model.topology.devices[0].port_up = g->model.topology.devices[1].port_up = 0;
 }
 
@@ -140,8 +140,7 @@ static void crashed(int number)
     siglongjmp(crash, 1);
 }
 
-/* Pulling the cable during a transfer: inside the provider, post_recv touched memory that had gone:
- * SIGSEGV on both ends. */
+/* If the cable is pulled during a transfer, the provider's post_recv accesses memory that is no longer mapped: both ends get SIGSEGV. */
 static void check_pulled_cable(void)
 {
     struct end e = join(FRAME, 16);
@@ -190,7 +189,8 @@ static bool link_local(const union ibv_gid *g)
     return g->raw[0] == 0xfe && g->raw[1] == 0x80;
 }
 
-/* Index 0 fe80:: from the MAC, index 1 ::ffff:a.b.c.d (169.254/16 will do), index 2 the other fe80::. */
+/* GIDs: index 0 is the fe80:: address made from the MAC, index 1 the IPv4-mapped address (one of 169.254/16 is enough), index 2 the other
+ * fe80:: address. */
 static void check_gids(void)
 {
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}, none[16];
@@ -239,7 +239,7 @@ static void plan_no_ipv4(struct ground *g)
     }
 }
 
-/* A GID never set: INIT to RTR fails with errno 22; the same for an index of none. */
+/* A GID that was never set: INIT to RTR fails with errno 22; so does an index at which there is no GID. */
 static void check_bad_gid(void)
 {
     struct end e = begin(FRAME);

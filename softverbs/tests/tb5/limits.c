@@ -107,7 +107,7 @@ static void check_domains_leak(void)
     expect_error(apart(count_domains), 11);
 }
 
-/* Memory regions: 100; past it NULL. A program's 96 (JACCL with three peers) fit. */
+/* The device has 100 memory regions; registering one more returns NULL. The 96 regions of JACCL with three peers fit. */
 static void check_regions(void)
 {
     struct end e = begin(FRAME);
@@ -170,7 +170,7 @@ static void check_huge_region(void)
     meet();
 }
 
-/* Message: 4095 frames of 4096 B = 16 773 120 B; past it refused. */
+/* The longest message has 4095 frames of 4096 B, which is 16 773 120 B. A longer one is refused. */
 static void check_message_size(void)
 {
     const size_t most = 4095ul * FRAME;
@@ -183,7 +183,7 @@ static void check_message_size(void)
     }
     meet();
     bool arrived = false;
-    for (int i = 0; i < (strict ? 100 : 1) && !arrived; i++) { /* strict: of 4095 pages one is mostly lost, and all with it */
+    for (int i = 0; i < (strict ? 100 : 1) && !arrived; i++) { /* strict: usually one of the 4095 pages is lost, and so the message */
         struct ibv_wc wc;
         if (left) {
             expect_error(post_send(&e, 2, 0, most), 0);
@@ -209,8 +209,8 @@ static uint32_t granted(struct ibv_qp *qp)
     return init.cap.max_send_wr;
 }
 
-/* Queue depth: up to 4095; what is granted may differ (256 asked, 1023 granted): read it back with
- * ibv_query_qp. */
+/* A queue can have a depth of up to 4095. The granted depth may be larger than the requested one (1023 for 256), and ibv_query_qp()
+ * returns it. */
 static void check_depth_granted(void)
 {
     struct end e = begin(FRAME);
@@ -281,7 +281,7 @@ static void check_depth_in_frames(void)
     }
 }
 
-/* Completion queue: depth 4096 used. */
+/* A completion queue can have a depth of 4096. */
 static void check_cq_depth(void)
 {
     struct ibv_context *context = open_port(0);
@@ -290,7 +290,7 @@ static void check_cq_depth(void)
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------- */
-/* mmap(MAP_ANON) registers. */
+/* Memory from mmap(MAP_ANON) can be registered. */
 static void check_mapping(void)
 {
     struct end e = begin(FRAME);
@@ -299,11 +299,11 @@ static void check_mapping(void)
     expect(shared != MAP_FAILED && ibv_reg_mr(e.pd, shared, 1 << 20, ALL));
 }
 
-/* malloc fails. */
+/* Memory from malloc() cannot be registered. */
 static void check_malloc(void)
 {
     struct end e = begin(FRAME);
-    uint8_t *small = malloc(20000), *large = malloc(4 << 20); /* of the heap; of a mapping of malloc's own */
+    uint8_t *small = malloc(20000), *large = malloc(4 << 20); /* malloc() takes `small` from the heap, and makes a mapping for `large` */
     expect(small && large);
     memset(small, 1, 20000);
     memset(large, 1, 4 << 20);
@@ -315,7 +315,7 @@ static void check_malloc(void)
     free(large);
 }
 
-/* Page-aligned memory from posix_memalign: TN3205 says that it registers; others report that it does not. */
+/* Page-aligned memory from posix_memalign(): TN3205 says that it can be registered; others report that it cannot. */
 static void check_aligned_heap(void)
 {
     struct end e = begin(FRAME);
@@ -335,7 +335,7 @@ static void check_access_flags(void)
     expect(!!ibv_reg_mr(e.pd, memory, FRAME, IBV_ACCESS_LOCAL_WRITE) == !strict);
 }
 
-/* One 64 MB buffer registered several times at once works. */
+/* The same buffer of 64 MiB can be registered several times at once. */
 static void check_registered_again(void)
 {
     struct end e = begin(FRAME);
@@ -345,7 +345,7 @@ static void check_registered_again(void)
     }
 }
 
-/* One region cut into many logical buffers works: 256 x 512 KiB from one 128 MB region. */
+/* One region can hold many buffers: 256 buffers of 512 KiB in a region of 128 MiB. */
 static void check_many_buffers(void)
 {
     const size_t buffer = 512 << 10;
@@ -361,7 +361,7 @@ static void check_many_buffers(void)
             meet();
             struct ibv_wc wc;
             if (strict) {
-                break; /* may lose one */
+                break; /* this profile may lose the message */
             }
             expect(next(&e, &wc, LIMIT_MS));
             expect_error(wc.status, IBV_WC_SUCCESS);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What Apple's Thunderbolt device is known to do, line by line, on the profiles tb5 and tb5-strict. The
- * lines were measured or published by others (Apple's TN3205, and issues of programs that use it);
- * softverbs/docs/profiles.md says which profile follows which. Each check has a fabric of its own. The
- * output is TAP.
+ * Checks that the profiles tb5 and tb5-strict do what Apple's Thunderbolt device is known to do. Each check is about one property of the
+ * device, which others have measured or published (Apple's TN3205, and issues of programs that use the device). Where the reports differ,
+ * softverbs/docs/profiles.md says which profile follows which. Each check has a fabric of its own. The output is TAP.
  *
  * usage: tb5 PROFILE SOFTVERBS LIBRDMA [CHECK...]
  */

@@ -232,8 +232,8 @@ static int device_memory(struct ofi *o)
 }
 
 /* If each connection has its own receive queue, ofi_rxm posts receives to connections that it has closed, and crashes (libfabric 1.17 to
- * 2.4, libfabric's issue 11828). The variable that avoids it is not set here: the program may have threads, so its environment must not be
- * changed. */
+ * 2.4, libfabric's issue 11828). The environment variable that avoids this is not set here: the program may have threads, so its
+ * environment must not be changed. */
 static int device_refuse(const struct fi_info *info)
 {
     const char *provider = info->fabric_attr->prov_name, *shared = getenv("FI_OFI_RXM_USE_SRX");

@@ -36,15 +36,17 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES      128u                  /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS      256u                  /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
-#define OFI_MOVE_BYTES    (1u << 20)            /* bytes of one RMA request */
-#define OFI_MOVES         32u                   /* RMA requests under way to a peer ... */
-#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* ... and their bytes: few, because frames wait behind them */
-#define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
-#define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u                  /* bytes of a provider's address */
-#define OFI_RETRY         (WEFT_MS)             /* the pause before a frame that found no room is tried again, while nobody polls */
+#define OFI_RECEIVES   128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS   256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
+#define OFI_MOVE_BYTES (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVES      32u        /* the most RMA requests under way to a peer */
+#define OFI_MOVES_BYTES                                                                                                         \
+    (4u * OFI_MOVE_BYTES)           /* the most bytes of RMA requests under way to a peer: few, because frames wait behind them \
+                                     */
+#define OFI_MOVE_LEAST    8192u     /* bytes from which RMA is used; fewer are faster in frames */
+#define OFI_SEGMENT_SHIFT 30u       /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS       256u      /* bytes of a provider's address */
+#define OFI_RETRY         (WEFT_MS) /* the pause before a frame that found no room is tried again, while nobody polls */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
@@ -91,8 +93,8 @@ struct ofi_link {
     int64_t still_at; /* since when `stand` has not changed although something is under way; 0: the link makes progress or is idle */
     bool heard;       /* at least one frame has arrived from the peer */
     bool renewed;     /* this node has replaced its endpoint once because of this link */
-    bool asked;       /* the peer was asked whether its process is running ... */
-    int64_t answered; /* ... and answered at this time; 0: not yet */
+    bool asked;       /* the peer was asked whether its process is running */
+    int64_t answered; /* when the peer answered that question; 0: not yet */
     bool tell;        /* this node's new address must be sent to the peer */
     _Atomic uint64_t connects;
 };

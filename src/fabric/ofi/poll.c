@@ -216,8 +216,8 @@ bool ofi_idle(struct weft_node *w)
     return quiet;
 }
 
-/* The descriptor, only just after ofi_idle(): otherwise a thread of the program polls, and each frame would needlessly wake the progress
- * thread. */
+/* The descriptor; -1 if ofi_idle() was not called just before: then a thread of the program polls, and each frame would needlessly wake the
+ * progress thread. */
 static int poll_armed(struct ofi *o)
 {
     base_spin_lock(&o->calls); /* another thread may be replacing the completion queue, and with it the descriptor */
@@ -227,7 +227,7 @@ static int poll_armed(struct ofi *o)
     return fd;
 }
 
-/* Of several devices each call returns the next one that is armed: the earlier ones no longer are. */
+/* The descriptor of the next device that is armed. Those that earlier calls have returned are no longer armed. */
 int ofi_fd(struct weft_node *w, uint32_t i)
 {
     struct ofi *o;

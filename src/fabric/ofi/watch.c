@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Watches for links that make no progress although the peer is alive. A broken connection needs no help: the provider reconnects, and the
- * stream sends again what was lost. If nothing is acknowledged for long all the same, this node asks the peer over the side connection
+ * stream sends again what was lost. If nevertheless nothing is acknowledged for long, this node asks the peer over the side connection
  * whether its process is running. If the peer answers, this node replaces its endpoint, once; if that does not help within WEFT_RECONNECT,
  * it gives the peer up. If the peer does not answer, the liveness check decides about it.
  *

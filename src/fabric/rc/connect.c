@@ -101,7 +101,7 @@ static int connect_make(struct rc_link *l)
         verbs_qp_destroy(&qp);
         return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests" BASE_MEMORY_HINT, RC_SEND_DEPTH);
     }
-    base_spin_lock(&rc->receiving); /* the lock under which completions are handled, which use qp */
+    base_spin_lock(&rc->receiving); /* completions, which use l->qp, are handled under this lock */
     base_spin_lock(&l->lock);
     l->qp = qp;
     l->proved = false;
@@ -143,7 +143,7 @@ void rc_leave(struct rc_link *l)
         ended = connect_has_ended(l);
     }
     rc_take_all(rc);
-    if (!ended) { /* some receives may be lost: add as many new ones as can be lost */
+    if (!ended) { /* some receives may be lost: add as many new ones as may have been lost */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
                  "device %s does not report when a broken queue pair is done: each break of a link may cost some receive buffers%s%s",
@@ -174,7 +174,7 @@ static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
         base_spin_lock(&l->lock);
         m.address = l->qp.here;
         m.received[RC_MAIN] = l->lane[RC_MAIN].taken;
-        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair receives any now */
+        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair receives messages now */
         for (int i = 0; i < RC_LANES; i++)
             m.taken[i] = l->lane[i].told = l->lane[i].taken;
         base_spin_unlock(&l->lock);
@@ -285,7 +285,7 @@ static void connect_up(struct rc_link *l)
 /* Makes a queue pair of this generation. On failure base_error() has the reason. */
 static int connect_begin(struct rc_link *l, uint32_t generation)
 {
-    base_spin_lock(&l->rc->receiving); /* completions are handled under it, and compare the generation */
+    base_spin_lock(&l->rc->receiving); /* completions are handled under this lock, and their handling reads the generation */
     base_spin_lock(&l->lock);
     l->generation = generation;
     base_spin_unlock(&l->lock);
@@ -381,9 +381,8 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        (void)connect_say(
-            l, RC_REPLY,
-            NULL); /* if this fails, the peer does not read its side connection now, so it does not declare this node dead either */
+        /* If this fails, the peer does not read its side connection now. While it does not read, it does not declare this node dead. */
+        (void)connect_say(l, RC_REPLY, NULL);
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {

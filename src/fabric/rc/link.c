@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The state of a link that the other files report: it needs a queue pair, its queue pair has broken, its peer must be treated as dead.
- * How long a queue pair may take. And the node's stages and frames, which all links share.
+ * What the other files report about a link: it needs a queue pair, its queue pair has broken, or its peer must be treated as dead. Also:
+ * how long a queue pair may make no progress; and the stages and frames of the node, which all links share.
  */
 #include "fabric/rc/rc.h"
 
@@ -47,8 +47,8 @@ void *rc_take_stage(struct rc_link *l, bool frame)
     return s;
 }
 
-/* A request without a completion gives its stage back only with the next completion on the same link, which may be much later. So when
-   fewer than half of the stages are free, each request that takes one asks for a completion. */
+/* The stage of a request without a completion becomes free only with the next completion on the same link, which may come much later. So
+   when fewer than half of the stages are free, each request that takes one asks for a completion. */
 bool rc_stages_scarce(const struct rc *rc, bool frame)
 {
     return stages_left(rc, frame) < (frame ? RC_TX_FRAMES : RC_STAGES) / 2;

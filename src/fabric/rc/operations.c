@@ -3,8 +3,9 @@
  * The operations of the transport. An operation that fits into one request and finds room is posted at once; others are queued
  * (backlog.c).
  *
- * The home's device does add and compare-and-swap, if its atomics are atomic with its processor's. Otherwise, and always for swap, a frame
- * asks the home's processor. So device and processor may both work on one word.
+ * Atomics: the home is the node that has the word. Its device does add and compare-and-swap, if atomics of the device and of the home's
+ * processor are atomic against each other. Otherwise, and always for swap, a frame asks the home's processor. So device and processor may
+ * both change one word.
  */
 #include "fabric/rc/rc.h"
 

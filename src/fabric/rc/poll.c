@@ -77,7 +77,7 @@ int rc_progress(struct weft_node *w)
             }
         }
         n += rc_deliver(w, l, RC_WINDOW);
-        /* All links share the stages and frames: if one was given back, links that found none try again. */
+        /* All links share the stages and frames: if one has become free, links that found none try again. */
         if (BASE_LIKELY(!freed && !__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) &&
                         !__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) && !__atomic_load_n(&l->again, __ATOMIC_RELAXED)))
             continue;

@@ -17,8 +17,8 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
 {
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
-    /* Requests of a broken queue pair that are posted again ask for completions, so that they give their stages back. A flush would also
-     * ask for a completion, but cannot be posted before all of these requests. */
+    /* Requests of a broken queue pair that are posted again ask for completions, so that their stages become free. A flush would also ask
+     * for a completion, but cannot be posted before all of these requests. */
     bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
                   (slot->stage && (rc_stages_scarce(l->rc, slot->frame) || l->again));
     wr->wr_id = rc_wr_request(l, position);
@@ -45,7 +45,7 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
 }
 
 /* NULL: no stage is free now. The stages that the link holds may belong to requests that asked for no completion. Then a read is posted
- * behind them, as for a flush; its completion gives the stages back. */
+ * behind them, as for a flush; its completion frees the stages. */
 static void *stage_for(struct rc_link *l, bool frame)
 {
     void *stage = rc_take_stage(l, frame);
@@ -60,7 +60,7 @@ static void *stage_for(struct rc_link *l, bool frame)
  * node's segment ends. */
 struct piece {
     uint64_t bytes;
-    uint64_t at; /* offset in our pool or memory, if `ours` */
+    uint64_t at; /* offset in the registered memory, if `ours` */
     bool ours;   /* the local memory is registered */
 };
 

@@ -62,7 +62,8 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
                    ? base_fail(-ENOSPC, "its completion queues have at most %u entries, and one peer needs %u", d->traits.cqe,
                                2 * RC_TRACK_DEPTH)
                    : base_fail(-ENOSPC,
-                               "no queue pair is left: the device has %u, and each port that is used before needs %u (one for each node)",
+                               "no queue pair is left: the device has %u, and each of its ports that weft uses already needs %u (one for "
+                               "each node)",
                                d->traits.qps, rc_peers_expected(w));
     int err = verbs_device_use(d);
     if (err)

@@ -23,6 +23,7 @@
  *
  * Words of this transport:
  *
+ *   home   the node in whose pool an operation reads or writes
  *   work   an operation that could not be posted at once, or that is posted in several pieces (struct rc_work)
  *   ask    an operation that is sent to the home node, whose processor carries it out and answers (struct rc_ask)
  *   lane   one of two sequences of frames, each in order and with credits of its own (enum rc_lane); it is no lane of tb
@@ -125,13 +126,13 @@ struct rc_work {
     struct rc_work *next;
     weft_op *op;
     enum rc_work_kind kind;
-    uint64_t fence_asks;    /* The fence before this work has passed when this many asks are answered, ... */
-    uint64_t fence_other;   /* ... this many works of the other lane are posted, ... */
-    uint64_t fence_stripes; /* ... and all striped works of the main lane with lower numbers are done */
+    /* The fence before this work has passed when `fence_asks` asks are answered, `fence_other` works of the other lane are posted, and all
+     * striped works of the main lane with numbers below `fence_stripes` are done. */
+    uint64_t fence_asks, fence_other, fence_stripes;
     /* how many fences precede the frame */
     uint32_t fences;
     uint64_t remote, len, posted;
-    uint8_t *local;                     /* RC_WORK_ATOMIC: receives the former value; NULL */
+    uint8_t *local;                     /* put, get: the local memory; RC_WORK_ATOMIC: receives the former value, or NULL */
     const struct verbs_regions *memory; /* put, get: as in struct rc_slot */
     enum fab_atomic what;               /* RC_WORK_ATOMIC: the kind, with operands `a` and `b` */
     uint64_t a, b;
@@ -286,14 +287,14 @@ struct rc {
     struct ibv_cq *cq;
     struct verbs_regions pool;    /* the pool */
     struct verbs_regions private; /* stages and frames, which no peer may access */
-    pthread_mutex_t memory_lock;  /* protects the next one */
+    pthread_mutex_t memory_lock;  /* protects `memories` */
     struct rc_memory *memories;   /* memory outside the pool: memory.c */
     uint8_t *memory;              /* stages, frames, and a word for each peer that flushes read into */
     uint64_t memory_bytes;
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
     _Atomic uint32_t left[2]; /* lengths of the two free lists; written under the lock */
-    bool refused[2];          /* for stages and for frames: a link found none, and none has been given back since */
+    bool refused[2];          /* for stages and for frames: a link found none, and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
     uint32_t peers, peers_max; /* peers that have had a queue pair and live; peers that the completion queue has room for */
@@ -362,13 +363,13 @@ void rc_flush_locked(struct rc_link *l);
 /* --- again.c: repeats the requests of a broken queue pair on the next one; with the lock --- */
 /* sets the requests of the broken queue pair aside; `received`: how many frames of each lane the peer has received */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]);
-void rc_resume_locked(struct rc_link *l);                 /* posts as many as there is room for */
+void rc_resume_locked(struct rc_link *l);                 /* posts as many of those requests as there is room for */
 void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and requests that were to be posted again, with this status */
 
 /* --- stripe.c, with the lock --- */
 /* 1: posted a part of the work; 0: not possible now; -1: not worth striping */
 int rc_stripe_post(struct rc_link *l, struct rc_work *k);
-void rc_stripe_repeat(struct rc_link *l); /* posts as many as there is room for */
+void rc_stripe_repeat(struct rc_link *l); /* posts the pieces of broken tracks over the first rail, as many as there is room for */
 
 /* --- backlog.c. Functions that queue a work, or whose name ends in _locked, are called with the link's lock --- */
 /* Answers an ask of the peer. False: the peer has more asks under way than it may, or there is no memory. Takes the lock. */
@@ -391,7 +392,7 @@ void rc_fail_all(struct rc_link *l, int status);
 int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old, weft_op *op);
 int rc_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
 int rc_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
-/* The same, with local memory that is registered as `memory`. */
+/* A put or get whose local memory is registered as `memory`. */
 int rc_transfer_memory(struct weft_node *w, struct fab_link *l, bool put, const struct verbs_regions *memory, uint64_t remote,
                        uint8_t *local, size_t len, weft_op *op);
 int rc_atomic(struct weft_node *w, struct fab_link *l, enum fab_atomic kind, uint64_t at, uint64_t a, uint64_t b, uint64_t *old,
@@ -412,7 +413,7 @@ struct rc_memory {
 };
 int rc_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
 void rc_memory_remove(struct weft_node *w, struct fab_memory *m);
-void rc_memory_close(struct rc *rc); /* removes all that is left */
+void rc_memory_close(struct rc *rc); /* removes all memory that is still registered */
 int rc_put_from(struct weft_node *w, struct fab_link *l, struct fab_memory *m, uint64_t to, const void *src, size_t len, weft_op *op);
 int rc_get_into(struct weft_node *w, struct fab_link *l, struct fab_memory *m, void *dst, uint64_t from, size_t len, weft_op *op);
 
@@ -420,8 +421,8 @@ int rc_get_into(struct weft_node *w, struct fab_link *l, struct fab_memory *m, v
 int rc_receives_open(struct rc *rc); /* after verbs_device_use() */
 void rc_receives_close(struct rc *rc);
 int rc_receives_add(struct rc *rc);                          /* adds one chunk */
-int rc_receives_for(struct rc_link *l);                      /* allocates the receives of a queue pair that is about to be made, ... */
-int rc_receives_post_locked(struct rc_link *l);              /* ... and posts them when it has been made */
+int rc_receives_for(struct rc_link *l);                      /* allocates the receives of a queue pair that is about to be made */
+int rc_receives_post_locked(struct rc_link *l);              /* posts the receives of a queue pair that has just been made */
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
 void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
 void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts it again */

@@ -148,7 +148,7 @@ static int post_own_locked(struct rc_link *l, uint32_t frame)
 }
 
 /* The bits of the frames in use stay when a queue pair is replaced. The new queue pair gets the other frames at once, and the frames in use
- * when they are given back. */
+ * when they become free. */
 static _Atomic uint64_t *held(struct rc_link *l, uint32_t frame)
 {
     return &l->own_held[(frame - l->own_first) / 64];

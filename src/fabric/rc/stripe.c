@@ -125,7 +125,8 @@ static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
         return true;
-    if (!k->proof.set || k->proof.generation != l->generation) { /* requests of a broken queue pair have been posted again by now */
+    /* No proof was begun yet, or the queue pair was replaced since, and its requests have been posted again by now. */
+    if (!k->proof.set || k->proof.generation != l->generation) {
         k->proof.set = true;
         k->proof.generation = l->generation;
         k->proof.change = l->last_change;
@@ -162,7 +163,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
         return -1; /* a get or put through stages is as slow as this processor copies, so further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;
     if (bytes < l->stripe)
-        return -1; /* the rest of a segment */
+        return -1; /* the segment ends too soon */
     bool room = rc_has_slot(l);
     for (uint32_t i = 0; i < RC_TRACKS && room; i++)
         room = !tracks->track[i].up || stripe_has_room(&tracks->track[i]);

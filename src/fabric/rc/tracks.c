@@ -80,13 +80,13 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
         return err;
     if (qp.send_depth < 2 * RC_TRACK_DEPTH) {
         verbs_qp_destroy(&qp);
-        return base_fail(-ENOSPC, "%s: its queue pairs have room for %u requests, and a rail needs %u", r->device->name, qp.send_depth,
+        return base_fail(-ENOSPC, "%s: its queue pairs have room for %u requests, and %u are needed", r->device->name, qp.send_depth,
                          2 * RC_TRACK_DEPTH);
     }
     int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
     qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* short, because the other rails carry on */
     r->tracks++;
-    base_spin_lock(&l->rc->receiving); /* completions are handled under it, and compare the generation */
+    base_spin_lock(&l->rc->receiving); /* completions are handled under this lock, and their handling reads the generation */
     base_spin_lock(&l->lock);
     t->qp = qp;
     t->generation = generation;
@@ -263,7 +263,7 @@ static void tracks_tend(struct rc_link *l, struct rc_track *t, int64_t now)
         memcpy(why, t->why, sizeof why);
     base_spin_unlock(&l->lock);
     if (t->owes_gone)
-        t->owes_gone = tracks_say(l, t, RAIL_GONE, t->generation, "the peer has given up the rail") != 0;
+        t->owes_gone = tracks_say(l, t, RAIL_GONE, t->generation, "the other node no longer uses this pair of devices") != 0;
     if (t->owes_over)
         t->owes_over = tracks_say(l, t, RAIL_OVER, t->over_generation, NULL) != 0;
     if (lost && t->state != RC_TRACK_OFF && t->state != RC_TRACK_LEAVING) {
@@ -300,7 +300,7 @@ int64_t rc_tracks_tend(struct rc_link *l, int64_t now)
 static void offered(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
 {
     if (t->state != RC_TRACK_OFF) {
-        tracks_report(l, t, "the peer has given up the rail");
+        tracks_report(l, t, "the other node no longer uses this pair of devices");
         tracks_drop(l, t);
         over(l, t);
     }
@@ -311,9 +311,9 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "not all requests of the previous queue pair have been posted to another one yet");
+        base_fail(err, "the previous queue pair still has requests that have not been posted to another one; weft tries again");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
-        err = base_fail(-EBUSY, "one of the two rails is in use by another track");
+        err = base_fail(-EBUSY, "one of the two devices is in use by another connection of these two nodes");
     if (!err)
         err = tracks_make(l, t, m->generation);
     if (!err)

@@ -161,7 +161,7 @@ void *tb_bulk_give_up(struct tb_bulk *b);
 /* No lane is up, but frames reach the peer by another route: every transfer of this node ends by done() or by again(). */
 void tb_bulk_reroute(struct tb_bulk *b);
 
-/* Handles a record of TB_OPEN or a later kind. The peer wrote its bytes. Negative: the record is invalid. */
+/* Handles a record from the peer whose kind is TB_OPEN or greater. Checks its contents. Negative: the record is invalid. */
 int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now);
 void tb_bulk_fetched(struct tb_bulk *b, uint32_t transfer, uint16_t generation); /* the bytes that `fetch` requested have arrived */
 void tb_bulk_landed(struct tb_bulk *b, uint32_t lane, int64_t now);              /* the oldest receive of the lane has completed */

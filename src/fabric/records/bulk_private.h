@@ -68,7 +68,7 @@ int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t off
 void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* this piece needs a receive */
 /* Posts receives for pieces that follow one another, and announces them in one record. False: no more can be posted now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
-void tb_bulk_receive_fetch(struct tb_bulk *b);                              /* requests the pieces of transfers that use records */
+void tb_bulk_receive_fetch(struct tb_bulk *b); /* requests the pieces of transfers whose bytes come in frames */
 void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now); /* does the next step of a repair, if one is due */
 int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m, int64_t now); /* handles TB_SUM */
 int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, int64_t now);   /* handles TB_QUIET */

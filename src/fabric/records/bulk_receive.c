@@ -196,7 +196,8 @@ bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now)
     return tb_stream_say(b->stream, &m);
 }
 
-/* A record's bytes are copied before they are summed, so they match their checksum even if the memory changes all the time. */
+/* Requests the pieces of transfers that use records. The bytes of a record are copied before they are summed, so they match their checksum
+ * even if other nodes keep writing to the memory that is read. */
 void tb_bulk_receive_fetch(struct tb_bulk *b)
 {
     for (uint32_t id = 0; id < TB_TRANSFERS && b->use_records; id++) {
@@ -257,7 +258,7 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
         b->counts.repairs++;
         l->patience = 2 * l->patience > PATIENCE_MOST ? PATIENCE_MOST : 2 * l->patience;
     }
-    /* The sender's queue is empty. What is still on the wire gets time to arrive. */
+    /* Wait until the sender's queue is empty, and then a little longer, so that what is still on the wire can arrive. */
     if (!l->quiet || (l->in_landed != l->in_next && now - l->last < l->rest))
         return;
     if (l->in_landed == l->in_next) {

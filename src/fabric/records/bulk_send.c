@@ -114,7 +114,8 @@ int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_wor
         l->out[l->out_end % TB_LANE_DEPTH].transfer = m->r.detail;
         l->out[l->out_end++ % TB_LANE_DEPTH].piece = (uint32_t)m->a + i;
     }
-    if (m->r.detail == TB_NO_TRANSFER) /* receives for sends that do not leave: nothing is sent for them, nor for any receive before them */
+    /* Receives into scrap memory take the sends that have not left. No piece is sent for them, nor for any receive before them. */
+    if (m->r.detail == TB_NO_TRANSFER)
         l->void_end = l->out_end;
     return 0;
 }

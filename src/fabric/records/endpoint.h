@@ -90,8 +90,8 @@ struct tb_endpoint {
     uint32_t messages_sent, messages_received;
     uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX as long as moves are not possible */
     uint32_t tracked;                             /* asks, transfers and moves under way, which a fence waits for */
-    bool fenced;                                  /* no move may begin before the peer has executed ... */
-    uint32_t fenced_at;                           /* ... all frames before this one */
+    bool fenced;                                  /* no move may begin before the peer has executed all frames before `fenced_at` */
+    uint32_t fenced_at;                           /* number of a frame */
     /* For flushes. Each work and ask belongs to the turn in which it began. under_way[] counts those of the present turn and those of all
        earlier turns, indexed by the lowest bit of the turn. A flush ends the present turn, or waits to end it while works of an earlier
        turn are under way. */

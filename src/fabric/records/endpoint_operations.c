@@ -207,7 +207,7 @@ static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local,
     return n;
 }
 
-/* Put the work before all others that wait, so that no fence is between them. */
+/* Put the work before all others that wait: it has begun before them, and must not wait for a fence among them. */
 static void put_first(struct tb_endpoint *e, struct tb_work *k)
 {
     k->next = e->works;
@@ -246,7 +246,7 @@ static bool operation_unfenced(struct tb_endpoint *e)
     return !e->fenced;
 }
 
-/* Everything before a fence has been executed, except for records. */
+/* Passes a fence. Everything before it has been executed, except perhaps records: moves wait for these (operation_unfenced()). */
 static void operation_pass_fence(struct tb_endpoint *e)
 {
     e->fenced = true;

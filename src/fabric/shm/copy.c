@@ -39,8 +39,8 @@
 #include "fabric/shm/copy_ways.h"
 
 #define STREAM_LEAST ((size_t)1 << 20)
-#define MARGIN       104u              /* percent of the fastest time; of the ways that need no more, the first in the table is chosen */
-#define ALIKE        120u              /* the same between two non-temporal ways */
+#define MARGIN       104u              /* percent of the fastest time; of the ways that need no more, the table's first is chosen */
+#define ALIKE        120u              /* like MARGIN, between two non-temporal ways */
 #define BEHIND       125u              /* percent of the fastest time; a way that is slower than this after a round is not measured again */
 #define SAMPLE       ((size_t)2 << 20) /* the least number of bytes to copy between two readings of the clock */
 #define SAMPLES      2u                /* samples of a way in a row, after one that does not count */

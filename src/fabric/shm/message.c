@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define BATCH        64u         /* messages taken from a ring before looking at the next */
+#define BATCH        64u         /* messages taken from one ring before the next ring is read */
 #define BACKLOG_WAIT (1u << 20)  /* bytes in the backlog from which on senders wait */
 #define BACKLOG_MAX  (64u << 20) /* bytes in the backlog beyond which messages are refused with -ENOBUFS */
 
@@ -177,7 +177,7 @@ bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
     (void)w;
     struct shm_link *s = l->impl;
     if (!f->begun)
-        /* includes the caller's own messages, and all that happened before this call */
+        /* relaxed: the count includes the caller's own messages, and all that happened before this call */
         f->kept[0] = atomic_load_explicit(&s->kept, memory_order_relaxed);
     f->begun = true;
     return atomic_load_explicit(&s->kept_gone, memory_order_acquire) >= f->kept[0];

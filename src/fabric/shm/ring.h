@@ -3,9 +3,9 @@
  * A ring of messages from one sender to one receiver, in memory that both can write.
  *
  * The ring is an array of 64-byte cells. A cell is a word and 56 bytes of message; a message takes as many consecutive cells as it needs.
- * The word contains the cell's position, so a cell of the previous lap is not taken for a new one. The word of a message's first cell also
- * has the id and the lengths, and is written last. While the sender does not wait for room, the receiver writes only `head`, once for every
- * eighth of the ring. So a small message moves only one cache line.
+ * The word contains the cell's position, so a cell that was written in the previous round of the ring is not taken for a new one. The word
+ * of a message's first cell also has the id and the lengths, and is written last. While the sender does not wait for room, the receiver
+ * writes only `head`, once for every eighth of the ring. So a small message moves only one cache line.
  *
  * Neither side trusts the other. The receiver reads a word once, and checks it before it uses a length. The sender checks that `head` is
  * between its last value and the sender's own tail. Each side keeps its own positions in private memory.
@@ -70,7 +70,7 @@ static inline uint64_t ring_position_bits(uint64_t position)
 int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
 /* 1: one message was taken; 0: there is none; -EPROTO: the other side has written invalid data. */
 int ring_pop(struct ring_receiver *r, struct ring_message *out);
-/* Whether the next cell has been written: its word is neither 0 nor that of the previous lap. */
+/* Whether the next cell has been written: its word is neither 0 nor that of the previous round of the ring. */
 static inline bool ring_has(const struct ring_receiver *r)
 {
     uint64_t word = __atomic_load_n(&r->ring->cells[r->head % RING_CELLS].word, __ATOMIC_ACQUIRE);

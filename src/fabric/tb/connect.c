@@ -148,7 +148,7 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
 
 /* Tries one pair of ports: both nodes make their queue pairs and lanes on it, connect and start them. `*out` NULL: no cable connects these
    ports. Negative: the side connection failed. Calls to the device are made with tb->receiving held; the peer's answers are awaited without
-   it. If a signal makes another thread give everything back in between (ending.c), this thread blocks on the lock until the process ends.
+   it. If a signal makes another thread free everything in between (ending.c), this thread blocks on the lock until the process ends.
  */
 static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t deadline, struct tb_cable **out, char *why, size_t why_len)
 {

@@ -3,9 +3,9 @@
  * A Thunderbolt device keeps what a process did not free until the host restarts: after a few programs that ended by a signal, no
  * protection domain is left. So while a node uses such devices, the signals of `fatal`, if the program has left them at their default, free
  * everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
- * registered with atexit(), because that may be weft_close(). A program that handles these signals itself closes its node itself, and so
- * does one that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later. After
- * SIGKILL and crashes, only a separate process that owns the device can free its objects: WEFT_GUARD (verbs/guard.c).
+ * registered with atexit(), because that may be weft_close(). A program that handles these signals itself must close its node itself, and
+ * so must a program that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later.
+ * After SIGKILL and crashes, only a separate process that owns the device can free its objects: WEFT_GUARD (verbs/guard.c).
  *
  * Only the process that opened the node does this. A forked child inherits the handler, the pipe and what is to be done at its end. For the
  * child the signals do what they do by default, and its exit() leaves the parent's devices alone.
@@ -26,8 +26,8 @@ static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, 
 /* The first FIRST signals of `fatal` ask a process to end. They also end the first process of a container, which no signal ends by
  * default. */
 #define FIRST 3u
-/* How long the thread that gives the devices back waits for a lock that another thread holds: a thread that joins or closes may be in a
- * slow call of the provider. After that, the node's devices are not given back. `weft run` kills the process after 5 s. */
+/* How long the thread that frees the devices waits for a lock that another thread holds: a thread that joins or closes may be in a slow
+ * call of the provider. After that, the node's devices are not freed. `weft run` kills the process after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -65,8 +65,8 @@ static bool ending_take_lock(base_spin *spin)
     return true;
 }
 
-/* Gives back everything that a node uses on its devices; does nothing if weft_close() has just done so. The locks stay held, so that every
-   other thread blocks until the process ends. */
+/* Frees everything that a node uses on its devices; does nothing if weft_close() has just done so. The locks stay held, so that every other
+   thread blocks until the process ends. */
 static void ending_give_back(struct tb *tb)
 {
     bool mine = ending_take_lock(&tb->receiving);

@@ -77,7 +77,7 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;
-        p->kept = p->kept || (first && p->theirs); /* by asking, the peer has withdrawn the agreement that it may have given */
+        p->kept = p->kept || (first && p->theirs); /* the peer's own question withdraws its agreement, if it has given one */
     }
 }
 

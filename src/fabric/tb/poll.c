@@ -228,7 +228,7 @@ int tb_poll(struct tb *tb, bool sends)
     tb->busy = sends || n == 0 || tb->paused || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
     for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
         n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
-    /* timers have some slack: reading the clock costs more than polling the queue */
+    /* read the clock only now and then: that costs more than polling the queue, and timers have some slack */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
         now = base_recent_ns();
     if (n > (tb->answered ? 1 : 0) || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))

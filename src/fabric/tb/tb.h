@@ -202,7 +202,7 @@ enum tb_side {
     TB_SIDE_LEAVE
 }; /* the first two bytes of the transport's messages on the side connection */
 
-/* ending.c: gives all devices back when the process is told to end */
+/* ending.c: frees everything on all devices when a signal ends the process */
 int tb_ending_watch(struct tb *tb);
 void tb_ending_forget(struct tb *tb);
 

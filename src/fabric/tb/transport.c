@@ -58,7 +58,7 @@ static void tb_close(struct weft_node *w)
     struct tb *tb = w->tb;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* never released if a signal has begun to give the devices back (ending.c) */
+    base_spin_lock(&tb->receiving); /* never released if a signal has begun to free the devices (ending.c) */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
     tb_ending_forget(tb); /* the last step: a signal that arrives before must still find its handler */
@@ -79,7 +79,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
     return tb_connect(l, side_fd, deadline);
 }
 
-/* Which nodes can be reached is known only when all nodes have reported their cables. */
+/* Waits until all nodes have reported their cables: only then is it known which nodes can be reached. */
 static int tb_settle(struct weft_node *w, int64_t deadline)
 {
     struct tb *tb = w->tb;

@@ -137,7 +137,7 @@ static void watch_later(struct tb_cable *c, int64_t now)
 static void watch_fail(struct tb_cable *c, int64_t now)
 {
     base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
-    tb_watch_abandon(c->tb, c); /* frames that arrived over this cable may still be on their way to other nodes */
+    tb_watch_abandon(c->tb, c); /* not only tb_cable_down(): frames that arrived over this cable may still be on their way to other nodes */
     c->say_down = true;
     watch_later(c, now);
 }

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Lends a connection to an asker of this host: the asker gets a copy of the descriptor, and reads and writes it itself, until it returns it
+ * or closes the socket. A request and its answer then wake one thread each way in place of two. The gateway keeps its own copy, so the
+ * socket still counts for the asker, and is reset if the asker dies.
+ *
+ * With the descriptor the asker could connect anew, to any address. So only a gateway lends that also runs programs for its askers: such a
+ * program could connect as well.
+ */
+#include "gateway/net.h"
+
+static bool all_sent(const struct net_socket *s)
+{
+    base_spin_lock(&s->up->g->lock);
+    bool sent = s->up->first == s->up->last && !s->up->ended;
+    base_spin_unlock(&s->up->g->lock);
+    return sent && !s->piece;
+}
+
+void net_lend(struct net_socket *s, struct gateway_call *c)
+{
+    struct gateway *g = gateway_of(s->all->server);
+    int rc = 0;
+    if (s->flags & WEFT_NET_DATAGRAMS || s->node == g->w->rank || !(g->offered >> WEFT_SERVICE_PROCESS & 1) || !s->down || !s->down->memory)
+        rc = -EOPNOTSUPP;
+    else if (s->down_over || s->up_over || !all_sent(s))
+        rc = -EAGAIN;
+    else
+        rc = fab_side_give(&g->w->links[s->node], c->record.arg[0], s->watch.fd);
+    if (!rc) {
+        gateway_watch_events(gateway_server_watches(s->all->server), &s->watch, 0);
+        net_socket_untime(s);
+        s->state = NET_LENT;
+    }
+    gateway_answer(c, rc, NULL, 0, NULL, 0);
+}
+
+void net_return(struct net_socket *s, struct gateway_call *c)
+{
+    s->state = NET_OPEN;
+    gateway_answer(c, 0, NULL, 0, NULL, 0);
+    net_socket_move(s);
+}
