@@ -87,7 +87,7 @@ WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, 
  * -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
 
-/* The result of a task. The submitter gets all fields but `reserved` unchanged. */
+/* The result of a task. The submitter gets all fields but `reserved` unchanged, so an errno has the number of the worker's system. */
 typedef struct weft_result {
     int32_t status;
     uint32_t reserved;

@@ -78,9 +78,10 @@ typedef struct weft_request {
  * Answered when the program runs. result[0]: a handle, which only the asker's node can use; result[1]: the process ID on the server. The
  * other requests about the program take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
-/* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: the signal that ended it, or 0;
- * result[2]: bit 0 is set if the server killed it because its time was over (arg[2] of the start). result[3]: ns of user time; result[4]:
- * ns of system time; result[5]: bytes of the largest resident set; these three include the children that the process has waited for. */
+/* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: Linux's number of the signal
+ * that ended it, or 0; result[2]: bit 0 is set if the server killed it because its time was over (arg[2] of the start). result[3]: ns of
+ * user time; result[4]: ns of system time; result[5]: bytes of the largest resident set; these three include the children that the process
+ * has waited for. */
 #define WEFT_PROCESS_WAIT 2u
 /* Finds output that has arrived; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of
  * the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
@@ -91,7 +92,8 @@ typedef struct weft_request {
 /* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many of them as there is room for. -EAGAIN: there
  * is no room now. result[0]: how many bytes were written. If `data_bytes` is 0, the input ends. */
 #define WEFT_PROCESS_WRITE 5u
-/* Sends signal arg[0] to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground process group. */
+/* Sends signal arg[0], which has Linux's number, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground
+ * process group. */
 #define WEFT_PROCESS_SIGNAL 6u
 /* Frees the handle. A process that still runs is killed, unless it is detached. */
 #define WEFT_PROCESS_CLOSE 7u

@@ -80,7 +80,7 @@ typedef struct weft_spawn_spec {
 /* How a program has ended. Times and memory include its children for which it has waited. */
 typedef struct weft_exit {
     int32_t status; /* the exit status; 0 if a signal ended the program */
-    int32_t signal; /* the signal that ended the program, in the numbering of the server's system; 0: none */
+    int32_t signal; /* this system's number of the signal that ended the program; 0: none; 100: one that this system does not have */
     bool timed_out; /* the server killed the program because weft_spawn_spec.time_limit_ns had passed */
     int64_t user_ns, system_ns;
     uint64_t memory_bytes; /* the largest resident set */
@@ -150,7 +150,7 @@ WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, si
  * -ENOMEM no memory; -EDEADLK the call would wait for the start in a handler. */
 WEFT_API int weft_process_end_input(weft_process *p);
 
-/* Sends a signal, in the numbering of the server's system, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's
+/* Sends a signal, in the numbering of this system, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's
  * foreground process group. If the process could not be started, this returns the error of the start.
  * Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer before the deadline;
  * -EAGAIN too many requests are outstanding at the server; -EPERM the server has no permission to send the signal; -ENOMEM no memory;

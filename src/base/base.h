@@ -83,12 +83,12 @@ static inline void base_wipe(void *at, size_t bytes)
  * A status (0 or a negative errno) that goes to another node or to a GPU's kernel has Linux's number. base_status_out() changes this
  * system's number into Linux's, and base_status_in() does the opposite. They do not change other values than negative ones; a number that
  * the other side does not have becomes EIO. */
-struct base_errno {
+struct base_number {
     int linux_number, own;
 };
-extern const struct base_errno base_errnos[];
+extern const struct base_number base_errnos[];
 extern const size_t base_errno_count;
-int base_status_change(const struct base_errno *all, size_t count, int status, bool out);
+int base_status_change(const struct base_number *all, size_t count, int status, bool out);
 static inline int base_status_out(int status)
 {
 #if defined(__linux__)
@@ -103,6 +103,29 @@ static inline int base_status_in(int status)
     return status;
 #else
     return base_status_change(base_errnos, base_errno_count, status, false);
+#endif
+}
+
+/* --- numbers of signals (signal.c) ---
+ * The same for a signal, or 0 for none. A signal that the other side does not have becomes BASE_SIGNAL_OTHER, which no system has. */
+#define BASE_SIGNAL_OTHER 100
+extern const struct base_number base_signals[];
+extern const size_t base_signals_count;
+int base_signal_change(const struct base_number *all, size_t count, int signal, bool out);
+static inline int base_signal_out(int signal)
+{
+#if defined(__linux__)
+    return signal;
+#else
+    return base_signal_change(base_signals, base_signals_count, signal, true);
+#endif
+}
+static inline int base_signal_in(int signal)
+{
+#if defined(__linux__)
+    return signal;
+#else
+    return base_signal_change(base_signals, base_signals_count, signal, false);
 #endif
 }
 

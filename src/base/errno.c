@@ -28,7 +28,7 @@
 /* clang-format on */
 
 #define ROW(name, number) {number, name},
-const struct base_errno base_errnos[] = {ERRORS(ROW)};
+const struct base_number base_errnos[] = {ERRORS(ROW)};
 const size_t base_errno_count = sizeof base_errnos / sizeof base_errnos[0];
 
 #if defined(__linux__)
@@ -36,7 +36,7 @@ const size_t base_errno_count = sizeof base_errnos / sizeof base_errnos[0];
 ERRORS(SAME)
 #endif
 
-int base_status_change(const struct base_errno *all, size_t count, int status, bool out)
+int base_status_change(const struct base_number *all, size_t count, int status, bool out)
 {
     if (status >= 0)
         return status;

@@ -102,7 +102,7 @@ enum cast_type {
     CAST_HOLE,      /* the `bytes` bytes from `offset` on are zero and need no space on the disk; no payload */
     CAST_CHECK,     /* the `bytes` bytes from `offset` on have this checksum; no payload */
     CAST_SIZE,      /* a followed file is complete; payload: struct cast_line with its final size, mode and time, without a name */
-    CAST_FILE_END,  /* offset: 0, or an errno: the source could not read the whole file, or the file changed meanwhile */
+    CAST_FILE_END, /* offset: 0, or an errno with Linux's number: the source could not read the whole file, or the file changed meanwhile */
     CAST_ROUND_END,
 };
 struct cast_record {

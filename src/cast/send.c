@@ -268,7 +268,7 @@ void cast_send_ended(struct cast_source *s, uint32_t file, int rc)
     } else if (s->follow.fd >= 0) {
         send_size(s, file);
     }
-    cast_send_record(s, CAST_FILE_END, file, (uint64_t)-rc, 0);
+    cast_send_record(s, CAST_FILE_END, file, (uint64_t)-base_status_out(rc), 0);
 }
 
 void cast_send_file(struct cast_source *s, uint32_t file)

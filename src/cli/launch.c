@@ -76,7 +76,7 @@ static void signal_nodes(struct launcher *s, int sig)
 {
     for (uint32_t i = 0; i < s->started; i++) {
         struct node *node = &s->nodes[i];
-        uint8_t byte = (uint8_t)sig;
+        uint8_t byte = (uint8_t)base_signal_out(sig);
         if (!node->running)
             continue;
         if (!launch_machine(s, i) || (sig == SIGKILL && node->control < 0)) {
@@ -120,6 +120,8 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     int status = base_process_status(how);
     const char *machine = launch_machine(s, rank);
     char where[320];
+    if (machine && WIFEXITED(how) && status > 128 && status != SSH_FAILED)
+        status = 128 + base_signal_in(status - 128); /* ssh_serve() */
     node->running = false;
     s->running--;
     launch_close(&node->control);

@@ -247,15 +247,18 @@ static int start_program(const struct job *job, const struct base_dispositions *
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* EACCES is what execve() returns for a directory */
 }
 
-/* Pass on the launcher's signals until the program has ended. Returns its exit status, as a shell would. */
+/* Pass on the launcher's signals, which have Linux's numbers, until the program has ended. Returns its exit status, as a shell would, but
+ * also with Linux's number of a signal. */
 static int stay_with(pid_t pid)
 {
     bool connected = true;
     for (;;) {
         struct pollfd p[2] = {{.fd = signal_pipe[0], .events = POLLIN}, {.fd = connected ? STDIN_FILENO : -1, .events = POLLIN}};
         uint8_t bytes[64];
-        if (base_process_ended(pid, NULL))
-            return base_process_status(base_process_kill_group(pid)); /* kills the processes that it has started, too */
+        if (base_process_ended(pid, NULL)) {
+            int how = base_process_kill_group(pid); /* kills the processes that it has started, too */
+            return WIFSIGNALED(how) ? 128 + base_signal_out(WTERMSIG(how)) : base_process_status(how);
+        }
         if (poll(p, 2, LAUNCH_LOOK_MS) < 0)
             continue;
         for (ssize_t i = 0, n = p[0].revents ? read(signal_pipe[0], bytes, sizeof bytes) : 0; i < n; i++)
@@ -265,8 +268,8 @@ static int stay_with(pid_t pid)
             continue;
         ssize_t n = read(STDIN_FILENO, bytes, sizeof bytes);
         for (ssize_t i = 0; i < n; i++)
-            if (bytes[i] > 0 && bytes[i] < NSIG)
-                kill(-pid, bytes[i]);
+            if (bytes[i] > 0 && base_signal_in(bytes[i]) < NSIG)
+                kill(-pid, base_signal_in(bytes[i]));
         if (n == 0 || (n < 0 && errno != EINTR)) {
             connected = false;
             kill(-pid, SIGKILL);

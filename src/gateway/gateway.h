@@ -422,7 +422,7 @@ int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **
 
 /* --- process.c, name.c, handle.c, names.c --- */
 struct gateway_end {
-    int32_t status, signal;
+    int32_t status, signal; /* signal: with Linux's number (base_signal_out()) */
     uint32_t timed_out, zero;
     uint64_t user_ns, system_ns, memory_bytes;
 };

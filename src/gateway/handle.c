@@ -488,7 +488,7 @@ void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway
     struct weft_process *p = gateway_table_find(&g->processes, m->to);
     if (p && p->node == from && p->state == HANDLE_RUNS) {
         p->exit = (weft_exit){.status = e.status,
-                              .signal = e.signal,
+                              .signal = base_signal_in(e.signal),
                               .timed_out = e.timed_out != 0,
                               .user_ns = (int64_t)e.user_ns,
                               .system_ns = (int64_t)e.system_ns,

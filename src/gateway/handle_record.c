@@ -30,7 +30,7 @@ static int record_wait(const struct weft_process *p, weft_request *r)
     if (p->state != HANDLE_OVER)
         return -EAGAIN;
     r->result[0] = (uint64_t)p->exit.status;
-    r->result[1] = (uint64_t)p->exit.signal;
+    r->result[1] = (uint64_t)base_signal_out(p->exit.signal);
     r->result[2] = p->exit.timed_out;
     r->result[3] = (uint64_t)p->exit.user_ns;
     r->result[4] = (uint64_t)p->exit.system_ns;

@@ -40,7 +40,7 @@ int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns)
 {
     if (signal < 0 || signal >= NSIG)
         return base_fail(-EINVAL, "weft_process_signal(): there is no signal %d; expected 1 to 64", signal);
-    return ask_of_running(p, WEFT_PROCESS_SIGNAL, (uint64_t)signal, 0, "no signal was sent", timeout_ns);
+    return ask_of_running(p, WEFT_PROCESS_SIGNAL, (uint64_t)base_signal_out(signal), 0, "no signal was sent", timeout_ns);
 }
 
 int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns)
@@ -62,6 +62,6 @@ int gateway_process_signal(weft_process *p, int signal, weft_op *op)
         return -EINPROGRESS;
     if (handle_is_over(p))
         return -ESRCH;
-    const weft_request r = request_to(p, WEFT_PROCESS_SIGNAL, (uint64_t)signal, 0);
+    const weft_request r = request_to(p, WEFT_PROCESS_SIGNAL, (uint64_t)base_signal_out(signal), 0);
     return gateway_ask(p->g, &(struct gateway_question){.record = &r, .tell = tell_nobody, .op = op, .post = true}, NULL);
 }

@@ -102,7 +102,7 @@ static void tell_end(struct run *r, int how, const struct rusage *use)
 {
     struct gateway_end e = {
         .status = WIFEXITED(how) ? WEXITSTATUS(how) : 0,
-        .signal = WIFSIGNALED(how) ? WTERMSIG(how) : 0,
+        .signal = WIFSIGNALED(how) ? base_signal_out(WTERMSIG(how)) : 0,
         .timed_out = r->timed_out,
         .user_ns = (uint64_t)use->ru_utime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_utime.tv_usec * WEFT_US,
         .system_ns = (uint64_t)use->ru_stime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_stime.tv_usec * WEFT_US,
@@ -455,7 +455,9 @@ static void process_begin(void *state, struct gateway_call *c)
     const uint64_t *arg = c->record.arg;
     int rc = 0;
     if (c->record.kind == WEFT_PROCESS_SIGNAL)
-        rc = arg[0] >= NSIG ? -EINVAL : !r || r->ended ? -ESRCH : run_kill(r, (int)arg[0]);
+        rc = arg[0] > INT_MAX || base_signal_in((int)arg[0]) >= NSIG ? -EINVAL
+             : !r || r->ended                                        ? -ESRCH
+                                                                     : run_kill(r, base_signal_in((int)arg[0]));
     else if (c->record.kind == WEFT_PROCESS_WINDOW)
         rc = arg[0] > UINT16_MAX || arg[1] > UINT16_MAX || (r && !r->terminal) ? -EINVAL
              : !r || r->ended || r->out[0].fd < 0                              ? -ESRCH

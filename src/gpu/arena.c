@@ -44,8 +44,10 @@ static bool all_know(void *arg)
  * in it. A stopped node does not confirm; it handles this message before any later message that carries such an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
-    struct arena_space m = {
-        .space = a->space, .bytes = bytes, .kind = arena_kind(&a->place), .rdma = atomic_load_explicit(&a->rdma_why, memory_order_relaxed)};
+    struct arena_space m = {.space = a->space,
+                            .bytes = bytes,
+                            .kind = arena_kind(&a->place),
+                            .rdma = base_status_out(atomic_load_explicit(&a->rdma_why, memory_order_relaxed))};
     for (uint32_t i = 0; i < c->w->size; i++) {
         if (i == c->w->rank || !fab_alive(c->w, i))
             continue;
@@ -236,7 +238,8 @@ static void for_all_arenas(struct arenas *c, const struct gpu_place *place,
 /* Tells the other nodes that the RDMA device has refused the arena. Never waits. False: there is no room for the message to a node now. */
 static bool tell_refusal(struct arenas *c, struct gpu_arena *a)
 {
-    struct arena_space m = {.space = a->space, .bytes = ARENA_AS_BEFORE, .rdma = atomic_load_explicit(&a->rdma_why, memory_order_relaxed)};
+    struct arena_space m = {
+        .space = a->space, .bytes = ARENA_AS_BEFORE, .rdma = base_status_out(atomic_load_explicit(&a->rdma_why, memory_order_relaxed))};
     for (; m.rdma && a->rdma_tell < c->w->size; a->rdma_tell++) {
         uint32_t node = a->rdma_tell;
         if (fab_memory_leads(c->w, a->rdma, node) && fab_alive(c->w, node) &&

@@ -50,7 +50,8 @@ void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len
     memcpy(&m, header, sizeof m);
     if (m.space == 0 || m.space >= ARENA_SPACES)
         return;
-    atomic_store_explicit(&c->peer[from].rdma[m.space], m.rdma < 0 && m.rdma >= -4095 ? (int)m.rdma : 0, memory_order_relaxed);
+    atomic_store_explicit(&c->peer[from].rdma[m.space], m.rdma < 0 && m.rdma >= -4095 ? base_status_in((int)m.rdma) : 0,
+                          memory_order_relaxed);
     if (m.bytes == ARENA_AS_BEFORE)
         return;
     /* seq_cst: share_open() sets `other`, and then reads `bytes` */

@@ -139,6 +139,17 @@ void map_capture_drop(struct map_capture *c)
     c->total = 0;
 }
 
+static int code_out(enum map_kind kind, int code)
+{
+    return kind == MAP_SIGNALLED ? base_signal_out(code) : kind >= MAP_NO_START && code > 0 ? -base_status_out(-code) : code;
+}
+
+int map_outcome_code(const struct map_outcome *oc)
+{
+    int code = oc->code;
+    return oc->kind == MAP_SIGNALLED ? base_signal_in(code) : oc->kind >= MAP_NO_START && code > 0 ? -base_status_in(-code) : code;
+}
+
 int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len, weft_result *result)
 {
     int rc;
@@ -160,7 +171,7 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
         c->outcome_room = len + MAP_INLINE_BYTES;
     }
     struct map_outcome head = {.kind = kind,
-                               .code = code,
+                               .code = code_out(kind, code),
                                .parts = c->count,
                                .error_len = (uint32_t)error_len,
                                .tail_len = (uint32_t)c->used,

@@ -298,11 +298,13 @@ struct map_part {
  * output. */
 struct map_outcome {
     uint32_t kind;
-    int32_t code;
+    int32_t code; /* with Linux's number if it is a signal or an errno */
     uint32_t parts, error_len, tail_len;
     uint32_t zero;
     uint64_t output_len;
 };
+
+int map_outcome_code(const struct map_outcome *oc); /* the code, with this system's number */
 
 struct map_capture {
     struct map_job *job;

@@ -208,7 +208,7 @@ static int handle_done(struct map_owner *o, const weft_done *d, int *status)
     if (r->state != SUBMITTED || r->piece.number != d->tag || d->worker >= o->job->nodes)
         return base_fail(-EPROTO, "a result arrived for a piece that no node works on; run the same version of weft on all hosts");
     r->worker = d->worker;
-    r->status = d->status;
+    r->status = base_status_in(d->status);
     r->result = d->result;
     r->result_len = d->result_len;
     r->attempts++;

@@ -69,7 +69,7 @@ void map_report_failure(struct map_job *job, const struct map_piece *piece, cons
 {
     char command[160], how[200], tries[48] = "";
     command_text(job, command, sizeof command);
-    int code = outcome->code;
+    int code = map_outcome_code(outcome);
     switch ((enum map_kind)outcome->kind) {
     case MAP_EXITED: snprintf(how, sizeof how, "exited %d", code); break;
     case MAP_SIGNALLED: {

@@ -142,9 +142,10 @@ static int fatal(struct map_owner *o, const struct record *r, const struct map_o
     if (o->job->apart)
         snprintf(where, sizeof where, " on node %u", r->worker);
     if (oc->kind == MAP_NO_START) {
-        map_say(o->job, "cannot start '%s'%s: %s%s", name, where, base_strerror(oc->code),
-                oc->code == E2BIG ? "; its arguments and the environment are too large" : "");
-        return oc->code == ENOENT ? -ENOENT : -EACCES;
+        int code = map_outcome_code(oc);
+        map_say(o->job, "cannot start '%s'%s: %s%s", name, where, base_strerror(code),
+                code == E2BIG ? "; its arguments and the environment are too large" : "");
+        return code == ENOENT ? -ENOENT : -EACCES;
     }
     map_say(o->job, "%.*s%s", (int)oc->error_len, error, where);
     return -ENOSPC;

@@ -340,7 +340,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     int rc = map_capture_finish(&slot->capture, kind, code, slot->text, len, result);
     if (rc) { /* no room for the outcome: report the error in the status */
         map_capture_drop(&slot->capture);
-        *result = (weft_result){.status = rc};
+        *result = (weft_result){.status = base_status_out(rc)};
     }
     return 0;
 }

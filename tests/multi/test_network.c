@@ -86,6 +86,43 @@ static void test_data_away(void **state)
     assert_int_equal(nodes_failed_with(2, go_on, &p, environment), 0);
 }
 
+/* The network of libfabric is down while a put is under way. TCP tries again 12.6 s after it has begun; before, node 0 opens a new endpoint
+ * and begins the put again. The bytes of the first attempt, which the kernel still has, may not overwrite those of later puts. */
+static void late(weft_node *w, void *arg)
+{
+    enum { BYTES = 256 << 10 };
+    _Atomic uint32_t *phase = arg;
+    weft_gaddr a = symmetric_alloc(w, BYTES);
+    OK(weft_barrier(w, patience_ns(60)));
+    if (weft_rank(w) == 0) {
+        static uint8_t out[BYTES], in[BYTES];
+        OK(weft_put_blocking(w, on_node(a, 1), out, sizeof out)); /* from now on there is a connection */
+        set_port("net1", 1, "down");
+        atomic_store(phase, 1);
+        memset(out, 1, sizeof out);
+        OK(weft_put_blocking(w, on_node(a, 1), out, sizeof out));
+        memset(out, 2, sizeof out);
+        OK(weft_put_blocking(w, on_node(a, 1), out, sizeof out));
+        sleep(4);
+        OK(weft_get_blocking(w, in, on_node(a, 1), sizeof in));
+        CHECK(memcmp(in, out, sizeof in) == 0);
+        atomic_store(phase, 2);
+    } else {
+        wait_for(phase, 1);
+        sleep(8);
+        set_port("net1", 1, "up");
+        wait_for(phase, 2);
+    }
+    OK(weft_barrier(w, patience_ns(60)));
+}
+
+static void test_late(void **state)
+{
+    (void)state;
+    static const char *const environment[] = {"WEFT_OFI_INTERFACE=net1", "WEFT_RECONNECT=20s", "WEFT_DEADLINE=100s", NULL};
+    assert_int_equal(nodes_failed_with(2, late, shared_words(64), environment), 0);
+}
+
 /* Each node gives up the other. The one that does so first knows the reason; the other may only see that its connection closes. */
 struct cut {
     _Atomic uint32_t down, ended, reasons;
@@ -121,6 +158,56 @@ static void test_cut(void **state)
     assert_int_equal(status[0], 0);
     assert_int_equal(status[1], 0);
     assert_int_not_equal(atomic_load(&c->reasons), 0);
+}
+
+/* --- stopped peers --- */
+
+enum { PIECE = 8 << 10, PIECES = 48 }; /* puts of the smallest size for which ofi uses RMA: together more than it has under way to a peer */
+
+struct stopped {
+    _Atomic uint32_t ready, done, pids[NODES_MAX];
+};
+
+/* Nodes 2 and up are stopped, and node 0 has begun more puts to them than it can have requests under way. Its operations to node 1 end all
+ * the same. */
+static void beside_stopped(weft_node *w, void *arg)
+{
+    struct stopped *s = arg;
+    uint32_t me = weft_rank(w), n = weft_size(w);
+    weft_gaddr a = symmetric_alloc(w, (PIECES + 1) * PIECE);
+    static uint8_t bytes[PIECE];
+    atomic_store(&s->pids[me], (uint32_t)getpid());
+    OK(weft_barrier(w, patience_ns(60)));
+    meet(&s->ready, n);
+    if (me == 0) {
+        memset(bytes, 7, sizeof bytes);
+        for (uint32_t i = 2; i < n; i++)
+            stop_asleep((pid_t)atomic_load(&s->pids[i]));
+        for (uint32_t i = 2; i < n; i++)
+            for (int k = 0; k < PIECES; k++)
+                OK(weft_put(w, on_node(a, i) + (uint64_t)k * PIECE, bytes, sizeof bytes, NULL));
+        for (int k = 0; k < PIECES; k++)
+            OK(weft_put(w, on_node(a, 1) + (uint64_t)k * PIECE, bytes, sizeof bytes, NULL));
+        OK(weft_flush(w, 1, patience_ns(20)));
+        for (uint32_t i = 2; i < n; i++)
+            CHECK(kill((pid_t)atomic_load(&s->pids[i]), SIGCONT) == 0);
+        for (uint32_t i = 2; i < n; i++)
+            OK(weft_flush(w, i, patience_ns(60)));
+        atomic_store(&s->done, 1);
+    }
+    wait_for(&s->done, 1);
+    const uint8_t *mine = weft_ptr(w, a, PIECES * PIECE);
+    for (int i = 0; i < PIECES * PIECE; i++)
+        CHECK(mine[i] == (me ? 7 : 0));
+    OK(weft_barrier(w, patience_ns(60)));
+}
+
+static void test_beside_stopped(void **state)
+{
+    (void)state;
+    /* long, because replacing the endpoint would end all requests, and then node 0 could begin others */
+    static const char *const environment[] = {"WEFT_RECONNECT=100s", NULL};
+    assert_int_equal(nodes_failed_with(12, beside_stopped, shared_words(sizeof(struct stopped)), environment), 0);
 }
 
 /* --- sleep --- */
@@ -208,7 +295,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
-        cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
+        cmocka_unit_test(test_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

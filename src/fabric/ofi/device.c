@@ -88,9 +88,12 @@ void *ofi_descriptor(const struct ofi *o, const void *at)
 struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind kind, uint32_t node)
 {
     struct ofi_request *q = o->free;
-    if (!q)
+    bool own = o->held[node] < OFI_SHARE;
+    if (!q || (!own && !o->common))
         return NULL;
     o->free = q->next;
+    o->held[node]++;
+    o->common -= !own;
     q->kind = kind;
     q->node = (uint16_t)node;
     q->busy = true;
@@ -99,11 +102,17 @@ struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind
     return q;
 }
 
-void ofi_request_free_locked(struct ofi *o, struct ofi_request *q)
+static void request_put(struct ofi *o, struct ofi_request *q)
 {
     q->busy = false;
     q->next = o->free;
     o->free = q;
+}
+
+void ofi_request_free_locked(struct ofi *o, struct ofi_request *q)
+{
+    o->common += --o->held[q->node] >= OFI_SHARE;
+    request_put(o, q);
 }
 
 static bool receive_post(struct ofi *o, struct ofi_request *q)
@@ -220,15 +229,30 @@ static int device_memory(struct ofi *o)
     o->receive_frames = o->memory + links;
     o->receives = calloc(o->receives_count, sizeof *o->receives);
     o->requests = calloc(o->requests_count, sizeof *o->requests);
-    if (!o->receives || !o->requests)
+    o->held = calloc(w->room, sizeof *o->held);
+    if (!o->receives || !o->requests || !o->held)
         return base_fail(-ENOMEM, "no memory for %u requests" BASE_MEMORY_HINT, o->receives_count + o->requests_count);
     for (uint32_t i = 0; i < o->receives_count; i++) {
         o->receives[i].kind = OFI_RECEIVE;
         o->receives[i].slot = i;
     }
     for (uint32_t i = 0; i < o->requests_count; i++)
-        ofi_request_free_locked(o, &o->requests[i]);
+        request_put(o, &o->requests[i]);
     return 0;
+}
+
+/* A provider accepts a certain number of requests for all peers together. In a large cluster the shares of all peers are more than that;
+ * then half of them are common, because a peer that is refused its share for now is better than one that never has more. */
+static void device_count(struct ofi *o)
+{
+    const struct fi_info *info = o->info;
+    uint32_t nodes = o->w->room < WEFT_MAX_NODES ? o->w->room : WEFT_MAX_NODES, shares = (nodes - 1) * OFI_SHARE;
+    size_t most = info->rx_attr->size;
+    o->receives_count = most && most < OFI_RECEIVES ? (uint32_t)most : OFI_RECEIVES;
+    most = info->tx_attr->size ? info->tx_attr->size : OFI_REQUESTS + shares;
+    most = most < 2 * (size_t)shares ? most / 2 : most - shares;
+    o->common = most < OFI_REQUESTS ? (uint32_t)most : OFI_REQUESTS;
+    o->requests_count = o->common + shares;
 }
 
 /* If each connection has its own receive queue, ofi_rxm posts receives to connections that it has closed, and crashes (libfabric 1.17 to
@@ -253,10 +277,7 @@ static int device_refuse(const struct fi_info *info)
 static int device_open(struct ofi *o)
 {
     struct fi_info *info = o->info;
-    size_t most = info->rx_attr->size;
-    o->receives_count = most && most < OFI_RECEIVES ? (uint32_t)most : OFI_RECEIVES;
-    most = info->tx_attr->size;
-    o->requests_count = most && most < OFI_REQUESTS ? (uint32_t)most : OFI_REQUESTS;
+    device_count(o);
     o->shift = OFI_SEGMENT_SHIFT;
     int rc = device_refuse(info);
     if (rc)
@@ -302,6 +323,7 @@ void ofi_device_close(struct ofi *o)
         o->lib->freeinfo(o->info);
     free(o->receives);
     free(o->requests);
+    free(o->held);
     if (o->memory)
         munmap(o->memory, o->memory_bytes);
     for (struct ofi_late *late; (late = o->late);) {

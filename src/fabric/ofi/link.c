@@ -77,9 +77,17 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
     fab_kick(l->ofi->w); /* nothing else may wake the progress thread in time to try again */
 }
 
+void ofi_link_open_locked(struct ofi_link *l)
+{
+    l->shut = false;
+    l->open_at = l->pause = 0;
+    l->r.endpoint.stream.ack_now = true; /* so that something is sent in any case: the peer may wait for it */
+    tb_stream_again(&l->r.endpoint.stream);
+}
+
 static bool link_pauses(const struct ofi_link *l)
 {
-    return BASE_UNLIKELY(l->pause) && base_recent_ns() < l->retry_at;
+    return BASE_UNLIKELY(l->shut) || (BASE_UNLIKELY(l->pause) && base_recent_ns() < l->retry_at);
 }
 
 static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)

@@ -36,17 +36,16 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES   128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS   256u       /* sends and RMA requests under way, to all peers; fewer if the provider accepts fewer */
-#define OFI_MOVE_BYTES (1u << 20) /* bytes of one RMA request */
-#define OFI_MOVES      32u        /* the most RMA requests under way to a peer */
-#define OFI_MOVES_BYTES                                                                                                         \
-    (4u * OFI_MOVE_BYTES)           /* the most bytes of RMA requests under way to a peer: few, because frames wait behind them \
-                                     */
-#define OFI_MOVE_LEAST    8192u     /* bytes from which RMA is used; fewer are faster in frames */
-#define OFI_SEGMENT_SHIFT 30u       /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u      /* bytes of a provider's address */
-#define OFI_RETRY         (WEFT_MS) /* the pause before a frame that found no room is tried again, while nobody polls */
+#define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
+#define OFI_SHARE         2u         /* as many more for each peer, which no other peer can hold */
+#define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVES         32u        /* the most RMA requests under way to a peer */
+#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* the most bytes of these: few, because frames wait behind them */
+#define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
+#define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS       256u                  /* bytes of a provider's address */
+#define OFI_RETRY         (WEFT_MS)             /* the pause before a frame that found no room is tried again, while nobody polls */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
@@ -95,8 +94,20 @@ struct ofi_link {
     bool renewed;     /* this node has replaced its endpoint once because of this link */
     bool asked;       /* the peer was asked whether its process is running */
     int64_t answered; /* when the peer answered that question; 0: not yet */
-    bool tell;        /* this node's new address must be sent to the peer */
     _Atomic uint64_t connects;
+    /* After one of the two nodes has replaced its endpoint; see watch.c. `shut` is under the link's lock, the others are the progress
+     * thread's. */
+    bool shut;        /* nothing is sent now */
+    bool tell;        /* this node's new address must be sent to the peer, ... */
+    bool awaits;      /* ... which has not confirmed it yet */
+    bool interrupted; /* puts were under way from the former endpoint */
+    bool probes;      /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
+    bool confirm;     /* the peer's endpoint number `theirs` must be confirmed */
+    uint32_t theirs;
+    fi_addr_t was;
+    int64_t probe_at;  /* when to look for the former connection next */
+    int64_t settle_at; /* the former connection is gone, and its end is handled by then; 0: it is not gone */
+    int64_t open_at;   /* when the link is open again, although nothing came from the peer; 0: no time is set */
 };
 
 struct ofi_late {
@@ -129,8 +140,12 @@ struct ofi {
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
     struct ofi_request *free, *owed; /* free requests; receives that the provider had no room for. Under `calls` */
-    struct ofi_link **links;         /* [size]; NULL for peers that use another transport or device */
-    char name[64];                   /* this node's address as text */
+    /* Requests to a peer that is slow or stopped end late. So that such peers cannot hold all of them, each peer has OFI_SHARE of its own
+     * and takes more only from those that are common to all. Under `calls`. */
+    uint32_t common;         /* how many of the common requests are free */
+    uint16_t *held;          /* [room] how many requests are under way to each peer */
+    struct ofi_link **links; /* [size]; NULL for peers that use another transport or device */
+    char name[64];           /* this node's address as text */
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
@@ -186,6 +201,7 @@ static inline struct ofi_link *ofi_link_of(const struct ofi *o, uint32_t node)
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
+void ofi_link_open_locked(struct ofi_link *l);                                       /* under the link's lock; the caller pumps the link */
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
 /* poll.c; struct fab_transport describes the last six */

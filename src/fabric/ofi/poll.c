@@ -31,6 +31,8 @@ static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t byt
         return false; /* the frame is not from a node of this cluster */
     base_spin_lock(&l->r.lock);
     int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, (uint32_t)bytes, now);
+    if (BASE_UNLIKELY(l->open_at) && rc == 0)
+        ofi_link_open_locked(l);
     bool answered = rc == 0 && alone;
     if (answered)
         records_pump_locked(&l->r, now);

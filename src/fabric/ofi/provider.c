@@ -64,6 +64,7 @@ struct ofi_traits ofi_traits_of(const struct fi_info *info)
         .bind_regions = mr & FI_MR_ENDPOINT,
         .plain = k ? k->plain : true,
         .inet = info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN || info->addr_format == FI_SOCKADDR_IN6,
+        .tcp = k && (strcmp(k->name, "net") == 0 || strcmp(k->name, "tcp") == 0),
         .rank = k ? k->rank : OFI_NEVER,
     };
 }

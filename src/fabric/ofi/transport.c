@@ -204,6 +204,9 @@ static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
     ofi_unregister(&l->own);
     if (end)
         (void)fi_av_remove(o->av, &l->peer, 1, 0);
+    if (end && l->probes)
+        (void)fi_av_remove(o->av, &l->was, 1, 0);
+    l->probes = false;
     base_spin_unlock(&o->calls);
     if (left)
         transport_end_moves(o, l, &e);

@@ -5,7 +5,15 @@
  * whether its process is running. If the peer answers, this node replaces its endpoint, once; if that does not help within WEFT_RECONNECT,
  * it gives the peer up. If the peer does not answer, the liveness check decides about it.
  *
- * A new endpoint has a new address, which this node sends to all peers over their side connections.
+ * A new endpoint has a new address, which this node sends to all peers over their side connections. Until a peer has confirmed it, nothing
+ * is sent on the link, for two reasons:
+ *
+ *   - This node has begun again the puts that were under way, but their bytes may still be on the way in the former connection: this
+ *     node's kernel sends what a closed socket holds. If the peer received them after the second put, they could overwrite newer bytes. So
+ *     the peer first sees to it that the former connection is gone (watch_probe()).
+ *   - When one connection ends, `net` of libfabric 1.17 forgets all requests for connections that have come and are not handled yet. Such
+ *     a request is never answered, and the node that made it connects never. So no connection is made before the end of the former one is
+ *     handled, and not by both nodes at the same time: the node with the lower number begins.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -16,13 +24,18 @@
 #define POLL       WEFT_MS         /* how often a queue without a descriptor to sleep on is polled */
 #define LEAST      WEFT_SECOND     /* shorter silences are ignored */
 #define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
-#define SIDE_MAGIC 0x31696677u     /* "wfi1" */
+#define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
+#define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
+#define FIRST      WEFT_SECOND     /* how long the node with the higher number waits for the other to begin */
+#define SIDE_MAGIC 0x32696677u     /* "wfi2" */
 
-enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS };
+enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS, SIDE_CONFIRM };
 
 struct side_message {
     uint32_t magic;
     uint16_t kind, address_bytes;
+    uint32_t number;              /* SIDE_ADDRESS, SIDE_CONFIRM: counts the endpoints of the node that has a new one */
+    uint32_t interrupted;         /* SIDE_ADDRESS: 1: puts to the peer were under way from the former one */
     uint8_t address[OFI_ADDRESS]; /* SIDE_ADDRESS */
 };
 _Static_assert(sizeof(struct side_message) <= FAB_SIDE_MESSAGE_MAX, "fits");
@@ -31,7 +44,11 @@ static bool watch_say(struct ofi_link *l, enum side_kind kind)
 {
     struct ofi *o = l->ofi;
     struct side_message m = {.magic = SIDE_MAGIC, .kind = (uint16_t)kind};
+    if (kind == SIDE_CONFIRM)
+        m.number = l->theirs;
     if (kind == SIDE_ADDRESS) {
+        m.number = o->generation;
+        m.interrupted = l->interrupted;
         m.address_bytes = (uint16_t)o->address_bytes;
         memcpy(m.address, o->address, o->address_bytes);
     }
@@ -44,8 +61,62 @@ bool ofi_side_valid(const void *bytes, size_t len)
     if (len != sizeof m)
         return false;
     memcpy(&m, bytes, sizeof m);
-    return m.magic == SIDE_MAGIC && m.kind >= SIDE_QUESTION && m.kind <= SIDE_ADDRESS && m.address_bytes <= sizeof m.address &&
-           (m.kind == SIDE_ADDRESS) == (m.address_bytes != 0);
+    return m.magic == SIDE_MAGIC && m.kind >= SIDE_QUESTION && m.kind <= SIDE_CONFIRM && m.address_bytes <= sizeof m.address &&
+           m.interrupted <= 1 && (m.kind == SIDE_ADDRESS) == (m.address_bytes != 0);
+}
+
+/* Has the link send what it can, although no event leads to that. Under o->receiving. */
+static void watch_touch(struct ofi_link *l)
+{
+    l->touched = true;
+    atomic_store_explicit(&l->ofi->due, 0, memory_order_relaxed);
+}
+
+/* Opens the link again, if this node and the peer have confirmed each other's new endpoints. */
+static void watch_open(struct ofi_link *l, int64_t now)
+{
+    if (l->awaits || l->probes || l->confirm)
+        return;
+    base_spin_lock(&l->r.lock);
+    if (l->shut && l->ofi->w->rank < l->r.link->node)
+        ofi_link_open_locked(l);
+    else if (l->shut)
+        l->open_at = now + FIRST;
+    base_spin_unlock(&l->r.lock);
+    watch_touch(l);
+}
+
+/* Whether a connection over TCP leads to the former address. A send into one succeeds, even if it leads nowhere; then the kernel of the
+ * peer's host answers that it is gone. If there is none, the provider begins to connect, and the send must be tried again. Other providers
+ * do not send what is in a closed endpoint. */
+static bool watch_connected(struct ofi_link *l)
+{
+    static const uint8_t nothing; /* too short for a frame: ignored if it is received after all */
+    struct ofi *o = l->ofi;
+    if (!o->traits.tcp)
+        return false;
+    base_spin_lock(&o->calls);
+    bool is = o->ep && fi_inject(o->ep, &nothing, sizeof nothing, l->was) == 0;
+    base_spin_unlock(&o->calls);
+    return is;
+}
+
+static void watch_probe(struct ofi_link *l, int64_t now)
+{
+    struct ofi *o = l->ofi;
+    if (now < l->probe_at)
+        return;
+    l->probe_at = now + PROBE;
+    if (!l->settle_at && watch_connected(l))
+        return;
+    l->settle_at = l->settle_at ? l->settle_at : now + SETTLE;
+    if (now < l->settle_at)
+        return;
+    base_spin_lock(&o->calls);
+    (void)fi_av_remove(o->av, &l->was, 1, 0);
+    base_spin_unlock(&o->calls);
+    l->probes = false;
+    l->confirm = true;
 }
 
 /* The peer has announced a new endpoint. */
@@ -60,15 +131,26 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     }
     base_spin_lock(&l->r.lock);
     base_spin_lock(&o->calls);
-    (void)fi_av_remove(o->av, &l->peer, 1, 0);
+    /* While this node waits for a confirmation, it has sent nothing from its own new endpoint, so that has no connection to the peer. */
+    bool probes = !l->probes && !l->awaits && !l->confirm;
+    if (probes)
+        l->was = l->peer;
+    else
+        (void)fi_av_remove(o->av, &l->peer, 1, 0);
     bool inserted = fi_av_insert(o->av, m->address, 1, &peer, 0, NULL) == 1;
     l->peer = peer;
     ofi_print_address(o->info, m->address, m->address_bytes, l->name, sizeof l->name);
     base_spin_unlock(&o->calls);
-    l->pause = 0;
-    tb_stream_again(&l->r.endpoint.stream);
+    l->shut = true;
+    l->open_at = 0;
     base_spin_unlock(&l->r.lock);
-    l->touched = true;
+    l->theirs = m->number;
+    l->confirm = !probes && !l->probes;
+    if (probes) {
+        l->probes = true;
+        l->probe_at = 0;
+        l->settle_at = m->interrupted ? 0 : base_now_ns() + SETTLE;
+    }
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     if (!inserted)
         records_break(&l->r,
@@ -97,6 +179,10 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     base_spin_lock(&o->receiving);
     if (m.kind == SIDE_ADDRESS)
         watch_moved(l, &m);
+    if (m.kind == SIDE_CONFIRM && l->awaits && m.number == o->generation) {
+        l->awaits = l->interrupted = false;
+        watch_open(l, base_now_ns());
+    }
     base_spin_unlock(&o->receiving);
 }
 
@@ -111,6 +197,7 @@ static void watch_take_back(struct ofi *o)
             if (!l->r.closed && q->kind == OFI_FRAME) {
                 tb_endpoint_left(&l->r.endpoint, q->slot);
             } else if (!l->r.closed) {
+                l->interrupted = l->interrupted || q->kind == OFI_PUT;
                 l->moves--;
                 l->moving -= q->bytes;
                 tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
@@ -147,10 +234,12 @@ void ofi_renew(struct ofi *o)
         if (!l)
             continue;
         base_spin_lock(&l->r.lock);
-        if (!l->r.closed)
-            tb_stream_again(&l->r.endpoint.stream);
+        l->shut = true;
+        l->open_at = 0;
         base_spin_unlock(&l->r.lock);
-        l->touched = l->tell = true;
+        l->tell = l->awaits = true;
+        if (l->probes) /* the former connection of the peer's was one of this node's former endpoint */
+            l->settle_at = 1;
         if (rc)
             records_break(&l->r, "this node could not open a new endpoint: %s", base_error());
     }
@@ -174,6 +263,18 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     uint64_t stand;
     if (l->tell)
         l->tell = !watch_say(l, SIDE_ADDRESS);
+    if (l->probes)
+        watch_probe(l, now);
+    if (l->confirm && watch_say(l, SIDE_CONFIRM)) {
+        l->confirm = false;
+        watch_open(l, now);
+    }
+    if (l->open_at && now >= l->open_at) {
+        base_spin_lock(&l->r.lock);
+        ofi_link_open_locked(l);
+        base_spin_unlock(&l->r.lock);
+        watch_touch(l);
+    }
     bool is = watch_under_way(l, &stand);
     if (!is || stand != l->stand || !l->still_at) {
         l->stand = stand;
@@ -217,7 +318,7 @@ static int64_t watch_device(struct ofi *o, int64_t now)
             continue;
         watch_link(o, l, now);
         next = l->still_at ? WATCH : next;
-        next = l->tell ? WEFT_MS : next;
+        next = l->tell || l->probes || l->confirm || l->open_at ? WEFT_MS : next;
     }
     if (o->renew && !o->traits.bind_regions)
         ofi_renew(o);
