@@ -392,11 +392,13 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
     return fd;
 }
 
-/* Whether a later attempt may succeed, because the peer is still starting. EAGAIN: the backlog of a Unix listener is full. */
+/* Whether a later attempt may succeed, because the peer is still starting, or a network is down now: without its interface there is no
+ * route. EAGAIN: the backlog of a Unix listener is full. */
 static bool may_pass(int error)
 {
     return error == -ECONNREFUSED || error == -ENOENT || error == -EAGAIN || error == -ECONNRESET || error == -ECONNABORTED ||
-           error == -EHOSTUNREACH || error == -EHOSTDOWN || error == -ETIMEDOUT || error == -EINTR;
+           error == -EHOSTUNREACH || error == -EHOSTDOWN || error == -ENETUNREACH || error == -ENETDOWN || error == -ETIMEDOUT ||
+           error == -EINTR;
 }
 
 int cluster_connect(const char *address, int64_t deadline)

@@ -111,8 +111,8 @@ void cluster_tune(int fd);
 int cluster_socket_host(int fd, bool far, char *out, size_t len);
 /* The numeric address of this host from which it reaches `address`, HOST:PORT, as in "10.0.0.2", "[fd00::2]". Sends nothing. */
 int cluster_address_towards(const char *address, char *out, size_t len);
-/* Connect: returns a close-on-exec, non-blocking socket, tuned by cluster_tune(). While nobody listens, retries until `deadline`; then
- * -ETIMEDOUT, and the error has the last reason. */
+/* Connect: returns a close-on-exec, non-blocking socket, tuned by cluster_tune(). While nobody listens or there is no route, retries
+ * until `deadline`; then -ETIMEDOUT, and the error has the last reason. */
 int cluster_connect(const char *address, int64_t deadline);
 
 /* --- join.c --- */

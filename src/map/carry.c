@@ -320,6 +320,8 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         return base_fail(
             rc,
             "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
+    if (rc == -ECONNRESET)
+        return base_fail(rc, "node %u, which has the file, is gone; run the job again when its host is back", home_of(job, piece));
     if (rc)
         return base_fail(rc, "cannot read a piece of the input at node %u: %s", home_of(job, piece), base_strerror(rc));
     map_brought(slot, piece->length, whole, to, in);

@@ -314,6 +314,21 @@ class Hosts(Map):
                 else:
                     self.assertEqual(len(out), 200_000)
 
+    def test_host_of_a_file_dies(self):
+        """What others have read of the file is printed, the rest fails, and the errors name the reason."""
+        path, go, begun = self.path("there", b"there\n" * 50_000), self.path("go"), self.path("begun", b"")
+        job = start("--slots", "1", "--block", "20K", f"1:{path}", "--", "sh", "-c",
+                    f"echo >>{begun}; until [ -e {go} ]; do sleep 0.02; done; cat")
+        until("all work", lambda: read(begun).count(b"\n") >= 3)
+        os.kill(self.node(job, 1), signal.SIGKILL)
+        open(go, "w", encoding="utf-8").close()
+        self.addCleanup(os.unlink, go)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual(job.returncode, 1)
+        self.assertIn(b"node 1, which has the file, is gone; run the job again when its host is back\n", err)
+        self.assertNotIn(b"Connection reset", err)
+        self.assertLess(out.count(b"there\n"), 50_000)
+
     def test_hostfile_killed(self):
         """The node on another host is killed, and then the whole job: no process is left on either host."""
         hosts = self.there(1, 2)

@@ -2,6 +2,7 @@
  *
  * Addresses: which are well-formed, listening and connecting at each kind, and what happens when nobody listens.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -15,6 +16,14 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#if defined(__linux__)
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#endif
 
 #include <cmocka.h>
 
@@ -181,12 +190,63 @@ static void waits_for_the_listener(void **state)
     rmdir(dir);
 }
 
+#if defined(__linux__)
+static void *come_up(void *arg)
+{
+    struct late *l = arg;
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    usleep(50000);
+    if (!ioctl(fd, SIOCSIFFLAGS, &lo))
+        l->fd = cluster_listen(l->address, l->bound, sizeof l->bound);
+    close(fd);
+    return NULL;
+}
+
+/* The only interface is down, and comes up later. Returns 0, or 77 if this user may have no network of its own. */
+static int in_own_network(void)
+{
+    struct late l = {.fd = -1, .address = "127.0.0.1:7000"};
+    const struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(7000), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    pthread_t thread;
+    if (unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNET : CLONE_NEWNET))
+        return 77;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (!connect(fd, (const struct sockaddr *)&to, sizeof to) || errno != ENETUNREACH || pthread_create(&thread, NULL, come_up, &l))
+        return 1;
+    close(fd);
+    fd = cluster_connect(l.address, base_deadline(30 * WEFT_SECOND));
+    pthread_join(thread, NULL);
+    if (fd < 0)
+        fprintf(stderr, "%s\n", base_error());
+    return fd < 0;
+}
+
+static void waits_for_the_network(void **state)
+{
+    (void)state;
+    int how = 0;
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(in_own_network());
+    assert_true(pid > 0 && waitpid(pid, &how, 0) == pid && WIFEXITED(how));
+    if (WEXITSTATUS(how) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(how), 0);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(knows_a_well_formed_address), cmocka_unit_test(listens_and_connects),
-        cmocka_unit_test(replaces_only_a_dead_socket), cmocka_unit_test(says_when_nobody_listens),
+        cmocka_unit_test(knows_a_well_formed_address),
+        cmocka_unit_test(listens_and_connects),
+        cmocka_unit_test(replaces_only_a_dead_socket),
+        cmocka_unit_test(says_when_nobody_listens),
         cmocka_unit_test(waits_for_the_listener),
+#if defined(__linux__)
+        cmocka_unit_test(waits_for_the_network),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
