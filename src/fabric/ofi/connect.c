@@ -84,9 +84,12 @@ int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
 
 /* --- the endpoints --- */
 
-static void connect_introduce(struct ofi_link *l, struct ofi_hello *h)
+/* Returns the number of the endpoint whose address it has filled in. */
+static uint32_t connect_introduce(struct ofi_link *l, struct ofi_hello *h)
 {
     struct ofi *o = l->ofi;
+    base_spin_lock(&o->calls);
+    const uint32_t generation = o->generation;
     const struct ofi_regions *r = l->own.count ? &l->own : &o->pool;
     *h = (struct ofi_hello){.magic = OFI_HELLO,
                             .pool_bytes = o->w->pool_bytes,
@@ -99,6 +102,8 @@ static void connect_introduce(struct ofi_link *l, struct ofi_hello *h)
                             .address_bytes = (uint32_t)o->address_bytes};
     snprintf(h->provider, sizeof h->provider, "%s", o->info->fabric_attr->prov_name);
     memcpy(h->address, o->address, o->address_bytes);
+    base_spin_unlock(&o->calls);
+    return generation;
 }
 
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset)
@@ -158,7 +163,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
         err = ofi_register(o, &l->own);
         base_spin_unlock(&o->calls);
     }
-    connect_introduce(l, &mine);
+    const uint32_t introduced = connect_introduce(l, &mine);
     if (!err)
         err = base_random(&mine.session, sizeof mine.session);
     if (!err)
@@ -173,6 +178,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     l->shift = theirs.shift;
     link->pool_bytes = theirs.pool_bytes;
     ofi_print_address(o->info, theirs.address, theirs.address_bytes, l->name, sizeof l->name);
+    memcpy(l->address, theirs.address, theirs.address_bytes);
     base_spin_lock(&o->calls);
     bool inserted = fi_av_insert(o->av, theirs.address, 1, &l->peer, 0, NULL) == 1;
     base_spin_unlock(&o->calls);
@@ -183,6 +189,8 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
                          link->node, o->info->fabric_attr->prov_name, l->name);
     base_spin_lock(&o->receiving);
     err = ofi_link_ready(l, mine.session + theirs.session);
+    if (!err && introduced != o->generation) /* this node has replaced its endpoint meanwhile: tell the peer */
+        l->shut = l->tell = l->awaits = true;
     base_spin_unlock(&o->receiving);
     /* Both nodes must have their endpoints before either sends a frame. */
     char ready = 'r', answer = 0;

@@ -97,17 +97,18 @@ struct ofi_link {
     _Atomic uint64_t connects;
     /* After one of the two nodes has replaced its endpoint; see watch.c. `shut` is under the link's lock, the others are the progress
      * thread's. */
-    bool shut;        /* nothing is sent now */
-    bool tell;        /* this node's new address must be sent to the peer, ... */
-    bool awaits;      /* ... which has not confirmed it yet */
-    bool interrupted; /* puts have failed, whose bytes may still come to the peer */
-    bool probes;      /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
-    bool confirm;     /* the peer's endpoint number `theirs` must be confirmed */
+    bool shut;    /* nothing is sent now */
+    bool tell;    /* this node's new address must be sent to the peer, ... */
+    bool awaits;  /* ... which has not confirmed it yet */
+    bool probes;  /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
+    bool confirm; /* the peer's endpoint number `theirs` must be confirmed */
     uint32_t theirs;
     fi_addr_t was;
-    int64_t probe_at;  /* when to look for the former connection next */
-    int64_t settle_at; /* the former connection is gone, and its end is handled by then; 0: it is not gone */
-    int64_t open_at;   /* when the link is open again, although nothing came from the peer; 0: no time is set */
+    uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
+    int64_t probe_at;             /* when to look for the former connection next */
+    int64_t gone_at;              /* if it is not gone by then, this node replaces its endpoint */
+    int64_t settle_at;            /* the former connection is gone, and its end is handled by then; 0: it is not gone */
+    int64_t open_at;              /* when the link is open again, although nothing came from the peer; 0: no time is set */
 };
 
 struct ofi_late {

@@ -59,8 +59,6 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
         l->moves--;
         l->moving -= q->bytes;
         l->moved += error == 0;
-        if (q->kind == OFI_PUT) /* a new connection exists only when the former one has ended at the peer: a put that succeeds shows that */
-            l->interrupted = error || (l->interrupted && l->awaits);
         tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
     }
     if (!l->r.closed && error) {

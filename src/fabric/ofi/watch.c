@@ -9,14 +9,17 @@
  * is sent on the link, for two reasons:
  *
  *   - This node has begun again the puts that were under way, but their bytes may still be on the way in the former connection: this
- *     node's kernel sends what a closed socket holds. If the peer received them after the second put, they could overwrite newer bytes. So
- *     the peer first sees to it that the former connection is gone (watch_probe()).
+ *     node's kernel sends what a closed socket holds. If the peer received them after the second put, they could overwrite newer bytes.
+ *     Also the peer's own requests on the former connection end only with it. So the peer first sees to it that the former connection is
+ *     gone: it waits for its end, which comes at once if the network works (watch_probe()), and otherwise replaces its own endpoint, too.
  *   - When one connection ends, `net` of libfabric 1.17 forgets all requests for connections that have come and are not handled yet. Such
  *     a request is never answered, and the node that made it connects never. So no connection is made before the end of the former one is
- *     handled, and not by both nodes at the same time: the node with the lower number begins.
+ *     handled, and not by both nodes at the same time. The node with the lower address begins: if its request is lost, the peer's is
+ *     accepted, but not the other way round.
  */
 #include "fabric/ofi/ofi.h"
 
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,7 +29,8 @@
 #define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
-#define FIRST      WEFT_SECOND     /* how long the node with the higher number waits for the other to begin */
+#define GONE       WEFT_SECOND     /* how long this node waits for the end of a former connection before it replaces its endpoint */
+#define FIRST      8               /* the node with the higher address waits for the other to begin for this part of WEFT_RECONNECT */
 #define SIDE_MAGIC 0x32696677u     /* "wfi2" */
 
 enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS, SIDE_CONFIRM };
@@ -35,7 +39,6 @@ struct side_message {
     uint32_t magic;
     uint16_t kind, address_bytes;
     uint32_t number;              /* SIDE_ADDRESS, SIDE_CONFIRM: counts the endpoints of the node that has a new one */
-    uint32_t interrupted;         /* SIDE_ADDRESS: 1: puts to the peer were under way from the former one */
     uint8_t address[OFI_ADDRESS]; /* SIDE_ADDRESS */
 };
 _Static_assert(sizeof(struct side_message) <= FAB_SIDE_MESSAGE_MAX, "fits");
@@ -48,7 +51,6 @@ static bool watch_say(struct ofi_link *l, enum side_kind kind)
         m.number = l->theirs;
     if (kind == SIDE_ADDRESS) {
         m.number = o->generation;
-        m.interrupted = l->interrupted;
         m.address_bytes = (uint16_t)o->address_bytes;
         memcpy(m.address, o->address, o->address_bytes);
     }
@@ -62,7 +64,7 @@ bool ofi_side_valid(const void *bytes, size_t len)
         return false;
     memcpy(&m, bytes, sizeof m);
     return m.magic == SIDE_MAGIC && m.kind >= SIDE_QUESTION && m.kind <= SIDE_CONFIRM && m.address_bytes <= sizeof m.address &&
-           m.interrupted <= 1 && (m.kind == SIDE_ADDRESS) == (m.address_bytes != 0);
+           (m.kind == SIDE_ADDRESS) == (m.address_bytes != 0);
 }
 
 /* Has the link send what it can, although no event leads to that. Under o->receiving. */
@@ -72,17 +74,44 @@ static void watch_touch(struct ofi_link *l)
     atomic_store_explicit(&l->ofi->due, 0, memory_order_relaxed);
 }
 
+static int64_t watch_patience(const struct ofi *o)
+{
+    return o->w->options.reconnect_ns > LEAST ? o->w->options.reconnect_ns : LEAST;
+}
+
+/* Whether this node's address is the lower one. libfabric compares the numbers of hosts, then the ports. */
+static bool watch_lower(const struct ofi_link *l)
+{
+    const struct ofi *o = l->ofi;
+    struct sockaddr_in mine, theirs;
+    struct sockaddr_in6 mine6, theirs6;
+    int is = 0;
+    if (o->info->addr_format == FI_SOCKADDR_IN) {
+        memcpy(&mine, o->address, sizeof mine);
+        memcpy(&theirs, l->address, sizeof theirs);
+        is = memcmp(&mine.sin_addr, &theirs.sin_addr, sizeof mine.sin_addr);
+        is = is ? is : memcmp(&mine.sin_port, &theirs.sin_port, sizeof mine.sin_port);
+    } else if (o->info->addr_format == FI_SOCKADDR_IN6) {
+        memcpy(&mine6, o->address, sizeof mine6);
+        memcpy(&theirs6, l->address, sizeof theirs6);
+        is = memcmp(&mine6.sin6_addr, &theirs6.sin6_addr, sizeof mine6.sin6_addr);
+        is = is ? is : memcmp(&mine6.sin6_port, &theirs6.sin6_port, sizeof mine6.sin6_port);
+    }
+    return is ? is < 0 : o->w->rank < l->r.link->node;
+}
+
 /* Opens the link again, if this node and the peer have confirmed each other's new endpoints. */
 static void watch_open(struct ofi_link *l, int64_t now)
 {
     if (l->awaits || l->probes || l->confirm)
         return;
     base_spin_lock(&l->r.lock);
-    if (l->shut && l->ofi->w->rank < l->r.link->node)
+    if (l->shut && watch_lower(l))
         ofi_link_open_locked(l);
     else if (l->shut)
-        l->open_at = now + FIRST;
+        l->open_at = now + watch_patience(l->ofi) / FIRST;
     base_spin_unlock(&l->r.lock);
+    l->still_at = l->still_at ? now : 0; /* until now nothing could get through */
     watch_touch(l);
 }
 
@@ -107,8 +136,10 @@ static void watch_probe(struct ofi_link *l, int64_t now)
     if (now < l->probe_at)
         return;
     l->probe_at = now + PROBE;
-    if (!l->settle_at && watch_connected(l))
+    if (!l->settle_at && watch_connected(l)) {
+        o->renew = o->renew || now >= l->gone_at; /* that closes this end of the connection, whatever the network does */
         return;
+    }
     l->settle_at = l->settle_at ? l->settle_at : now + SETTLE;
     if (now < l->settle_at)
         return;
@@ -131,14 +162,23 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     }
     base_spin_lock(&l->r.lock);
     base_spin_lock(&o->calls);
+    if (fi_av_insert(o->av, m->address, 1, &peer, 0, NULL) != 1) {
+        base_spin_unlock(&o->calls);
+        base_spin_unlock(&l->r.lock);
+        records_break(&l->r,
+                      "it opened a new endpoint, and provider %s of libfabric on this node does not accept its address: set "
+                      "WEFT_OFI_PROVIDER to another provider, on all nodes",
+                      o->info->fabric_attr->prov_name);
+        return;
+    }
     /* While this node waits for a confirmation, it has sent nothing from its own new endpoint, so that has no connection to the peer. */
     bool probes = !l->probes && !l->awaits && !l->confirm;
     if (probes)
         l->was = l->peer;
     else
         (void)fi_av_remove(o->av, &l->peer, 1, 0);
-    bool inserted = fi_av_insert(o->av, m->address, 1, &peer, 0, NULL) == 1;
     l->peer = peer;
+    memcpy(l->address, m->address, m->address_bytes);
     ofi_print_address(o->info, m->address, m->address_bytes, l->name, sizeof l->name);
     base_spin_unlock(&o->calls);
     l->shut = true;
@@ -149,14 +189,10 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     if (probes) {
         l->probes = true;
         l->probe_at = 0;
-        l->settle_at = m->interrupted ? 0 : base_now_ns() + SETTLE;
+        l->settle_at = 0;
+        l->gone_at = base_now_ns() + GONE;
     }
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
-    if (!inserted)
-        records_break(&l->r,
-                      "it opened a new endpoint, and provider %s of libfabric on this node does not accept its address: set "
-                      "WEFT_OFI_PROVIDER to another provider, on all nodes",
-                      o->info->fabric_attr->prov_name);
 }
 
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len)
@@ -180,7 +216,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     if (m.kind == SIDE_ADDRESS)
         watch_moved(l, &m);
     if (m.kind == SIDE_CONFIRM && l->awaits && m.number == o->generation) {
-        l->awaits = l->interrupted = false;
+        l->awaits = false;
         watch_open(l, base_now_ns());
     }
     base_spin_unlock(&o->receiving);
@@ -197,7 +233,6 @@ static void watch_take_back(struct ofi *o)
             if (!l->r.closed && q->kind == OFI_FRAME) {
                 tb_endpoint_left(&l->r.endpoint, q->slot);
             } else if (!l->r.closed) {
-                l->interrupted = l->interrupted || q->kind == OFI_PUT;
                 l->moves--;
                 l->moving -= q->bytes;
                 tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
@@ -237,7 +272,8 @@ void ofi_renew(struct ofi *o)
         l->shut = true;
         l->open_at = 0;
         base_spin_unlock(&l->r.lock);
-        l->tell = l->awaits = true;
+        l->tell = rc == 0;
+        l->awaits = true;
         if (l->probes) /* the former connection of the peer's was one of this node's former endpoint */
             l->settle_at = 1;
         if (rc)
@@ -259,7 +295,7 @@ static bool watch_under_way(struct ofi_link *l, uint64_t *stand)
 
 static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
 {
-    int64_t patience = o->w->options.reconnect_ns > LEAST ? o->w->options.reconnect_ns : LEAST;
+    int64_t patience = watch_patience(o);
     uint64_t stand;
     if (l->tell)
         l->tell = !watch_say(l, SIDE_ADDRESS);
