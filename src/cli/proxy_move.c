@@ -16,11 +16,20 @@
 
 /* --- clients --- */
 
+/* Counts the clients that have a lent socket, or have asked for one: they are at most DIRECT_MAX. */
+static void count_direct(struct client *c)
+{
+    bool is = c->borrows || c->lent >= 0 || c->direct;
+    c->p->directs += is;
+    c->p->directs -= c->counted;
+    c->counted = is;
+}
+
 void client_free(struct client *c)
 {
     struct proxy *p = c->p;
     direct_free(c->direct, false);
-    p->directs -= c->direct != NULL;
+    p->directs -= c->counted;
     if (c->lent >= 0)
         close(c->lent);
     weft_net_close(c->net); /* after this, notice() is not called any more */
@@ -44,7 +53,6 @@ void client_reset(struct client *c)
     const struct linger now = {.l_onoff = 1};
     setsockopt(c->watch.fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
     direct_free(c->direct, true);
-    c->p->directs -= c->direct != NULL;
     c->direct = NULL;
     weft_net_abort(c->net);
     c->net = NULL;
@@ -163,7 +171,6 @@ static void direct_begin(struct client *c)
         client_reset(c);
         return;
     }
-    p->directs++;
     c->state = CLIENT_DIRECT;
     client_direct(c, true, true);
 }
@@ -174,7 +181,7 @@ static void direct_end(struct client *c)
     c->up_over = direct_client_ended(c->direct);
     direct_free(c->direct, false);
     c->direct = NULL;
-    c->p->directs--;
+    count_direct(c);
     c->state = CLIENT_MOVES;
     if (gateway_net_return(c->net)) {
         client_reset(c);
@@ -199,10 +206,11 @@ void client_direct(struct client *c, bool client, bool far)
 static void borrow(struct client *c)
 {
     struct proxy *p = c->p;
-    if (c->exchanges < DIRECT_AFTER || c->plain || c->up_over || c->down_over || p->never_lends || p->directs == DIRECT_MAX)
+    if (c->exchanges < DIRECT_AFTER || c->plain || c->up_over || c->down_over || p->never_lends || p->directs >= DIRECT_MAX)
         return;
     c->exchanges = 0;
     c->borrows = gateway_net_borrow(c->net) == 0;
+    count_direct(c);
 }
 
 /* Goes on when the gateway has answered. */
@@ -214,6 +222,7 @@ static void borrowed(struct client *c)
     c->borrows = false;
     if (rc >= 0)
         c->lent = rc;
+    count_direct(c);
     c->p->never_lends = c->p->never_lends || rc == -EOPNOTSUPP;
 }
 

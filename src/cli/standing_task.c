@@ -63,7 +63,7 @@ void task_not_started(struct task *t, int rc)
 
 void task_signal(struct task *t, int number, weft_op *op)
 {
-    int rc = t->p && !t->over ? gateway_process_signal(t->p, number, op) : -ESRCH;
+    int rc = t->over ? -ESRCH : t->p ? gateway_process_signal(t->p, number, op) : -EINPROGRESS;
     if (rc == -EINPROGRESS)
         t->due |= UINT64_C(1) << (number - 1);
 }
@@ -189,8 +189,13 @@ void task_look(struct task *t)
 bool task_step(struct task *t, char *buf)
 {
     struct job *j = t->job;
-    if (t->done || !task_started(t) || j->starting || !buf)
+    if (t->done || !task_started(t))
         return false;
+    if (j->starting || !buf) {
+        if (j->stop || base_now_ns() > j->kill_at) /* also while other hosts do not answer */
+            task_kill(t);
+        return false;
+    }
     bool more = task_read(t, 0, buf);
     more = task_read(t, 1, buf) || more;
     if (task_over(t) && ((t->read[0] && t->read[1]) || j->stop || task_late(t)))

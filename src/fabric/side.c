@@ -262,7 +262,8 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             *died = true;
             return "it sent an invalid message over the side connection; run the same version of weft on all hosts";
         }
-        if ((size_t)n < sizeof bytes) { /* nothing more has arrived; poll() reports what comes later, and the end of the connection */
+        if ((size_t)n < sizeof bytes && fd < 0) { /* nothing more has arrived (the kernel ends a read after a descriptor); poll() reports
+                                                     what comes later, and the end of the connection */
             tidy(l);
             break;
         }

@@ -155,6 +155,7 @@ static void begin_open(struct files *all, struct gateway_call *c)
 static void open_close(struct files *all, struct file_open *o)
 {
     file_leases_of(all, o);
+    file_holder_closed(all, o);
     gateway_table_remove(&all->opens, o->id);
     o->closed = true;
     if (!o->jobs)

@@ -225,6 +225,8 @@ void file_holder_left(struct files *all, struct file_piece *p, const struct file
 bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node);                                  /* false: it has no copy */
 /* The node has no copies of the pieces of this body any more (NULL: of no piece). */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
+/* A handle is closed, which was getting copies. */
+void file_holder_closed(struct files *all, const struct file_open *o);
 void file_holders_free(struct files *all, struct file_piece *p);
 void file_piece_moved(struct files *all, struct file_piece *p); /* file_lease_again() looks at the requests that wait for a copy of it */
 
@@ -245,8 +247,9 @@ struct file_body *file_body_next(struct files *all, uint64_t from);
 struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
 /* Makes a piece with memory in the pool. -EAGAIN: no room in the cache now; -ENOMEM. Sets no error text. */
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
-void file_piece_drop(struct files *all, struct file_piece *p); /* frees a piece; no lease and no request may be left */
-void file_piece_rest(struct files *all, struct file_piece *p); /* makes a piece idle if it has no leases */
+void file_piece_drop(struct files *all, struct file_piece *p);   /* frees a piece; no lease and no request may be left */
+void file_piece_rest(struct files *all, struct file_piece *p);   /* makes a piece idle if it has no leases and no delayed requests */
+void file_piece_wanted(struct files *all, struct file_piece *p); /* it is not idle any more, and is not dropped */
 /* Makes a lease. -ENOBUFS: more than half of the cache would be mapped or pinned, or the handle has too many leases; -ENOMEM. Sets no error
  * text. */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);

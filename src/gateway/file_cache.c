@@ -73,6 +73,11 @@ static void idle_add(struct files *all, struct file_piece *p)
     p->idle = true;
 }
 
+void file_piece_wanted(struct files *all, struct file_piece *p)
+{
+    idle_remove(all, p);
+}
+
 static uint64_t charge(const struct file_piece *p)
 {
     return p->bytes > FILE_CHARGE_MIN ? p->bytes : FILE_CHARGE_MIN;

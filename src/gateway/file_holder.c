@@ -129,6 +129,15 @@ void file_holder_gone(struct files *all, const struct file_body *b, uint32_t nod
     }
 }
 
+void file_holder_closed(struct files *all, const struct file_open *o)
+{
+    for (struct file_holder *h = all->holders[o->node], *next; h; h = next) {
+        next = h->of_node;
+        if (!h->at && h->open == o->id)
+            (void)file_holder_drop(all, h->piece, o->node);
+    }
+}
+
 void file_holders_free(struct files *all, struct file_piece *p)
 {
     while (p->holders)

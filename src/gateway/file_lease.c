@@ -26,6 +26,7 @@ static bool has_piece(const struct file_body *b, uint64_t index)
 /* The request waits until another node has a copy of the piece. */
 static void lease_delay(struct files *all, struct gateway_call *c, struct file_piece *p, int64_t until)
 {
+    file_piece_wanted(all, p);
     if (!p->delayed) {
         p->delayed_until = until;
         p->next_delayed = all->delayed;

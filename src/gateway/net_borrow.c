@@ -97,6 +97,12 @@ int gateway_net_borrowed(weft_socket *s)
     if (rc || fd >= 0)
         return rc ? rc : fd;
     rc = gateway_net_return(s);
+    if (rc) { /* nobody moves the bytes any more */
+        base_spin_lock(&g->lock);
+        s->in->ended = true;
+        s->in->status = -ECONNRESET;
+        base_spin_unlock(&g->lock);
+    }
     return rc ? rc : -EMFILE;
 }
 

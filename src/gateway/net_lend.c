@@ -9,6 +9,8 @@
  */
 #include "gateway/net.h"
 
+#include <fcntl.h>
+
 static bool all_sent(const struct net_socket *s)
 {
     base_spin_lock(&s->up->g->lock);
@@ -38,6 +40,7 @@ void net_lend(struct net_socket *s, struct gateway_call *c)
 void net_return(struct net_socket *s, struct gateway_call *c)
 {
     s->state = NET_OPEN;
+    (void)fcntl(s->watch.fd, F_SETFL, O_NONBLOCK); /* the borrower may have changed this flag, which both descriptors have in common */
     gateway_answer(c, 0, NULL, 0, NULL, 0);
     net_socket_move(s);
 }
