@@ -218,8 +218,8 @@ void ofi_woken(struct weft_node *w);
 /* watch.c, on the progress thread */
 int64_t ofi_upkeep(struct weft_node *w, int64_t now);
 void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len);
-/* Replaces the endpoint, and starts again everything that was under way. Under o->receiving. */
-void ofi_renew(struct ofi *o);
+/* Replaces the endpoint, and starts again everything that was under way. `why`: for the log. Under o->receiving. */
+void ofi_renew(struct ofi *o, const char *why);
 /* Whether the bytes are a valid message of watch.c. A pure function. */
 bool ofi_side_valid(const void *bytes, size_t len);
 

@@ -181,7 +181,7 @@ static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending
     base_log(BASE_LOG_INFO,
              "node %u is gone, but the libfabric provider %s has not completed this node's requests to it: this node opens a new endpoint",
              l->r.link->node, o->info->fabric_attr->prov_name);
-    ofi_renew(o);
+    ofi_renew(o, "requests to a node that is gone do not end");
 }
 
 /* Ends a link: stops sending to the peer, then revokes the peer's keys, so that it can no longer write here, then fails the pending

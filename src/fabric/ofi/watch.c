@@ -246,7 +246,7 @@ static void watch_take_back(struct ofi *o)
     }
 }
 
-void ofi_renew(struct ofi *o)
+void ofi_renew(struct ofi *o, const char *why)
 {
     if (!o->ep)
         return; /* an earlier attempt to open an endpoint has failed, and has broken all links */
@@ -260,10 +260,8 @@ void ofi_renew(struct ofi *o)
         ofi_queue_renew(o); /* drops the old endpoint's completions; libfabric 1.17 also keeps a reference to that endpoint in the queue */
     rc = rc ? rc : ofi_endpoint_open(o);
     base_spin_unlock(&o->calls);
-    base_log(BASE_LOG_WARN,
-             "provider %s of libfabric: this node replaces its endpoint, because requests to a node that is gone do not end; the new one "
-             "is at %s%s%s",
-             o->info->fabric_attr->prov_name, rc ? "no address: " : o->name, rc ? base_error() : "", "");
+    base_log(BASE_LOG_WARN, "provider %s of libfabric: this node replaces its endpoint, because %s; the new one is at %s%s",
+             o->info->fabric_attr->prov_name, why, rc ? "no address: " : o->name, rc ? base_error() : "");
     for (uint32_t i = 0; i < o->w->size; i++) {
         struct ofi_link *l = ofi_link_of(o, i);
         if (!l)
@@ -357,7 +355,7 @@ static int64_t watch_device(struct ofi *o, int64_t now)
         next = l->tell || l->probes || l->confirm || l->open_at ? WEFT_MS : next;
     }
     if (o->renew && !o->traits.bind_regions)
-        ofi_renew(o);
+        ofi_renew(o, "requests to another node, or from it, make no progress");
     o->renew = false;
     if (now >= atomic_load_explicit(&o->due, memory_order_relaxed))
         ofi_pump_all(o, base_now_ns());
