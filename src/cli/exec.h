@@ -9,7 +9,7 @@
 #include "cli/launch.h"
 
 enum exec_form {
-    EXEC_AS_IT_IS, /* the bytes of one host, unchanged */
+    EXEC_AS_IT_IS, /* the bytes of one node, unchanged; with several nodes like EXEC_LINES */
     EXEC_LINES,    /* whole lines of several hosts, unchanged */
     EXEC_TAGGED,   /* "[HOST] " before each line */
     EXEC_JSON,     /* one JSON object a line for each event */

@@ -312,6 +312,8 @@ class Exec(Standing):
         for line in lines:
             self.assertRegex(line, r"^\[\S+\] (one|two)$")
         self.assertEqual(len({line.split("]")[0] for line in lines}), 3)
+        p = self.exec("--on", lines[0][1:].split(":")[0], "--", "sh", "-c", "printf a; sleep 0.3; echo b")  # all three are on this host
+        self.assertEqual(p.stdout, "ab\n" * 3)
         self.exec("--", "sh", "-c", "kill -9 $$", code=128 + 9)
         self.exec("--timeout", "300ms", "--", "sleep", "1000", code=124)
         self.assertEqual(self.sleepers("1000"), [])
