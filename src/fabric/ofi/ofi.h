@@ -88,8 +88,10 @@ struct ofi_link {
     char error[160]; /* the reason of the last refusal; "": there was none */
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
-    uint64_t stand;   /* the sum of acknowledged frames and finished moves at the last check */
-    int64_t still_at; /* since when `stand` has not changed although something is under way; 0: the link makes progress or is idle */
+    uint64_t stand;       /* the sum of acknowledged frames and finished moves at the last check */
+    int64_t still_at;     /* since when `stand` has not changed although something is under way; 0: the link makes progress or is idle */
+    uint64_t moves_stand; /* the same for RMA requests alone: how many have ended, and since when that has not changed */
+    int64_t moves_at;
     bool heard;       /* at least one frame has arrived from the peer */
     bool renewed;     /* this node has replaced its endpoint once because of this link */
     bool asked;       /* the peer was asked whether its process is running */

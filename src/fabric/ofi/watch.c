@@ -27,6 +27,7 @@
 #define POLL       WEFT_MS         /* how often a queue without a descriptor to sleep on is polled */
 #define LEAST      WEFT_SECOND     /* shorter silences are ignored */
 #define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
+#define MOVES_RATE (64u << 10)     /* bytes a second: RMA requests that take longer, and WEFT_RECONNECT besides, are lost */
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
 #define GONE       WEFT_SECOND     /* how long this node waits for the end of a former connection before it replaces its endpoint */
@@ -279,6 +280,22 @@ void ofi_renew(struct ofi *o, const char *why)
     }
 }
 
+/* Whether RMA requests are under way and none has ended for long, although frames get through. libfabric 1.17's `net` sometimes loses a
+ * request that it was given just after a connection was made. `now - l->moves_at`: at MOVES_RATE, all of them would have ended. */
+static bool watch_moves_lost(struct ofi_link *l, int64_t now)
+{
+    base_spin_lock(&l->r.lock);
+    bool is = !l->r.closed && !l->shut && l->moves;
+    int64_t patience = watch_patience(l->ofi) + (int64_t)(l->moving * (uint64_t)WEFT_SECOND / MOVES_RATE);
+    if (!is || l->moved != l->moves_stand || !l->moves_at) {
+        l->moves_stand = l->moved;
+        l->moves_at = is ? now : 0;
+    }
+    is = is && now - l->moves_at > patience;
+    base_spin_unlock(&l->r.lock);
+    return is;
+}
+
 /* Whether something is under way to the peer. `*stand` is a value that changes with each frame or move that gets through. */
 static bool watch_under_way(struct ofi_link *l, uint64_t *stand)
 {
@@ -308,6 +325,10 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
         ofi_link_open_locked(l);
         base_spin_unlock(&l->r.lock);
         watch_touch(l);
+    }
+    if (watch_moves_lost(l, now)) {
+        l->moves_at = 0;
+        o->renew = true;
     }
     bool is = watch_under_way(l, &stand);
     if (!is || stand != l->stand || !l->still_at) {
