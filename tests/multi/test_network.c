@@ -196,6 +196,7 @@ static void beside_stopped(weft_node *w, void *arg)
         atomic_store(&s->done, 1);
     }
     wait_for(&s->done, 1);
+    OK(weft_barrier(w, patience_ns(60))); /* only by this does the thread sanitizer see that the puts come before the reads */
     const uint8_t *mine = weft_ptr(w, a, PIECES * PIECE);
     for (int i = 0; i < PIECES * PIECE; i++)
         CHECK(mine[i] == (me ? 7 : 0));
