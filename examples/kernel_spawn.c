@@ -35,7 +35,7 @@ struct job {
 static void multiply(const weft_device *d, void *arg)
 {
     struct job *job = arg;
-    uint64_t process, n, sum, bytes, value = 0;
+    uint64_t process, n, sum = 0, bytes, value = 0;
     weft_device_exit end;
     job->rc = weft_device_spawn(d, job->record, 0, WEFT_SPAWN_STDOUT, job->texts, job->texts_bytes, 4, 0, &process);
     if (job->rc)

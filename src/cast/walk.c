@@ -226,7 +226,7 @@ static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path,
         char *inner = rc ? NULL : malloc(n);
         if (!rc && !inner)
             rc = base_fail(-ENOMEM, "no memory for the list of files" BASE_MEMORY_HINT);
-        if (!rc) {
+        if (!rc && inner) {
             snprintf(inner, n, "%s/%s", path, names[i]);
             char *inner_below = inner + strlen(inner) + 1;
             snprintf(inner_below, n - (size_t)(inner_below - inner), "%s%s%s", below, below[0] ? "/" : "", names[i]);

@@ -29,7 +29,7 @@ static bool unusable_look(uint32_t index, weft_gpu_info *out)
         char said[PCI_SAID] = "";
         if (offered(g->address) || index--)
             continue;
-        snprintf(out->name, sizeof out->name, "%s", g->address);
+        snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, g->address);
         snprintf(out->model, sizeof out->model, "%s GPU", g->vendor == PCI_AMD ? "AMD" : "NVIDIA");
         gpu_pci_tell("", g, out);
         if (strcmp(g->driver, "nvidia") == 0)
