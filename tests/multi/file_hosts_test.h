@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * For tests of the file service with readers on several other hosts. Node 0 is the gateway.
+ */
+#ifndef FILE_HOSTS_TEST_H
+#define FILE_HOSTS_TEST_H
+
+#include "file_test.h"
+
+#include <stdatomic.h>
+
+#include "gateway/file_handle.h"
+
+#define PIECES 40u
+#define BYTES  (PIECES * PIECE)
+#define SEED   60
+#define FEW    4u /* with those that are read ahead, a node has room for copies of so many pieces */
+
+/* The pools have room for copies of 16 pieces. */
+static const char *const HOSTS[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
+
+struct hosts_board {
+    _Atomic uint32_t opened, half, done, pid, gone;
+    uint64_t given, passed;
+};
+
+/* Reads some pieces and checks them. */
+static inline void read_pieces(weft_file *f, uint64_t from, uint64_t to)
+{
+    static uint8_t some[WEFT_FILE_PIECE];
+    size_t n;
+    for (uint64_t i = from; i < to; i++) {
+        OK(weft_file_read(f, some, PIECE, i * PIECE, &n, DEFAULT_TIME));
+        CHECK(n == PIECE && right(some, SEED, i * PIECE, n));
+    }
+}
+
+/* All have it open before any of them reads, so the gateway knows that they are several. */
+static inline weft_file *open_together(weft_node *w, struct hosts_board *b)
+{
+    weft_file *f;
+    OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+    meet(&b->opened, weft_size(w) - 1);
+    return f;
+}
+
+/* On a busy machine, too, everybody waits for copies that are under way. */
+static inline void be_patient(weft_node *w)
+{
+    atomic_store(&gateway_in(w)->file_patience, patience_ns(60));
+}
+
+static inline bool gateway_is_far(weft_node *w)
+{
+    return !weft_ptr(w, weft_gaddr_make(0, 0, w->heap_offset), 1);
+}
+
+static inline void wait_for_no_copies(weft_node *w)
+{
+    weft_pool_stats s;
+    int64_t deadline = now_ns() + patience_ns(20);
+    do {
+        OK(weft_pool_stat(w, &s, sizeof s));
+        CHECK(now_ns() < deadline);
+        usleep(10000);
+    } while (s.file_bytes);
+}
+
+#endif
