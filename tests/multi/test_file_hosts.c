@@ -292,6 +292,65 @@ static void test_two_handles(void **state)
     assert_true(b->passed >= FEW * PIECE);
 }
 
+/* --- readers that got a lease and went away --- */
+
+/* Gets a lease of a piece, as if to get it into this node's pool, and does nothing with it. */
+static void lease_only(weft_node *w, weft_file *f, uint64_t index)
+{
+    weft_request r = file_request(f, FILE_LEASE);
+    struct gateway_question q = {.record = &r};
+    r.flags = FILE_KEEPS;
+    r.arg[0] = index;
+    OK(gateway_ask_wait(gateway_in(w), &q, DEFAULT_TIME, NULL, NULL, NULL));
+}
+
+/* The leases of nodes 1 and 3 have ended by time, and node 2 waits for the copies that they seem to be getting. When node 1 closes its
+ * handle, node 2 gets the piece from the gateway. When the file changes, it gets an error. */
+static void left(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    static uint8_t some[WEFT_FILE_PIECE];
+    size_t n;
+    uint32_t me = weft_rank(w);
+    be_patient(w);
+    if (me == 0) {
+        wait_for(&b->half, 3);
+        usleep(300000); /* node 2's request is most likely here */
+        write_file(in_folder("file"), SEED + 1, BYTES, 0);
+        wait_for(&b->done, 1);
+        return;
+    }
+    weft_file *f = open_together(w, b);
+    if (me != 2)
+        lease_only(w, f, me == 1 ? 0 : 2);
+    meet(&b->gone, 3);
+    if (me == 1) {
+        usleep((useconds_t)(FILE_LEASE_NS / 1000) + 1500000);
+        atomic_fetch_add(&b->half, 1);
+        usleep(300000); /* as above */
+        OK(weft_file_close(f));
+        wait_for(&b->done, 1); /* a node that leaves is another matter */
+        return;
+    }
+    if (me == 2) {
+        wait_for(&b->half, 1);
+        OK(weft_file_read(f, some, PIECE, 0, &n, patience_ns(20)));
+        CHECK(n == PIECE && right(some, SEED, 0, n));
+        atomic_fetch_add(&b->half, 2);
+        CHECK(weft_file_read(f, some, PIECE, 2 * PIECE, &n, patience_ns(20)) == -ESTALE);
+        atomic_store(&b->done, 1);
+    }
+    wait_for(&b->done, 1);
+    OK(weft_file_close(f));
+}
+
+static void test_left(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(4, left, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
+}
+
 /* --- a reader stops --- */
 
 /* Node 1 stops while the gateway takes it for somebody who will soon have the next pieces, and while others get pieces from it. */
@@ -338,6 +397,6 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_one_ends),    TEST(test_slow_links), TEST(test_one_dies),
-                                       TEST(test_one_is_away), TEST(test_two_handles), TEST(test_one_stops)};
+                                       TEST(test_one_is_away), TEST(test_two_handles), TEST(test_left),       TEST(test_one_stops)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
