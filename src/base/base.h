@@ -88,6 +88,8 @@ struct base_number {
 };
 extern const struct base_number base_errnos[];
 extern const size_t base_errno_count;
+/* Returns the number that the other side has for this one: Linux's if `out`, else this system's; -1 if it has none. */
+int base_number_change(const struct base_number *all, size_t count, int number, bool out);
 int base_status_change(const struct base_number *all, size_t count, int status, bool out);
 static inline int base_status_out(int status)
 {

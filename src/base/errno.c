@@ -36,12 +36,18 @@ const size_t base_errno_count = sizeof base_errnos / sizeof base_errnos[0];
 ERRORS(SAME)
 #endif
 
+int base_number_change(const struct base_number *all, size_t count, int number, bool out)
+{
+    for (size_t i = 0; i < count; i++)
+        if (number == (out ? all[i].own : all[i].linux_number))
+            return out ? all[i].linux_number : all[i].own;
+    return -1;
+}
+
 int base_status_change(const struct base_number *all, size_t count, int status, bool out)
 {
     if (status >= 0)
         return status;
-    for (size_t i = 0; i < count; i++)
-        if (status == -(out ? all[i].own : all[i].linux_number))
-            return -(out ? all[i].linux_number : all[i].own);
-    return base_status_change(all, count, out ? -EIO : -5, out); /* 5: Linux's EIO */
+    int number = base_number_change(all, count, -status, out);
+    return number > 0 ? -number : base_status_change(all, count, out ? -EIO : -5, out); /* 5: Linux's EIO */
 }

@@ -28,8 +28,6 @@ int base_signal_change(const struct base_number *all, size_t count, int signal, 
 {
     if (signal == 0)
         return 0;
-    for (size_t i = 0; i < count; i++)
-        if (signal == (out ? all[i].own : all[i].linux_number))
-            return out ? all[i].linux_number : all[i].own;
-    return BASE_SIGNAL_OTHER;
+    int number = base_number_change(all, count, signal, out);
+    return number > 0 ? number : BASE_SIGNAL_OTHER;
 }
