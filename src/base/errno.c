@@ -6,6 +6,7 @@
 #include "base/base.h"
 
 #include <errno.h>
+#include <limits.h>
 
 /* The errors that weft or the systems' calls use, with Linux's numbers. If a system has one number for two names, the first name in this
  * list counts. */
@@ -48,6 +49,6 @@ int base_status_change(const struct base_number *all, size_t count, int status, 
 {
     if (status >= 0)
         return status;
-    int number = base_number_change(all, count, -status, out);
+    int number = status < -INT_MAX ? -1 : base_number_change(all, count, -status, out);
     return number > 0 ? -number : base_status_change(all, count, out ? -EIO : -5, out); /* 5: Linux's EIO */
 }
