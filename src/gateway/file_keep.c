@@ -12,6 +12,7 @@
 
 struct kept_list {
     struct file_kept *first, **last;
+    uint64_t count;
 };
 struct file_keeps {              /* under gateway.lock */
     struct kept_list used, idle; /* idle: nobody uses them; the one that was used last comes last */
@@ -26,12 +27,14 @@ static void list_put(struct kept_list *list, struct file_kept *k)
     k->at_next = list->last;
     *list->last = k;
     list->last = &k->next;
+    list->count++;
 }
 
 static void list_take(struct kept_list *list, struct file_kept *k)
 {
     *k->at_next = k->next;
     *(k->next ? &k->next->at_next : &list->last) = k->at_next;
+    list->count--;
 }
 
 /* A get that nobody waits for may still write to one that is idle. */
@@ -89,6 +92,16 @@ static void kept_end(struct gateway *g, struct file_kept *k)
 static uint64_t keeps_limit(const struct gateway *g)
 {
     return g->w->pool_bytes / FILE_KEPT_PART;
+}
+
+uint64_t file_keep_room(struct gateway *g)
+{
+    const struct file_keeps *all = g->file_keeps;
+    base_spin_lock(&g->lock);
+    uint64_t limit = keeps_limit(g), fresh = limit > all->bytes ? (limit - all->bytes) / WEFT_FILE_PIECE : 0;
+    uint64_t room = fresh + all->idle.count;
+    base_spin_unlock(&g->lock);
+    return room;
 }
 
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)

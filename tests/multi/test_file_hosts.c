@@ -204,7 +204,7 @@ static void one_dies(weft_node *w, void *arg)
     bool gets = false;
     while (!gets && weft_test(w, &op) == -EINPROGRESS) /* over TCP a stopped process gives nothing; other networks need not ask it */
         for (unsigned i = 0; i < FILE_SLOTS; i++)
-            gets = gets || file_slot_state(&f->slot[i]) == SLOT_GETS;
+            gets = gets || file_slot_state(&f->reads.slot[i]) == SLOT_GETS;
     b->half = gets;
     CHECK(kill((pid_t)atomic_load(&b->pid), SIGKILL) == 0);
     OK(weft_wait(w, &op, patience_ns(30)));

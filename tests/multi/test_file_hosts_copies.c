@@ -29,8 +29,8 @@ static void overwritten(weft_node *w, void *arg)
         CHECK(gateway_is_far(w));
         read_pieces(f, 0, PIECES / 4);
         for (unsigned i = 0; i < FILE_SLOTS; i++)
-            if (file_slot_state(&f->slot[i]) == SLOT_HELD) {
-                memset(weft_ptr(w, f->slot[i].kept->at, PIECE), 0xee, PIECE);
+            if (file_slot_state(&f->reads.slot[i]) == SLOT_HELD) {
+                memset(weft_ptr(w, f->reads.slot[i].kept->at, PIECE), 0xee, PIECE);
                 spoilt++;
             }
         CHECK(spoilt > 0); /* at least the piece that was read last */
