@@ -37,7 +37,8 @@ struct file_kept {
     uint32_t node;                     /* the gateway */
     uint64_t generation, index;        /* set when the gateway is told */
     weft_gaddr at;
-    uint32_t room; /* bytes there; only memory for whole pieces is used again */
+    uint32_t room;  /* bytes there; only memory for whole pieces is used again */
+    uint32_t times; /* how often the memory was used */
     bool told;     /* the gateway knows of it */
     weft_op op;    /* the get that fills it */
 };
