@@ -182,7 +182,8 @@ static const char logs_help[] =
     "  -t, --tag              begin each line of a job's output with \"[HOST] \"\n"
     "  -h, --help             print this text\n"
     "\n"
-    "Exit status: 0; 1 if there is no such job or cluster; 2 if the command line is wrong; 128 + N if signal N ended it.\n";
+    "Exit status: 0; 1 if there is no such job or cluster, or the job was not detached; 2 if the command line is wrong; 128 + N\n"
+    "if signal N ended it.\n";
 
 static int job_logs(const char *cluster, struct control_request *r, enum exec_form form)
 {
