@@ -91,21 +91,21 @@ void map_held_close(struct map_held *held)
     held->fd = -1;
 }
 
-/* Parses the launcher's list of files that other nodes have, and sets the home of each. */
+/* Takes the launcher's list of files that other nodes have, and sets the home of each. */
 static int take_homes(struct map_job *job, const char *text)
 {
-    for (const char *p = text; p && *p;) {
-        char *end;
-        unsigned long file = strtoul(p, &end, 10), node = *end == '=' ? strtoul(end + 1, &end, 10) : ULONG_MAX;
-        if (file >= job->input_count || node >= job->nodes || (*end && *end != ',') || !strchr(job->options->files[file], ':'))
+    for (uint32_t i = 0; text && text[i]; i++) {
+        if (text[i] == MAP_HOME_HERE)
+            continue;
+        uint32_t node = (uint8_t)text[i] - (uint32_t)MAP_HOME_FIRST;
+        if (i >= job->input_count || node >= job->nodes || !strchr(job->options->files[i], ':'))
             return base_fail(-EPROTO,
                              "the list of the files' nodes from the launcher is invalid; run the same version of weft on all hosts");
-        struct map_input *in = &job->inputs[file];
-        in->name = job->options->files[file];
+        struct map_input *in = &job->inputs[i];
+        in->name = job->options->files[i];
         in->path = strchr(in->name, ':') + 1;
-        in->home = (uint32_t)node;
+        in->home = node;
         in->cached = true;
-        p = *end ? end + 1 : end;
     }
     return 0;
 }
