@@ -35,20 +35,35 @@ def macros(page):
 
 
 class Functions(unittest.TestCase):
+    """A page describes a group of functions. A page that is named after a header or a struct has no function of its own name."""
+
     def setUp(self):
-        self.named, self.shown = {}, {}
+        self.declared, self.headers, structs = set(), {}, set()
+        for path in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")):
+            text = read(path)
+            here = {re.search(r"(\w+)\(", line)[1] for line in text.splitlines()
+                    if line.startswith(("WEFT_API ", "static inline "))}
+            self.headers["weft_" + os.path.basename(path)[:-2]] = here
+            self.declared |= here
+            structs |= set(re.findall(r"^} (weft_\w+);", text, re.M))
+        self.named, self.shown, self.overviews = {}, {}, set()
         for path in glob.glob(os.path.join(MAN, "*.3")):
             page = os.path.basename(path)
             names, _, rest = "\n".join(macros(page)).partition(".Sh SYNOPSIS")
             for name in re.findall(r"^\.Nm (\w+)", names, re.M):
-                self.named[name] = page
+                if name in self.declared or f"{name}.3" != page or name not in structs | set(self.headers):
+                    self.named[name] = page
+                elif name in self.headers:
+                    self.overviews.add(name)
             for name in re.findall(r"^\.F[no] (weft_\w+)", rest.partition(".Sh DESCRIPTION")[0], re.M):
                 self.shown[name] = page
-        self.declared = set()
-        for path in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")):
-            for line in read(path).splitlines():
-                if line.startswith(("WEFT_API ", "static inline ")):
-                    self.declared.add(re.search(r"(\w+)\(", line)[1])
+
+    def test_an_overview_leads_to_every_page_of_its_header(self):
+        for name in self.overviews:
+            text = read(MAN, name + ".3")
+            listed = set(re.findall(r"\bXr (weft_\w+) 3", text)) | set(re.findall(r"^\.Nm (\w+)", text, re.M))
+            pages = {self.named[f] for f in self.headers[name]}
+            self.assertEqual(pages - {self.named.get(f, f"{f}.3") for f in listed}, set(), f"{name}.3 does not mention these pages")
 
     def test_every_function_has_a_page(self):
         self.assertGreater(len(self.declared), 40)
@@ -146,13 +161,43 @@ class Command(unittest.TestCase):
         see = set(re.findall(r"Xr weft-(\w+) 1", read(MAN, "weft.1").partition(".Sh SEE ALSO")[2]))
         self.assertEqual(see, set(self.subcommands()))
 
-    def test_every_variable_is_on_the_command_s_page(self):
-        wanted = {row["variable"] for row in json.loads(output("config", "--json"))}
-        documented = {m[1] for line in macros("weft.1") if (m := re.match(r"\.It Ev (WEFT_\w+)", line))}
-        self.assertEqual(documented, wanted)
+    def variables(self):
+        """The pages of section 7 that describe variables, and the variables of each. (Pages of commands and calls repeat a few.)"""
+        found = {}
+        for path in glob.glob(os.path.join(MAN, "*.7")):
+            page = os.path.basename(path)
+            if names := [m[1] for line in macros(page) if (m := re.match(r"\.It Ev (WEFT_\w+)", line))]:
+                found[page] = names
+        return found
+
+    def test_every_variable_is_described_once(self):
+        wanted = [row["variable"] for row in json.loads(output("config", "--json"))]
+        self.assertEqual(sorted(v for names in self.variables().values() for v in names), sorted(wanted))
+
+    def test_weft_environment_leads_to_every_variable(self):
+        """The page itself, or its list of other pages, names every variable."""
+        mentioned = set(re.findall(r"WEFT_\w+", read(MAN, "weft-environment.7")))
+        self.assertEqual({v for names in self.variables().values() for v in names} - mentioned, set())
+
+    def test_the_hostfile_s_page_names_the_settings_that_it_cannot_have(self):
+        """Every setting but those that the page lists is allowed in a hostfile."""
+        text = read(MAN, "weft-hostfile.5").partition(".Ss Settings of the hostfile")[2].partition(".Ss ")[0]
+        said = set(re.findall(r"\bLi ([a-z_]+)", text))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "hosts.json")
+            refused = set()
+            for row in json.loads(output("config", "--json")):
+                with open(path, "w", encoding="utf-8") as f:
+                    json.dump({"weft": 1, "settings": {row["name"]: row["value"] or "x"}, "hosts": [{"ssh": "a.local"}]}, f)
+                env = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "MLX_", "JACCL_"))}
+                p = subprocess.run([WEFT, "config"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+                                   timeout=60, env={**env, "WEFT_HOSTFILE": path})
+                if "a setting that is allowed in a hostfile" in p.stderr:
+                    refused.add(row["name"])
+        self.assertEqual(said, refused)
 
     def test_the_defaults_are_right(self):
-        text = " ".join(macros("weft.1"))
+        text = " ".join(line for page in sorted(self.variables()) for line in [*macros(page), ".El"])
         for row in json.loads(output("config", "--json")):
             m = re.search(r"\.It Ev " + row["variable"] + r" (.*?)(?=\.It Ev|\.El)", text)
             said = re.search(r"The default is (?:\.Ql )?(\w+(?:[:,]\w+)*)", m[1])
@@ -161,7 +206,7 @@ class Command(unittest.TestCase):
 
     def test_variables_elsewhere_exist(self):
         wanted = {row["variable"] for row in json.loads(output("config", "--json"))}
-        for path in glob.glob(os.path.join(MAN, "*.[137]")):
+        for path in glob.glob(os.path.join(MAN, "*.[1357]")):
             for name in re.findall(r"Ev (WEFT_\w+)", read(path)):
                 self.assertIn(name, wanted | {"WEFT_"}, path)
 
@@ -169,7 +214,7 @@ class Command(unittest.TestCase):
 class Format(unittest.TestCase):
     @unittest.skipUnless(shutil.which("mandoc"), "mandoc is not installed")
     def test_mandoc_finds_nothing(self):
-        pages = sorted(glob.glob(os.path.join(MAN, "*.[137]")))
+        pages = sorted(glob.glob(os.path.join(MAN, "*.[1357]")))
         p = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", *pages], stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, text=True, check=False)
         self.assertEqual(p.stdout, "")
@@ -177,12 +222,12 @@ class Format(unittest.TestCase):
     def test_quotes_end_with_their_word(self):
         """A quoting macro applies to the rest of its line, so no text may follow that must not be quoted."""
         for page in sorted(os.listdir(MAN)):
-            if page.endswith(("1", "3", "7")):
+            if page.endswith(("1", "3", "5", "7")):
                 for line in macros(page):
                     self.assertNotRegex(line, r"^\.(.* )?[DQS]q .*( No | [:;,.] \w| [DQS]q )", page)
 
     def test_references_lead_somewhere(self):
-        pages = {os.path.basename(p) for p in glob.glob(os.path.join(MAN, "*.[137]"))}
+        pages = {os.path.basename(p) for p in glob.glob(os.path.join(MAN, "*.[1357]"))}
         functions = {n for p in pages if p.endswith(".3")
                      for n in re.findall(r"^\.Nm (weft_\w+)", read(MAN, p), re.M)}
         for page in sorted(pages):
@@ -192,7 +237,7 @@ class Format(unittest.TestCase):
 
     def test_references_to_sections_lead_somewhere(self):
         """Of the same page, or, as "Joining in weft(7)", of another page."""
-        for path in glob.glob(os.path.join(MAN, "*.[137]")):
+        for path in glob.glob(os.path.join(MAN, "*.[1357]")):
             for section, name, number in re.findall(r"^\.Sx (\w[\w ]*?)(?: [.,;:)])*$(?:\nin\n\.Xr (\S+) (\d))?", read(path), re.M):
                 there = os.path.join(MAN, f"{name}.{number}") if name else path
                 found = re.search(rf"^\.S[hs] {re.escape(section)}$", read(there), re.M)
