@@ -93,6 +93,22 @@ class Functions(unittest.TestCase):
             self.assertEqual(got, wanted, f"{name} in {page}")
 
 
+class Structs(unittest.TestCase):
+    STRUCT = r"^typedef struct (\w+) \{\n(.*?)^\} \1;"
+
+    def test_a_struct_in_a_synopsis_is_as_in_the_header(self):
+        text = "\n".join(read(p) for p in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")))
+        text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+        declared = {name: body.split() for name, body in re.findall(self.STRUCT, text, re.M | re.S)}
+        shown = 0
+        for path in glob.glob(os.path.join(MAN, "*.3")):
+            synopsis = read(path).partition(".Sh SYNOPSIS")[2].partition(".Sh DESCRIPTION")[0]
+            for name, body in re.findall(self.STRUCT, synopsis, re.M | re.S):
+                self.assertEqual(body.split(), declared[name], f"{name} in {path}")
+                shown += 1
+        self.assertGreater(shown, 4)
+
+
 class Examples(unittest.TestCase):
     """The programs on a page, and the functions under EXAMPLES, which need the usual headers."""
     HEADERS = "".join(f"#include <{h}.h>\n" for h in ("errno", "inttypes", "stdio", "stdlib", "string", "weft"))
