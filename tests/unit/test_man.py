@@ -35,27 +35,47 @@ def macros(page):
 
 
 class Functions(unittest.TestCase):
+    """Each function of the library must have a page. Functions that kernels of GPUs call, and types, may have one."""
+
     def setUp(self):
-        self.named, self.shown = {}, {}
+        self.declared, self.of_kernels, self.types, self.header = set(), set(), set(), {}
+        for path in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")):
+            text = read(path)
+            for line in text.splitlines():
+                if line.startswith(("WEFT_API ", "static inline ")):
+                    self.declared.add(re.search(r"(\w+)\(", line)[1])
+            self.of_kernels |= set(re.findall(r"^WEFT_DEVICE_CALL [^;{(\n]*?(\w+)\(", text, re.M))
+            self.types |= set(re.findall(r"^} (weft_\w+);", text, re.M))
+            self.header["weft_" + os.path.basename(path)[:-2]] = text
+        self.named, self.shown, self.overviews = {}, {}, []
         for path in glob.glob(os.path.join(MAN, "*.3")):
             page = os.path.basename(path)
             names, _, rest = "\n".join(macros(page)).partition(".Sh SYNOPSIS")
-            for name in re.findall(r"^\.Nm (\w+)", names, re.M):
-                self.named[name] = page
+            found = re.findall(r"^\.Nm (\w+)", names, re.M)
+            if found == [page[:-2]] and found[0] in self.header:
+                self.overviews.append(page)  # of a header whose functions other pages describe
+                found = []
+            for name in found:
+                self.assertNotIn(name, self.named, f"{page} describes it, and another page")
+                if name not in self.types:
+                    self.named[name] = page
             for name in re.findall(r"^\.F[no] (weft_\w+)", rest.partition(".Sh DESCRIPTION")[0], re.M):
                 self.shown[name] = page
-        self.declared = set()
-        for path in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")):
-            for line in read(path).splitlines():
-                if line.startswith(("WEFT_API ", "static inline ")):
-                    self.declared.add(re.search(r"(\w+)\(", line)[1])
 
     def test_every_function_has_a_page(self):
         self.assertGreater(len(self.declared), 40)
         self.assertEqual(self.declared - set(self.named), set())
 
     def test_every_function_on_a_page_exists(self):
-        self.assertEqual(set(self.named) - self.declared, set())
+        self.assertEqual(set(self.named) - self.declared - self.of_kernels, set())
+
+    def test_an_overview_and_its_pages_refer_to_each_other(self):
+        self.assertTrue(self.overviews)
+        for page in self.overviews:
+            pages = {other for name, other in self.named.items() if re.search(rf"^(WEFT_API|static inline) .*\b{name}\(", self.header[page[:-2]], re.M)}
+            self.assertTrue(pages, page)
+            for one, other in [(page, p) for p in pages] + [(p, page) for p in pages]:
+                self.assertIn(f".Xr {other[:-2]} 3", [line.removesuffix(" ,") for line in macros(one)], f"{one} does not refer to {other}")
 
     def test_synopsis_shows_what_the_name_section_names(self):
         self.assertEqual(self.named, self.shown)
@@ -64,8 +84,8 @@ class Functions(unittest.TestCase):
         """Types and names of every parameter, as in the header."""
         text = "\n".join(read(p) for p in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")))
         for name, page in self.shown.items():
-            m = re.search(r"^(?:WEFT_API|static inline) [^;{(]*?\b" + name + r"\(([^)]*)\)", text, re.M)
-            wanted = [" ".join(a.split()) for a in m[1].split(",")]
+            m = re.search(r"^(?:WEFT_API|static inline|WEFT_DEVICE_CALL) [^;{(]*?\b" + name + r"\(([^)]*)\)", text, re.M)
+            wanted = [" ".join(re.sub(r"\bWEFT_(?:NEAR|FAR)\b", "", a).split()) for a in m[1].split(",")]
             lines = read(MAN, page)
             one = re.search(r"^\.Fn " + name + r"\b(.*)$", lines, re.M)
             many = re.search(r"^\.Fo " + name + r"\n(.*?)\.Fc$", lines, re.M | re.S)
