@@ -62,6 +62,11 @@ class Functions(unittest.TestCase):
             for name in re.findall(r"^\.F[no] (weft_\w+)", rest.partition(".Sh DESCRIPTION")[0], re.M):
                 self.shown[name] = page
 
+    def pages_of(self, overview):
+        """The pages that describe the functions of the header."""
+        declared = re.findall(r"^(?:WEFT_API|static inline) [^;{(]*?(\w+)\(", self.header[overview[:-2]], re.M)
+        return {self.named[name] for name in declared if name in self.named}
+
     def test_every_function_has_a_page(self):
         self.assertGreater(len(self.declared), 40)
         self.assertEqual(self.declared - set(self.named), set())
@@ -72,10 +77,17 @@ class Functions(unittest.TestCase):
     def test_an_overview_and_its_pages_refer_to_each_other(self):
         self.assertTrue(self.overviews)
         for page in self.overviews:
-            pages = {other for name, other in self.named.items() if re.search(rf"^(WEFT_API|static inline) .*\b{name}\(", self.header[page[:-2]], re.M)}
+            pages = self.pages_of(page)
             self.assertTrue(pages, page)
             for one, other in [(page, p) for p in pages] + [(p, page) for p in pages]:
                 self.assertIn(f".Xr {other[:-2]} 3", [line.removesuffix(" ,") for line in macros(one)], f"{one} does not refer to {other}")
+
+    def test_pages_of_an_overview_are_short(self):
+        """Nobody reads a long page from its start. The words of the source, without the names of macros: about a tenth more than are shown."""
+        for page in self.overviews:
+            for one in {page} | self.pages_of(page):
+                words = sum(len(re.sub(r"^\.\w+", "", line).split()) for line in macros(one))
+                self.assertLess(words, 1100, one)
 
     def test_synopsis_shows_what_the_name_section_names(self):
         self.assertEqual(self.named, self.shown)
