@@ -62,11 +62,6 @@ class Functions(unittest.TestCase):
             for name in re.findall(r"^\.F[no] (weft_\w+)", rest.partition(".Sh DESCRIPTION")[0], re.M):
                 self.shown[name] = page
 
-    def pages_of(self, overview):
-        """The pages that describe the functions of the header."""
-        declared = re.findall(r"^(?:WEFT_API|static inline) [^;{(]*?(\w+)\(", self.header[overview[:-2]], re.M)
-        return {self.named[name] for name in declared if name in self.named}
-
     def test_every_function_has_a_page(self):
         self.assertGreater(len(self.declared), 40)
         self.assertEqual(self.declared - set(self.named), set())
@@ -77,17 +72,10 @@ class Functions(unittest.TestCase):
     def test_an_overview_and_its_pages_refer_to_each_other(self):
         self.assertTrue(self.overviews)
         for page in self.overviews:
-            pages = self.pages_of(page)
+            pages = {other for name, other in self.named.items() if re.search(rf"^(WEFT_API|static inline) .*\b{name}\(", self.header[page[:-2]], re.M)}
             self.assertTrue(pages, page)
             for one, other in [(page, p) for p in pages] + [(p, page) for p in pages]:
                 self.assertIn(f".Xr {other[:-2]} 3", [line.removesuffix(" ,") for line in macros(one)], f"{one} does not refer to {other}")
-
-    def test_pages_of_an_overview_are_short(self):
-        """Nobody reads a long page from its start. The words of the source, without the names of macros: about a tenth more than are shown."""
-        for page in self.overviews:
-            for one in {page} | self.pages_of(page):
-                words = sum(len(re.sub(r"^\.\w+", "", line).split()) for line in macros(one))
-                self.assertLess(words, 1100, one)
 
     def test_synopsis_shows_what_the_name_section_names(self):
         self.assertEqual(self.named, self.shown)
@@ -229,6 +217,25 @@ class Format(unittest.TestCase):
                 there = os.path.join(MAN, f"{name}.{number}") if name else path
                 found = re.search(rf"^\.S[hs] {re.escape(section)}$", read(there), re.M)
                 self.assertTrue(found, f"{path} refers to the section {section} of {there}")
+
+
+class Length(unittest.TestCase):
+    """Nobody reads a long page from its start. So a header has an overview, and each of the pages to which it leads is short, too."""
+
+    def test_an_overview_and_its_pages_are_short(self):
+        for header in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")):
+            overview = os.path.join(MAN, f"weft_{os.path.basename(header)[:-2]}.3")
+            if not os.path.exists(overview):
+                continue
+            text = read(overview)
+            if re.findall(r"^\.Nm (\w+)", text.partition(".Sh SYNOPSIS")[0], re.M) != [os.path.basename(overview)[:-2]]:
+                continue
+            pages = set(re.findall(r"^\.It Xr (weft_\w+) 3$", text, re.M))
+            self.assertGreater(len(pages), 1, overview)
+            for page in [os.path.basename(overview)] + [f"{name}.3" for name in pages if os.path.exists(os.path.join(MAN, f"{name}.3"))]:
+                # the words of the source without the names of macros: about a tenth more than are shown
+                words = sum(len(re.sub(r"^\.\w+", "", line).split()) for line in macros(page))
+                self.assertLess(words, 1200, page)
 
 
 if __name__ == "__main__":
