@@ -274,5 +274,24 @@ class Format(unittest.TestCase):
                 self.assertTrue(found, f"{path} refers to the section {section} of {there}")
 
 
+class Length(unittest.TestCase):
+    """Nobody reads a long page from its start. So a header has an overview, and each of the pages to which it leads is short, too."""
+
+    def test_an_overview_and_its_pages_are_short(self):
+        for header in glob.glob(os.path.join(ROOT, "include", "weft", "*.h")):
+            overview = os.path.join(MAN, f"weft_{os.path.basename(header)[:-2]}.3")
+            if not os.path.exists(overview):
+                continue
+            text = read(overview)
+            if re.findall(r"^\.Nm (\w+)", text.partition(".Sh SYNOPSIS")[0], re.M) != [os.path.basename(overview)[:-2]]:
+                continue
+            pages = set(re.findall(r"^\.It Xr (weft_\w+) 3$", text, re.M))
+            self.assertGreater(len(pages), 1, overview)
+            for page in [os.path.basename(overview)] + [f"{name}.3" for name in pages if os.path.exists(os.path.join(MAN, f"{name}.3"))]:
+                # the words of the source without the names of macros: about a tenth more than are shown
+                words = sum(len(re.sub(r"^\.\w+", "", line).split()) for line in macros(page))
+                self.assertLess(words, 1200, page)
+
+
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1] + sys.argv[3:])
