@@ -31,16 +31,17 @@
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
 
-/* A task in the ring. Only the worker's thread uses it, except `held` and `result`. */
+/* A task in the ring. Only the worker's thread uses it, except `held` and `result`. These are on the first cache line, so that only this
+ * line moves between the two threads' processors. */
 struct work_task {
-    _Atomic uint64_t
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t
         held; /* the task's number + 1 while no block has done the task; the thread that sets this to 0 decides how the task ends */
-    uint64_t number;
-    bool used;
-    bool taken;    /* a block is known to have taken the task */
-    int64_t since; /* from this time on, a block could have done the task */
-    weft_lease lease;
     weft_result result; /* written by the serving thread, until `held` is 0 and the slot is listed in `done` */
+    uint64_t number;
+    int64_t since; /* from this time on, a block could have done the task */
+    bool used;
+    bool taken; /* a block is known to have taken the task */
+    _Alignas(BASE_CACHE_LINE) weft_lease lease;
 };
 
 struct weft_gpu_worker {
@@ -146,6 +147,8 @@ static uint32_t finish(weft_gpu_worker *k, int64_t now)
     weft_result results[BATCH];
     uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_acquire);
     uint32_t n = 0;
+    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++) /* all at once: the serving thread has written them */
+        base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
     for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
         struct work_task *t = &k->tasks[k->done[k->done_head & k->mask]];
         leases[n] = t->lease;
@@ -181,6 +184,12 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     if (k->finished || k->stalled || !room)
         return 0;
     int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
+    for (int i = 0; i < n; i++) { /* these were last used a round of the ring ago, and the device has read the slots since */
+        uint64_t at = (k->next + (uint64_t)i) & k->mask;
+        base_fetch_to_write(&k->tasks[at]);
+        base_fetch_to_write(&k->slots[at].number);
+        base_fetch_to_write(k->slots[at].task);
+    }
     if (n == -ESHUTDOWN || n == -EBADF)
         end_claims(k);
     for (int i = 0; i < n; i++)
@@ -357,12 +366,13 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
     size_t page = (size_t)sysconf(_SC_PAGESIZE), slots = k->mask + 1;
     k->bytes = base_round_up(slots * sizeof *k->slots + 2 * LINE + WEFT_DEVICE_BEATS * sizeof(uint64_t), page);
     k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    k->tasks = calloc(slots, sizeof *k->tasks);
+    k->tasks = aligned_alloc(BASE_CACHE_LINE, slots * sizeof *k->tasks);
     k->done = calloc(slots, sizeof *k->done);
     if (k->memory == MAP_FAILED || !k->tasks || !k->done) {
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
         return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker" BASE_MEMORY_HINT, slots);
     }
+    memset(k->tasks, 0, slots * sizeof *k->tasks);
     k->slots = k->memory;
     uint8_t *rest = (uint8_t *)(k->slots + slots);
     k->filled = (uint64_t *)(void *)rest;
