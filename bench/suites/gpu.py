@@ -11,7 +11,7 @@ NAME = "gpu"
 TITLE = "requests of a GPU's kernels to their node (needs a CUDA GPU)"
 
 # group: (weft's test, the test without weft, blocks, iterations, warm-up)
-TESTS = {"request": ("request_lat", "bare_lat", 0, 20000, 1000), "request copied": ("request_copied_lat", "bare_lat", 0, 20000, 1000),
+TESTS = {"request": ("request_lat", "bare_lat", 0, 20000, 1000), "request given": ("request_given_lat", "bare_lat", 0, 20000, 1000),
          "read": (None, "bare_read_lat", 0, 20000, 1000), "store": ("store_lat", "bare_lat", 0, 20000, 1000),
          "store kept": ("store_kept_lat", "bare_lat", 0, 20000, 1000),
          "put": ("put_lat", "bare_lat", 0, 20000, 1000),
@@ -27,7 +27,7 @@ FILE_BYTES = 8_000_000_000
 
 def rows(context):
     return [Row("request", "empty request, kernel to node and back", "us", "lower", 1.2, ["bare"]),
-            Row("request copied", "the same, by a kernel that copies its weft_device", "us", "lower", 1.2, ["bare"]),
+            Row("request given", "the same, by a kernel whose parameter is the weft_device itself", "us", "lower", 1.2, ["bare"]),
             Row("read", "a kernel's read of a word in the host's memory", "us", "lower"),
             Row("store", "store of 8 B to another node's pool, seen by its processor, and its put back", "us", "lower", 1.2, ["bare"]),
             Row("store kept", "the same, by pointers that the kernel keeps", "us", "lower", 1.2, ["bare"]),

@@ -86,8 +86,9 @@ struct gpu_backend {
     int (*copied)(void *device, uint64_t ticket);
     /* An atomic on a word in the device's memory. Callers make sure that only one runs on a word at a time. */
     int (*atomic)(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old);
-    /* weft's own kernels. All seven members are NULL if the back end cannot launch them. Launches on one lane run in order; different lanes
-     * run independently. One thread at a time uses a lane. */
+    /* weft's own kernels. All seven members are NULL if the back end cannot launch them. Launches on one lane run in order, and after the
+     * lane's earlier copies; different lanes run independently. A copy does not wait for the lane's kernels: the caller begins it only when
+     * these have ended. One thread at a time uses a lane. */
     int (*load)(void *device, const struct gpu_code *code, void **module);
     void (*unload)(void *device, void *module);
     int (*lane_open)(void *device, void **lane);
