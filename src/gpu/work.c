@@ -129,10 +129,26 @@ static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
     k->next++;
 }
 
+static struct weft_gpu_worker *worker_of(struct gpu_workers *all, uint64_t number)
+{
+    return number < GPU_WORKERS_MAX ? atomic_load_explicit(&all->worker[number], memory_order_acquire) : NULL;
+}
+
+void gpu_work_fetch(struct gpu_workers *all, const struct gpu_ring *r, uint64_t slot)
+{
+    uint64_t task, first, from, more;
+    if (!gpu_ring_cell(r, slot, 0, &task, &first) || first >> WEFT_DEVICE_KIND_SHIFT != WEFT_DEVICE_TASK_DONE ||
+        !gpu_ring_cell(r, slot + 1, 0, &from, &more))
+        return;
+    const struct weft_gpu_worker *k = worker_of(all, from >> 32);
+    if (k)
+        base_fetch_to_write(&k->tasks[task & k->mask]);
+}
+
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
 {
-    uint64_t number = q->low[2] >> 32, task = q->low[0];
-    struct weft_gpu_worker *k = number < GPU_WORKERS_MAX ? atomic_load_explicit(&all->worker[number], memory_order_acquire) : NULL;
+    uint64_t task = q->low[0];
+    struct weft_gpu_worker *k = worker_of(all, q->low[2] >> 32);
     if (!k || task == UINT64_MAX)
         return -EINVAL;
     struct work_task *t = &k->tasks[task & k->mask];
