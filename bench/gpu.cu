@@ -258,7 +258,7 @@ static double arena_gbs(const struct spec *s, uint32_t node, bool get)
 }
 
 /* Puts or gets between the pools of the two nodes: the limit of the link. */
-static double pool_gbs(const struct spec *s)
+static double pool_gbs(const struct spec *s, bool get)
 {
     void *memory = weft_ptr(w, ends[0], s->bytes);
     uint64_t start = 0;
@@ -266,7 +266,7 @@ static double pool_gbs(const struct spec *s)
         if (i == s->warmup)
             start = spec_now_ns();
         weft_op op;
-        OK(weft_put(w, ends[3], memory, s->bytes, &op));
+        OK(get ? weft_get(w, memory, ends[3], s->bytes, &op) : weft_put(w, ends[3], memory, s->bytes, &op));
         OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
     }
     return spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
@@ -593,8 +593,8 @@ int main(int argc, char **argv)
             spec_value(&s, arena_gbs(&s, 1, get));
         else if (strcmp(s.test, "request_parts") == 0)
             parts(&s);
-        else if (strcmp(s.test, "pool_put") == 0)
-            spec_value(&s, pool_gbs(&s));
+        else if (strncmp(s.test, "pool_", 5) == 0)
+            spec_value(&s, pool_gbs(&s, get));
         else if (strncmp(s.test, "bare", 4) == 0)
             bare(&s);
         else if (strcmp(s.test, "tasks") == 0)
