@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's copies of pieces of files of other hosts, in its pool: what its handles have read ahead, and what they have read lately, for
- * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; then the memory of the oldest one is used again. They are freed
- * when this node has had no such file open for some seconds: readers that are a little behind still get the last pieces.
+ * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; then the memory of the oldest one is used again. They are
+ * freed when this node has had no such file open for some seconds: readers that are a little behind still get the last pieces.
  */
 #include "gateway/file_handle.h"
 
@@ -14,9 +14,9 @@ struct kept_list {
     struct file_kept *first, **last;
     uint64_t count;
 };
-struct file_keeps {/* under gateway.lock */
-    /* idle: nobody uses them. First those of which the gateway does not know, so that no other node gets them; the one that was used last comes
-     * first, because its memory is in the processor's caches. Then the others; the one that was used last comes last. */
+struct file_keeps { /* under gateway.lock */
+    /* idle: nobody uses them. First those of which the gateway does not know, so that no other node gets them; the one that was used last
+     * comes first, because its memory is in the processor's caches. Then the others; the one that was used last comes last. */
     struct kept_list used, idle;
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */
