@@ -15,7 +15,9 @@
 #include "cli/standing.h"
 #include "cli/terminal.h"
 
-#define LISTEN_MS 2000
+#define LISTEN_MS  2000
+#define LEAVE_MS   100
+#define KILLED_NS  (3 * WEFT_SECOND) /* after a second signal, this command ends within this time; the control node needs a second */
 
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
@@ -61,7 +63,9 @@ struct exec_run {
     /* bytes of input that the control node has not taken; begins at the limit, so nothing is sent before the control node is ready */
     size_t outstanding;
     int status; /* exit status of the first process that failed; 0: none */
-    bool done, signalled;
+    bool done;
+    int signalled;     /* the first signal; 0: none has come */
+    int64_t end_at;    /* when to end although the job has not ended; INT64_MAX: never */
     bool tty, raw;     /* raw: the command has started, and the terminal is in raw mode */
     int64_t silent_ns; /* for how long this command has waited for a frame since the last one; time in which it was stopped is left out */
     char *payload;
@@ -69,28 +73,49 @@ struct exec_run {
 
 /* --- running --- */
 
+static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT};
+#define ENDING_SIGNALS 4u /* of these; the others are only for --tty */
 static int signal_pipe[2] = {-1, -1};
+static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
+static volatile sig_atomic_t signal_came;
 
+/* Before and after exec_loop(), this command may have to wait until its request or its output is taken. Then the second signal ends it. */
 static void on_exec_signal(int number)
 {
     int error = errno;
     uint8_t byte = (uint8_t)number;
     ssize_t n = write(signal_pipe[1], &byte, 1);
     (void)n;
+    if (number != SIGWINCH && number != SIGCONT) {
+        if (signal_came && !signals_are_read) {
+            signal(number, SIG_DFL);
+            raise(number);
+        }
+        signal_came = true;
+    }
     errno = error;
 }
 
-static int exec_catch_signals(bool tty)
+static int exec_catch(size_t count)
 {
-    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT}; /* the last two only with --tty */
     struct sigaction act = {.sa_handler = on_exec_signal, .sa_flags = SA_RESTART}, before;
     int rc = base_pipe(signal_pipe, O_NONBLOCK);
     sigfillset(&act.sa_mask);
-    for (size_t i = 0; i < (tty ? 6 : 4) && !rc; i++)
-        if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(caught[i], &act, NULL);
+    for (size_t i = 0; i < count && !rc; i++)
+        if (sigaction(caught_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(caught_signals[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
     return rc ? base_fail(rc, "cannot create the pipe by which this command notices signals: %s" BASE_FILES_HINT, base_strerror(rc)) : 0;
+}
+
+static int exec_catch_signals(void)
+{
+    return exec_catch(ENDING_SIGNALS);
+}
+
+static int exec_catch_signals_of_terminal(void)
+{
+    return exec_catch(sizeof caught_signals / sizeof caught_signals[0]);
 }
 
 static void exec_fail(struct exec_run *x, const char *text)
@@ -132,8 +157,21 @@ static void pass_signals(struct exec_run *x)
             continue;
         }
         exec_send(x, CONTROL_SIGNAL, x->signalled ? SIGKILL : numbers[i], NULL, 0);
-        x->signalled = true;
+        if (x->signalled && x->end_at == INT64_MAX)
+            x->end_at = base_deadline(KILLED_NS);
+        x->signalled = x->signalled ? x->signalled : numbers[i];
     }
+}
+
+/* A second signal has come, and the job has not ended since: nobody takes its output, or the control node does not answer. */
+static void exec_leave(struct exec_run *x)
+{
+    if (!exec_print_drop(&x->print)) {
+        exec_fail(x, CONTROL_SILENT);
+        return;
+    }
+    x->status = x->status ? x->status : 128 + x->signalled;
+    x->done = true;
 }
 
 static void send_input(struct exec_run *x)
@@ -208,6 +246,7 @@ static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
 
 static void exec_loop(struct exec_run *x)
 {
+    signals_are_read = true;
     while (!x->done && !x->print.out.broken && !x->print.err.broken) {
         bool take = !exec_print_full(&x->print);
         bool give = x->input >= 0 && x->outstanding < CONTROL_INPUT_MAX;
@@ -217,7 +256,7 @@ static void exec_loop(struct exec_run *x)
                               {.fd = relay_waiting(&x->print.out) ? STDOUT_FILENO : -1, .events = POLLOUT},
                               {.fd = relay_waiting(&x->print.err) ? STDERR_FILENO : -1, .events = POLLOUT}};
         int64_t began = base_now_ns();
-        if (poll(p, 5, LISTEN_MS) < 0)
+        if (poll(p, 5, x->end_at == INT64_MAX ? LISTEN_MS : LEAVE_MS) < 0)
             continue;
         exec_listened(x, !take || p[0].revents, base_now_ns() - began);
         if (p[1].revents)
@@ -227,7 +266,10 @@ static void exec_loop(struct exec_run *x)
         if (p[0].revents)
             take_frame(x);
         exec_print_write(&x->print);
+        if (!x->done && base_now_ns() > x->end_at)
+            exec_leave(x);
     }
+    signals_are_read = false;
 }
 
 static int exec_detached(const char *cluster, struct control_request *r)
@@ -271,21 +313,36 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
     return 0;
 }
 
+/* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output comes after it: the nodes work
+ * meanwhile. */
+static void exec_run_attached(struct exec_run *x, struct exec_options *o)
+{
+    x->fd = standing_ask_ready("exec", o->cluster, &o->r, x->tty ? exec_catch_signals_of_terminal : exec_catch_signals);
+    if (x->fd < 0) {
+        x->status = JOBS_FAILED;
+        return;
+    }
+    x->payload = malloc(CONTROL_PIECE_MAX + 1);
+    if (!x->payload || exec_print_open(&x->print, "exec", o->form)) {
+        cli_error("exec", "no memory for the command's output" BASE_MEMORY_HINT);
+        x->status = JOBS_FAILED;
+        return;
+    }
+    x->print.event = o->event;
+    exec_loop(x);
+}
+
 static int exec_attached(struct exec_options *o)
 {
-    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX, .tty = o->tty};
+    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX, .tty = o->tty, .end_at = INT64_MAX};
     int status = exec_open_input(o, &x);
     if (status)
         return status;
-    x.payload = malloc(CONTROL_PIECE_MAX + 1);
-    if (!x.payload || exec_print_open(&x.print, "exec", o->form) || (x.tty && terminal_open()) || exec_catch_signals(x.tty)) {
-        cli_error("exec", "%s", x.payload ? base_error() : "no memory for the buffer of the command's output" BASE_MEMORY_HINT);
-        x.status = JOBS_FAILED;
-    } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
+    if (x.tty && terminal_open()) {
+        cli_error("exec", "%s", base_error());
         x.status = JOBS_FAILED;
     } else {
-        x.print.event = o->event;
-        exec_loop(&x);
+        exec_run_attached(&x, o);
     }
     if (x.fd >= 0)
         close(x.fd);

@@ -80,6 +80,17 @@ bool exec_print_full(const struct exec_print *p)
     return relay_waiting(&p->out) >= RELAY_QUEUE_MAX || relay_waiting(&p->err) >= RELAY_QUEUE_MAX;
 }
 
+bool exec_print_drop(struct exec_print *p)
+{
+    bool waits = relay_waiting(&p->out) || relay_waiting(&p->err);
+    for (int i = 0; waits && i < 2; i++) {
+        struct relay_out *o = i ? &p->err : &p->out;
+        o->broken = true;
+        o->start = o->end = 0;
+    }
+    return waits;
+}
+
 void exec_print_write(struct exec_print *p)
 {
     relay_write(&p->out);

@@ -164,6 +164,9 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
 /* --- ask.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
+/* The same. Calls `ready` (may be NULL) when it is connected, before it sends the request. An error of it, with base_fail(), is an error of
+ * this function. */
+int standing_ask_ready(const char *sub, const char *cluster, struct control_request *r, int (*ready)(void));
 /* Read the next frame of the answer. `payload` must have CONTROL_PIECE_MAX + 1 bytes; a zero byte is appended. `deadline`: until when the
  * frame must begin. Returns 0, or a negative errno without base_fail(). */
 int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);

@@ -7,6 +7,7 @@ Usage: test_standing.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 3", or "--s
 import base64
 import concurrent.futures
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 import urllib.error
@@ -466,6 +468,26 @@ class Exec(Standing):
         self.exec("--on", "0", "--", "true")
         self.assertEqual(len(p.communicate(timeout=LIMIT)[0]), 30_000_000)
 
+    def test_nobody_reads_and_interrupted(self):
+        """If nobody takes the output, the second signal ends the command, while the program runs and when it has ended."""
+        def full(p):
+            return struct.unpack("i", fcntl.ioctl(p.stdout, termios.FIONREAD, bytes(4)))[0] >= 1 << 16
+        runs = self.start("exec", "--on", "1", "--", "sh", "-c", "while :; do head -c 100000 /dev/zero; done", "628")
+        over = self.start("exec", "--on", "1", "--", "sh", "-c", "head -c 100000 /dev/zero; exit 0", "629")
+        until("both pipes are full", lambda: full(runs) and full(over))
+        until("the job is over", lambda: not [j for j in json.loads(self.weft("ps", "--json").stdout) if "629" in j["command"].split()])
+        time.sleep(0.5)  # usually, the first command takes no more now
+        for p in runs, over:
+            p.send_signal(signal.SIGINT)
+            until("it has handled the signal", lambda p=p: not processes.pending(p.pid, signal.SIGINT))
+            p.send_signal(signal.SIGTERM)
+        self.assertEqual((runs.wait(LIMIT), over.wait(LIMIT)), (128 + signal.SIGINT, -signal.SIGTERM))
+        for p in runs, over:
+            p.stdout.close()
+            self.assertEqual(p.stderr.read(), b"")
+            p.stderr.close()
+        until("all have ended", lambda: not self.sleepers("628") and not self.sleepers("629"))
+
     def test_reads_slowly(self):
         """All output arrives at a reader that takes a little now and then, although the program has ended long before."""
         p = self.start("exec", "--on", "1", "--", "sh", "-c", "head -c 2000000 /dev/zero; exit 0", "615")
@@ -796,6 +818,81 @@ class Stopped(Standing):
             processes.go_on(pid)
         p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 128 + signal.SIGTERM)
+
+
+    CANCELLED = rb"weft exec: node 1 \([^)]+\) has not answered, so the start of the command there is cancelled; [^\n]+\n"
+
+    def test_interrupted_at_the_start(self):
+        """While a host hangs at the start, Ctrl-C reaches the programs of the other hosts, and the start on this one is cancelled."""
+        self.stop()
+        p = self.start("exec", "--on", "0,1,8", "--", "sh", "-c", "trap 'echo end; exit 3' INT; sleep 622 & wait")
+        until("the others run", lambda: len(self.sleepers("622")) == 2)
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, out), (255, b"end\n" * 2), err)
+        self.assertRegex(err, rb"\A" + self.CANCELLED + rb"\Z")
+        self.assertEqual(self.sleepers("622"), [])
+        for pid in self.stopped:
+            processes.go_on(pid)
+        self.exec("--on", "1", "--", "true")
+        until("nothing runs", lambda: not self.sleepers("622"))
+
+    def test_interrupted_twice(self):
+        """A second signal kills the programs, and ends the command even if a host hangs."""
+        begun = self.start("exec", "--on", "0,1", "--", "sh", "-c", "trap '' INT; echo begun; while :; do sleep 0.1; done", "623")
+        for _ in range(2):
+            self.assertEqual(begun.stdout.readline(), b"begun\n")
+        self.stop()
+        starts = self.start("exec", "--on", "0,1", "--", "sh", "-c", "trap '' INT; while :; do sleep 0.1; done", "624")
+        until("the other one runs", lambda: self.sleepers("624"))
+        not_ended = rb"weft exec: node 1 \([^)]+\) has not ended process \d+, [^\n]+\n"
+        for p, word, status, said in (starts, "624", 255, self.CANCELLED), (begun, "623", 128 + signal.SIGKILL, not_ended):
+            here = self.sleepers(word)
+            p.send_signal(signal.SIGINT)
+            p.send_signal(signal.SIGTERM)
+            out, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, out), (status, b""), err)
+            self.assertRegex(err, rb"\A" + said + rb"\Z")
+            self.assertLess(len(self.sleepers(word)), len(here))
+        for pid in self.stopped:
+            processes.go_on(pid)
+        until("all have ended", lambda: not self.sleepers("623") and not self.sleepers("624"))
+
+    def test_interrupted_behind_many(self):
+        """A host that hangs has no room for more requests: also then a signal is read at once."""
+        self.stop()
+        many = [self.start("exec", "--on", "1", "--env", "BIG=" + 3000 * "x", "--", "sleep", "625") for _ in range(100)]
+        until("all are listed", lambda: len(json.loads(self.weft("ps", "--json").stdout)) == len(many))
+        for p in reversed(many):
+            p.send_signal(signal.SIGINT)
+        for p in many:
+            out, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, out), (255, b""), err)
+            self.assertRegex(err, rb"\A" + self.CANCELLED + rb"\Z")
+        for pid in self.stopped:
+            processes.go_on(pid)
+        self.exec("--on", "1", "--", "true")
+        until("nothing runs", lambda: not self.sleepers("625"))
+
+    def test_detached_and_interrupted(self):
+        """A command that ends before it has printed the number of the job leaves nothing running."""
+        self.stop()
+        p = self.start("exec", "-d", "--on", "0,1", "--", "sleep", "626")
+        until("the other one runs", lambda: self.sleepers("626"))
+        p.send_signal(signal.SIGINT)
+        self.assertEqual((p.communicate(timeout=LIMIT), p.returncode), ((b"", b""), -signal.SIGINT))
+        until("it has ended", lambda: not self.sleepers("626"))
+
+    def test_input_and_a_late_start(self):
+        """Input waits until the program has started on all hosts."""
+        self.stop()
+        p = self.start("exec", "--on", "0,1", "--stdin", "-", "--", "sh", "-c", "cat; exit 0", "627", stdin=subprocess.PIPE)
+        p.stdin.write(b"given\n")
+        p.stdin.flush()
+        until("the other one runs", lambda: self.sleepers("627"))
+        for pid in self.stopped:
+            processes.go_on(pid)
+        self.assertEqual((p.communicate(timeout=LIMIT), p.returncode), ((b"given\n" * 2, b""), 0))
 
 
 class Log(Standing):
