@@ -14,7 +14,7 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-static const char control_magic[8] = {'w', 'e', 'f', 't', 'c', 't', 'l', '1'};
+static const char control_magic[8] = CONTROL_MAGIC;
 
 /* --- requests --- */
 

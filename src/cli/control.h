@@ -31,6 +31,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define STANDING_NAME_MAX 32u /* longest name of a cluster */
+#define STANDING_PATH     100 /* longest path of a socket in its folder: on macOS, a socket's address holds 104 bytes */
+
 enum control_type {
     CONTROL_REQUEST = 1, /* payload: struct control_head, followed by its strings */
     CONTROL_INPUT,       /* payload: bytes for standard input; an empty payload ends the input */
@@ -71,6 +74,7 @@ enum control_what {
 #define CONTROL_FOLLOW     0x4u /* logs: send new output until the job has ended */
 #define CONTROL_TERMINAL   0x8u /* exec: the process, on one node, gets a terminal. Only together with CONTROL_WITH_INPUT */
 
+#define CONTROL_MAGIC {'w', 'e', 'f', 't', 'c', 't', 'l', '1'}
 /* The start of a request. Zero-terminated strings follow: the directory ("": none), `hosts` hosts, `arguments`, `changes` of the
  * environment. */
 struct control_head {

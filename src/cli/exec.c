@@ -56,6 +56,9 @@ struct exec_options {
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
+    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; the frames
+     * that it has handled are not in the socket any more. `status`: the exit status so far */
+    int connected, status;
 };
 struct exec_run {
     int fd, input; /* fd: connection to the control node; input: standard input; -1: none, or its end was sent */
@@ -313,11 +316,34 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
     return 0;
 }
 
+/* Takes over the connection of the small command, which has held back the signals that are caught now, and SIGPIPE. */
+static int exec_take_over(const struct exec_options *o, struct exec_run *x)
+{
+    unsigned uid;
+    int pid, rc = base_peer_identity(o->connected, &uid, &pid);
+    sigset_t held;
+    if (rc || uid != (unsigned)geteuid())
+        return base_fail(rc ? rc : -EPERM, "--connected is only for weft itself: leave it out");
+    if ((rc = exec_catch_signals()))
+        return rc;
+    sigemptyset(&held);
+    sigaddset(&held, SIGPIPE);
+    for (size_t i = 0; i < ENDING_SIGNALS; i++)
+        sigaddset(&held, caught_signals[i]);
+    sigprocmask(SIG_UNBLOCK, &held, NULL);
+    fcntl(o->connected, F_SETFD, FD_CLOEXEC);
+    x->status = o->status;
+    return o->connected;
+}
+
 /* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output comes after it: the nodes work
  * meanwhile. */
 static void exec_run_attached(struct exec_run *x, struct exec_options *o)
 {
-    x->fd = standing_ask_ready("exec", o->cluster, &o->r, x->tty ? exec_catch_signals_of_terminal : exec_catch_signals);
+    if (o->connected >= 0 && (x->fd = exec_take_over(o, x)) < 0)
+        cli_error("exec", "%s", base_error());
+    else if (o->connected < 0)
+        x->fd = standing_ask_ready("exec", o->cluster, &o->r, x->tty ? exec_catch_signals_of_terminal : exec_catch_signals);
     if (x->fd < 0) {
         x->status = JOBS_FAILED;
         return;
@@ -376,6 +402,19 @@ static int exec_split_hosts(struct exec_options *o)
     return 0;
 }
 
+static int exec_take_connection(struct exec_options *o, char *value)
+{
+    int64_t fd = 0, status = 0;
+    char *colon = strchr(value, ':');
+    if (colon)
+        *colon = '\0';
+    if (!colon || base_parse_number(value, 3, INT32_MAX, &fd) || base_parse_number(colon + 1, 0, 255, &status))
+        return cli_usage("exec", "--connected is only for weft itself: leave it out");
+    o->connected = (int)fd;
+    o->status = (int)status;
+    return 0;
+}
+
 static int exec_take_option(int c, struct exec_options *o)
 {
     switch (c) {
@@ -387,6 +426,7 @@ static int exec_take_option(int c, struct exec_options *o)
         o->changes[o->change_count++] = optarg;
         return 0;
     case 'D': o->r.directory = optarg; return 0;
+    case 'F': return exec_take_connection(o, optarg);
     case 'I': o->input = optarg; return 0;
     case 'T':
         if (base_parse_duration(optarg, &o->r.head.timeout_ns) || o->r.head.timeout_ns <= 0)
@@ -420,6 +460,8 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
 {
     if (optind >= argc || !argv[optind][0])
         return cli_usage("exec", "the command is missing: give it after the options");
+    if (o->connected >= 0 && (o->r.head.flags || o->input))
+        return cli_usage("exec", "--connected is only for weft itself: leave it out");
     if (o->r.head.flags & CONTROL_DETACHED && (o->input || o->form != EXEC_LINES))
         return cli_usage("exec", "--detach cannot be used with --stdin, --tag or --json: leave these out");
     char term[256];
@@ -444,8 +486,9 @@ int cli_exec(int argc, char **argv)
         {"on", required_argument, NULL, 'O'},  {"cluster", required_argument, NULL, 'C'}, {"env", required_argument, NULL, 'E'},
         {"cwd", required_argument, NULL, 'D'}, {"stdin", required_argument, NULL, 'I'},   {"timeout", required_argument, NULL, 'T'},
         {"tag", no_argument, NULL, 't'},       {"tty", no_argument, NULL, 'y'},           {"json", no_argument, NULL, 'j'},
-        {"detach", no_argument, NULL, 'd'},    {"help", no_argument, NULL, 'h'},          {0}};
-    struct exec_options o = {.form = EXEC_LINES, .r = {.head = {.what = CONTROL_EXEC}}};
+        {"detach", no_argument, NULL, 'd'},    {"help", no_argument, NULL, 'h'},          {"connected", required_argument, NULL, 'F'},
+        {0}};
+    struct exec_options o = {.form = EXEC_LINES, .connected = -1, .r = {.head = {.what = CONTROL_EXEC}}};
     bool started = false;
     int c, status = 0;
     if (!(o.changes = calloc((size_t)argc + 2, sizeof *o.changes)))
