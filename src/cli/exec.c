@@ -51,7 +51,6 @@ static const char help[] =
 struct exec_options {
     const char *cluster, *input;
     enum exec_form form;
-    exec_event *event;
     bool tty;
     char **changes, *hosts, **host_list;
     uint32_t change_count;
@@ -354,7 +353,6 @@ static void exec_run_attached(struct exec_run *x, struct exec_options *o)
         x->status = JOBS_FAILED;
         return;
     }
-    x->print.event = o->event;
     exec_loop(x);
 }
 
@@ -466,10 +464,8 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
         return cli_usage("exec", "--detach cannot be used with --stdin, --tag or --json: leave these out");
     char term[256];
     int status = o->tty ? exec_set_terminal(o, term, sizeof term) : 0;
-    if (!status && o->form == EXEC_JSON)
-        status = exec_events(&o->event);
     if (!status && o->hosts)
-        status = exec_split_hosts(o); /* not before exec_events(), because it changes the arguments */
+        status = exec_split_hosts(o);
     if (status)
         return status;
     o->r.arguments = (const char **)(uintptr_t)(argv + optind);

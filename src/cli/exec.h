@@ -15,15 +15,9 @@ enum exec_form {
     EXEC_JSON,     /* one JSON object a line for each event */
 };
 struct exec_print;
-/* Print one event; `host`: the host of the frame's node, "" while it is not known. */
-typedef void exec_event(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload);
-/* `*out` becomes the function that prints events as JSON. Returns 0 or an exit status. The small command has no such function: there this
- * replaces the process by the whole command (front.c), and returns only if that fails. */
-int exec_events(exec_event **out);
 struct exec_print {
     const char *sub;
     enum exec_form form;
-    exec_event *event; /* with EXEC_JSON: set it after exec_print_open() */
     struct relay_out out, err;
     /* One entry for each node that has sent a frame, in the order of their first frames. A job has at most WEFT_MAX_NODES nodes, with
      * numbers up to WEFT_MAX_NUMBERS. */
@@ -45,5 +39,7 @@ void exec_print_write(struct exec_print *p);      /* write as much as possible w
 void exec_print_wait(struct exec_print *p);       /* write, and wait until more output can be read */
 /* Write everything that is left, also unfinished lines. Returns 0, or an exit status if output was lost. */
 int exec_print_close(struct exec_print *p);
+/* exec_json.c: print one event; `host`: the host of the frame's node, "" while it is not known */
+void exec_print_json(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload);
 
 #endif

@@ -63,7 +63,7 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
     if (f->type == CONTROL_STARTED)
         exec_print_host(p, n, payload);
     if (p->form == EXEC_JSON) {
-        p->event(p, f, n->host, payload);
+        exec_print_json(p, f, n->host, payload);
     } else if (f->type == CONTROL_ERROR) {
         char line[2048];
         int len = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
