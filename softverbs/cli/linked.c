@@ -32,8 +32,8 @@ static int open_program(const char *program)
     return -1;
 }
 
-/* Whether one of the file's notes is named "softverbs". With it a static program says that it only starts other programs, or replaces itself
- * by one, so the user need not be warned. */
+/* Whether one of the file's notes is named "softverbs". With it a static program says that it only starts other programs, or replaces
+ * itself by one, so the user need not be warned. */
 static bool has_our_note(int fd, const Elf64_Phdr *part)
 {
     static const char name[] = "softverbs";
@@ -43,8 +43,8 @@ static bool has_our_note(int fd, const Elf64_Phdr *part)
     return n > 0 && memmem(notes, (size_t)n, name, sizeof name);
 }
 
-/* Whether the file is an executable for this machine that names no loader, and has no note of ours. A position-independent one may be static
- * too. */
+/* Whether the file is an executable for this machine that names no loader, and has no note of ours. A position-independent one may be
+ * static too. */
 static bool is_static(int fd)
 {
     Elf64_Ehdr head;

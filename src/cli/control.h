@@ -76,7 +76,10 @@ enum control_what {
 #define CONTROL_FOLLOW     0x4u /* logs: send new output until the job has ended */
 #define CONTROL_TERMINAL   0x8u /* exec: the process, on one node, gets a terminal. Only together with CONTROL_WITH_INPUT */
 
-#define CONTROL_MAGIC {'w', 'e', 'f', 't', 'c', 't', 'l', '1'}
+#define CONTROL_MAGIC                          \
+    {                                          \
+        'w', 'e', 'f', 't', 'c', 't', 'l', '1' \
+    }
 /* The start of a request. Zero-terminated strings follow: the directory ("": none), `hosts` hosts, `arguments`, `changes` of the
  * environment. */
 struct control_head {

@@ -15,9 +15,9 @@
 #include "cli/standing.h"
 #include "cli/terminal.h"
 
-#define LISTEN_MS  2000
-#define LEAVE_MS   100
-#define KILLED_NS  (3 * WEFT_SECOND) /* after a second signal, this command ends within this time; the control node needs a second */
+#define LISTEN_MS 2000
+#define LEAVE_MS  100
+#define KILLED_NS (3 * WEFT_SECOND) /* after a second signal, this command ends within this time; the control node needs a second */
 
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
@@ -55,8 +55,8 @@ struct exec_options {
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
-    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; the frames
-     * that it has handled are not in the socket any more. `status`: the exit status so far */
+    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; the
+     * frames that it has handled are not in the socket any more. `status`: the exit status so far */
     int connected, status;
 };
 struct exec_run {
@@ -478,12 +478,19 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
 
 int cli_exec(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"on", required_argument, NULL, 'O'},  {"cluster", required_argument, NULL, 'C'}, {"env", required_argument, NULL, 'E'},
-        {"cwd", required_argument, NULL, 'D'}, {"stdin", required_argument, NULL, 'I'},   {"timeout", required_argument, NULL, 'T'},
-        {"tag", no_argument, NULL, 't'},       {"tty", no_argument, NULL, 'y'},           {"json", no_argument, NULL, 'j'},
-        {"detach", no_argument, NULL, 'd'},    {"help", no_argument, NULL, 'h'},          {"connected", required_argument, NULL, 'F'},
-        {0}};
+    static const struct option longs[] = {{"on", required_argument, NULL, 'O'},
+                                          {"cluster", required_argument, NULL, 'C'},
+                                          {"env", required_argument, NULL, 'E'},
+                                          {"cwd", required_argument, NULL, 'D'},
+                                          {"stdin", required_argument, NULL, 'I'},
+                                          {"timeout", required_argument, NULL, 'T'},
+                                          {"tag", no_argument, NULL, 't'},
+                                          {"tty", no_argument, NULL, 'y'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"detach", no_argument, NULL, 'd'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"connected", required_argument, NULL, 'F'},
+                                          {0}};
     struct exec_options o = {.form = EXEC_LINES, .connected = -1, .r = {.head = {.what = CONTROL_EXEC}}};
     bool started = false;
     int c, status = 0;

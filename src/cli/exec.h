@@ -35,8 +35,8 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
 bool exec_print_full(const struct exec_print *p); /* whether to read no more output for now */
 /* If output waits because its reader does not take it, discard it, and all that follows, and return true. */
 bool exec_print_drop(struct exec_print *p);
-void exec_print_write(struct exec_print *p);      /* write as much as possible without blocking */
-void exec_print_wait(struct exec_print *p);       /* write, and wait until more output can be read */
+void exec_print_write(struct exec_print *p); /* write as much as possible without blocking */
+void exec_print_wait(struct exec_print *p);  /* write, and wait until more output can be read */
 /* Write everything that is left, also unfinished lines. Returns 0, or an exit status if output was lost. */
 int exec_print_close(struct exec_print *p);
 /* exec_json.c: print one event; `host`: the host of the frame's node, "" while it is not known */

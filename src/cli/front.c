@@ -13,7 +13,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
+#include <linux/limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -22,7 +22,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <sys/un.h>
 
 #include "cli/control.h"
@@ -34,6 +33,7 @@
 #define HOLD_NS      (10 * WEFT_MS)
 #define HOLD_ROUNDS  4 /* how often this waits, at most HOLD_NS each, before the whole command takes over */
 #define FAILED       255
+#define NULL_DEVICE  0x103 /* /dev/null */
 #define STATUS_PIPE  (128 + SIGPIPE)
 #define SIGNAL(n)    (UINT64_C(1) << ((n)-1))
 #define HELD_SIGNALS (SIGNAL(SIGINT) | SIGNAL(SIGTERM) | SIGNAL(SIGHUP) | SIGNAL(SIGQUIT) | SIGNAL(SIGPIPE))
@@ -56,7 +56,7 @@ __asm__(".globl _start\n_start:\n\tmov x29, xzr\n\tmov x30, xzr\n\tmov x0, sp\n\
 static long call(long number, long a, long b, long c, long d, long e, long f)
 {
     register long x8 __asm__("x8") = number, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c, x3 __asm__("x3") = d,
-                  x4 __asm__("x4") = e, x5 __asm__("x5") = f;
+                     x4 __asm__("x4") = e, x5 __asm__("x5") = f;
     __asm__ volatile("svc #0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
     return x0;
 }
@@ -64,16 +64,18 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
 #error "the small command is for x86-64 and arm64; see meson.build"
 #endif
 
-/* `softverbs run` warns of programs without a loader, into which it cannot put its library. This note says that the whole command has one. */
+/* `softverbs run` warns of programs without a loader, into which it cannot put its library. This note says that the whole command has one.
+ */
 __asm__(".pushsection .note.softverbs, \"a\", %note\n\t.balign 4\n\t.long 10, 0, 1\n\t.asciz \"softverbs\"\n\t.balign 4\n\t.popsection\n");
 
 #define SYS(name, a, b, c, d, e, f) call(SYS_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
-/* The compiler calls these four itself. */
+/* The compiler may call these itself. */
 void *memcpy(void *restrict to, const void *restrict from, size_t n);
 void *memmove(void *to, const void *from, size_t n);
 void *memset(void *to, int byte, size_t n);
 int memcmp(const void *a, const void *b, size_t n);
+size_t strlen(const char *s);
 
 void *memcpy(void *restrict to, const void *restrict from, size_t n)
 {
@@ -106,7 +108,7 @@ int memcmp(const void *a, const void *b, size_t n)
     return 0;
 }
 
-static size_t length(const char *s)
+size_t strlen(const char *s)
 {
     size_t n = 0;
     while (s[n])
@@ -116,14 +118,14 @@ static size_t length(const char *s)
 
 static bool equal(const char *a, const char *b)
 {
-    size_t n = length(a);
-    return n == length(b) && memcmp(a, b, n) == 0;
+    size_t n = strlen(a);
+    return n == strlen(b) && memcmp(a, b, n) == 0;
 }
 
 /* What follows `start` in `s`; NULL: `s` does not begin with it. */
 static char *after(char *s, const char *start)
 {
-    size_t n = length(start);
+    size_t n = strlen(start);
     for (size_t i = 0; i < n; i++)
         if (s[i] != start[i])
             return NULL;
@@ -161,7 +163,7 @@ static void add_bytes(struct text *t, const char *bytes, size_t n)
 
 static void add(struct text *t, const char *s)
 {
-    add_bytes(t, s, length(s));
+    add_bytes(t, s, strlen(s));
 }
 
 static void add_number(struct text *t, unsigned long n)
@@ -346,9 +348,9 @@ static bool write_request(struct text *t)
     add_bytes(t, "", 1);
     head.hosts = add_hosts(t);
     for (size_t i = given.first; i < word_count; i++, head.arguments++)
-        add_bytes(t, words[i], length(words[i]) + 1);
+        add_bytes(t, words[i], strlen(words[i]) + 1);
     for (; head.changes < given.change_count; head.changes++)
-        add_bytes(t, given.changes[head.changes], length(given.changes[head.changes]) + 1);
+        add_bytes(t, given.changes[head.changes], strlen(given.changes[head.changes]) + 1);
     frame.bytes = (uint32_t)(t->len - sizeof frame);
     memcpy(t->bytes, &frame, sizeof frame);
     memcpy(t->bytes + sizeof frame, &head, sizeof head);
@@ -373,7 +375,7 @@ static bool find_socket(struct text *path)
         name = variable("WEFT_CLUSTER=");
     if (!name || (!*name && !given.cluster))
         name = "default";
-    bool fits = *name && *name != '.' && *name != '-' && length(name) <= STANDING_NAME_MAX;
+    bool fits = *name && *name != '.' && *name != '-' && strlen(name) <= STANDING_NAME_MAX;
     for (const char *c = name; *c && fits; c++)
         fits = (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || *c == '-' || *c == '_' || *c == '.';
     if (run && *run == '/') {
@@ -464,7 +466,7 @@ static bool takes_all(int fd)
 {
     struct stat st;
     return SYS(newfstatat, fd, "", &st, AT_EMPTY_PATH, 0, 0) == 0 &&
-           (S_ISREG(st.st_mode) || S_ISFIFO(st.st_mode) || (S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3))) && ready(fd, POLLOUT, 0);
+           (S_ISREG(st.st_mode) || S_ISFIFO(st.st_mode) || (S_ISCHR(st.st_mode) && st.st_rdev == NULL_DEVICE)) && ready(fd, POLLOUT, 0);
 }
 
 /* Prints output. False: it is left to the whole command. */

@@ -29,7 +29,7 @@
 #include "weft/pool.h"
 
 /* --- standing_place.c --- */
-#define STANDING_LOG_MAX  (INT64_C(4) << 20) /* bytes; a larger `log` is renamed to `log.1`, and replaces the former `log.1` */
+#define STANDING_LOG_MAX (INT64_C(4) << 20) /* bytes; a larger `log` is renamed to `log.1`, and replaces the former `log.1` */
 struct standing_place {
     char name[STANDING_NAME_MAX + 1];
     char folder[STANDING_PATH - 8]; /* mode 0700, owned by this user */

@@ -263,9 +263,14 @@ static int spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given
     }
     p->asked = true;
     rc = gateway_ask(g,
-                     &(struct gateway_question){
-                         .record = &r, .data = data, .tell = spawn_told, .late = gateway_process_late, .arg = p, .op = op, .owned = r.data,
-                         .post = post},
+                     &(struct gateway_question){.record = &r,
+                                                .data = data,
+                                                .tell = spawn_told,
+                                                .late = gateway_process_late,
+                                                .arg = p,
+                                                .op = op,
+                                                .owned = r.data,
+                                                .post = post},
                      &p->ask);
     free(data);
     if (rc) {
