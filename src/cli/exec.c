@@ -471,7 +471,7 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
     o->r.arguments = (const char **)(uintptr_t)(argv + optind);
     o->r.changes = (const char **)(uintptr_t)o->changes;
     o->r.hosts = (const char **)(uintptr_t)o->host_list;
-    if (o->form == EXEC_LINES && o->host_list && !o->host_list[1] && strcmp(o->host_list[0], "all") != 0)
+    if (o->form == EXEC_LINES && o->host_list && o->host_list[0] && !o->host_list[1] && strcmp(o->host_list[0], "all") != 0)
         o->form = EXEC_AS_IT_IS;
     return o->r.head.flags & CONTROL_DETACHED ? exec_detached(o->cluster, &o->r) : exec_attached(o);
 }
