@@ -123,7 +123,7 @@ static bool task_started(struct task *t)
     if (rc == -EINPROGRESS)
         return false;
     if (rc) {
-        rc = rc == -ETIMEDOUT || rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
+        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
         task_not_started(t, rc);
         task_begun(t);
         task_close(t);

@@ -877,11 +877,15 @@ class Stopped(Standing):
     def test_detached_and_interrupted(self):
         """A command that ends before it has printed the number of the job leaves nothing running."""
         self.stop()
+        waits = self.start("exec", "-d", "--on", "1", "--", "sleep", "626")
         p = self.start("exec", "-d", "--on", "0,1", "--", "sleep", "626")
         until("the other one runs", lambda: self.sleepers("626"))
         p.send_signal(signal.SIGINT)
         self.assertEqual((p.communicate(timeout=LIMIT), p.returncode), ((b"", b""), -signal.SIGINT))
         until("it has ended", lambda: not self.sleepers("626"))
+        self.assertIsNone(waits.poll())  # its time to start is not over
+        waits.kill()
+        waits.communicate()
 
     def test_input_and_a_late_start(self):
         """Input waits until the program has started on all hosts."""
