@@ -249,6 +249,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
                       .leave_at = INT64_MAX,
                       .news = {-1, -1},
                       .users = 1};
+    j->detaches = r->head.flags & CONTROL_DETACHED;
     j->last = &j->first;
     pthread_mutex_init(&j->handles, NULL);
     pthread_mutex_init(&j->send, NULL);
@@ -337,9 +338,8 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
             job_free(j);
         return;
     }
-    bool detached = r->head.flags & CONTROL_DETACHED;
     start_tasks(j, r);
-    if (detached) {
+    if (j->detaches) {
         job_wait_start(j);
         pthread_mutex_lock(&all->lock);
         pthread_mutex_lock(&j->send);
@@ -448,6 +448,16 @@ static bool command_gone(int fd)
     return poll(&p, 1, 0) > 0; /* the command sends nothing more: if there is something to read, it is the end of the connection */
 }
 
+static void refuse_logs(const struct job *j, int fd)
+{
+    char text[192];
+    snprintf(text, sizeof text,
+             "job %u was started without --detach, so its output goes to the command that started it and is not kept; to keep the output "
+             "of a job, start it with `weft exec --detach`",
+             j->id);
+    control_send(fd, CONTROL_ERROR, UINT32_MAX, ENODATA, text, strlen(text));
+}
+
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
 {
     struct job *j = job_enter(all, r->head.job, fd);
@@ -456,6 +466,11 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
     int rc = 0;
     if (!j)
         return;
+    if (!j->detaches) {
+        refuse_logs(j, fd);
+        job_leave(j);
+        return;
+    }
     for (bool last = false; !rc && !last;) {
         pthread_mutex_lock(&all->lock);
         last = j->left == 0 || !(r->head.flags & CONTROL_FOLLOW) || all->closing;
