@@ -912,6 +912,18 @@ class Stopped(Standing):
         self.assertEqual((p.communicate(timeout=LIMIT), p.returncode), ((b"given\n" * 2, b""), 0))
 
 
+class Deadline(Standing):
+    def test_no_answer(self):
+        """A host that hangs at the start, and nobody interrupts it: after the deadline an error says which node it is."""
+        self.weft("up", "-n", "3", env={**self.env, "WEFT_DEADLINE": "1s"})
+        self.addCleanup(self.down)
+        node = self.node_beside()
+        processes.stop(node["pid"])
+        self.addCleanup(processes.go_on, node["pid"])
+        p = self.exec("--on", str(node["node"]), "--", "true", code=255)
+        self.assertRegex(p.stderr, rf"\Aweft exec: service 'process' of node {node['node']}: no answer before the deadline, [^\n]+\n\Z")
+
+
 class Log(Standing):
     def test_it_is_kept_and_bounded(self):
         """The launcher's messages about nodes are in the log, also after the end of the cluster; when the log is full, a new one begins,
