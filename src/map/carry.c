@@ -2,9 +2,10 @@
  *
  * Bytes that only another node can read, because the nodes are on different hosts: the owner has the spool and input files, other nodes
  * may have input files, too, and each node has its own spill file. A node that needs such bytes sends a request (struct map_ask) with an
- * address in its own pool. A thread of the other node, a carrier, puts the bytes at the address, and then adds to a word of the asking node.
- * It takes them from the cache of this node's file service (cached.c), or reads them into private memory. Answering needs no pool memory,
- * so a full pool cannot block an answer. Each asking node has carriers of its own, so that a slow or stopped one does not hold up others.
+ * address in its own pool. A thread of the other node, a carrier, puts the bytes at the address, and then adds to a word of the asking
+ * node. It takes them from the cache of this node's file service (cached.c), or reads them into private memory. Answering needs no pool
+ * memory, so a full pool cannot block an answer. Each asking node has carriers of its own, so that a slow or stopped one does not hold up
+ * others.
  */
 #include "map/job.h"
 
@@ -95,8 +96,8 @@ static bool comes_before(const struct map_ask *a, const struct map_ask *b)
     return a->input < b->input || (a->input == b->input && a->offset < b->offset);
 }
 
-/* Adds a request to the list. Those for inputs are in the order of the input: so one piece after the other becomes complete, and is worked on
- * while the next one comes. Otherwise all slots would wait for the network at the same time, and then none. */
+/* Adds a request to the list. Those for inputs are in the order of the input: so one piece after the other becomes complete, and is worked
+ * on while the next one comes. Otherwise all slots would wait for the network at the same time, and then none. */
 static void asker_put(struct asker *f, struct asked *a)
 {
     struct asked **at = f->last;

@@ -279,6 +279,26 @@ class Hosts(Map):
         _, err = start_here(f"1:{name}", "--", "cat").communicate(timeout=LIMIT)
         self.assertIn(b"give --cluster or --hostfile", err)
 
+    def test_a_stopped_node_holds_up_only_itself(self):
+        """Over TCP, what is put to a stopped node stays under way. The others get the rest of the file all the same."""
+        data = rng.randbytes(24 << 20)
+        path, go, begun, done = self.path("input", data), self.path("go"), self.path("begun", b""), self.path("done", b"")
+        hosts = self.there(1, 2)
+        command = f"case {{node}} in 0) until [ -e {go} ]; do sleep 0.02; done;; 2) echo $PPID >>{begun};; esac; cat; echo >>{done}"
+        job = start(*hosts["args"], "--exact", "--block", "1M", "--slots", "2", path, "--", "sh", "-c", command,
+                    env={**hosts["env"], "WEFT_TRANSPORT": "ofi", "WEFT_LIVENESS": "600s"})
+        until("node 2 works", lambda: read(begun).count(b"\n"))
+        stopped = int(read(begun).split()[0])
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            until("the others have got the rest", lambda: len(read(done)) >= 24 - 2 * 2)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+            open(go, "w", encoding="utf-8").close()
+            self.addCleanup(os.unlink, go)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual((job.returncode, out == data), (0, True), err)
+
     def test_file_names_with_colons(self):
         """A file of this host goes before one of another host with the same name."""
         os.chdir(self.folder("colons"))
