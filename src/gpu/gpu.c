@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opening and closing a GPU: its back end, its rings in the host's memory, what kernels need in the device's memory, and the thread that
- * serves it.
+ * Opening and closing a GPU: its back end, its rings, what kernels need in the device's memory, and the thread that serves it.
  */
 #include "gpu/pci.h"
 #include "gpu/ring.h"
@@ -432,6 +431,11 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
 const weft_device *weft_gpu_device(weft_gpu *g)
 {
     return g->there;
+}
+
+void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes)
+{
+    base_give_struct(out, bytes, &g->here, sizeof g->here);
 }
 
 /* Counts a kernel that is about to start; closing the GPU waits for its end. False: the GPU is not open. */
