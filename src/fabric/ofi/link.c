@@ -58,10 +58,8 @@ void ofi_link_free(struct ofi_link *l)
  * to the peer reports none afterwards, so the timer is set, too. */
 static bool link_no_room(struct ofi_link *l)
 {
-    int64_t at = base_recent_ns() + OFI_RETRY;
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
-    if (at < atomic_load_explicit(&l->ofi->due, memory_order_relaxed))
-        atomic_store_explicit(&l->ofi->due, at, memory_order_relaxed);
+    records_timer(&l->ofi->due, base_recent_ns() + OFI_RETRY);
     return false;
 }
 
