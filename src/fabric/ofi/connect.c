@@ -110,8 +110,8 @@ static uint32_t connect_introduce(struct ofi_link *l, struct ofi_hello *h)
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset)
 {
     return h->magic == OFI_HELLO && h->rank == node && h->size == size && h->pool_bytes >= heap_offset &&
-           h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->shift >= 24 && h->shift <= 40 &&
-           h->fixed <= 1 && (h->keys == 0 || h->keys == (h->pool_bytes + (UINT64_C(1) << h->shift) - 1) >> h->shift) && h->address_bytes > 0 &&
+           h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->shift >= 24 && h->shift <= 40 && h->fixed <= 1 &&
+           (h->keys == 0 || h->keys == (h->pool_bytes + (UINT64_C(1) << h->shift) - 1) >> h->shift) && h->address_bytes > 0 &&
            h->address_bytes <= sizeof h->address && memchr(h->provider, 0, sizeof h->provider);
 }
 

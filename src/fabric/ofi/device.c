@@ -74,8 +74,8 @@ static int regions_open(struct ofi *o, struct ofi_regions *r)
     int rc = 0;
     for (uint32_t i = 0; i < r->count && !rc; i++) {
         uint64_t at = (uint64_t)i << o->shift, left = o->w->pool_bytes - at, segment = UINT64_C(1) << o->shift;
-        rc = region_open(o, o->w->pool_base + at, left < segment ? left : segment,
-                         FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE, ofi_key(r->keys[i], r->shift), &r->list[i]);
+        rc = region_open(o, o->w->pool_base + at, left < segment ? left : segment, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+                         ofi_key(r->keys[i], r->shift), &r->list[i]);
     }
     return rc;
 }
@@ -385,15 +385,20 @@ static void device_shut_objects(struct ofi *o)
     o->fd = -1;
 }
 
-/* Usually the domain is replaced, too. When an endpoint of `net` of libfabric 1.17 is closed while a part of a get's bytes has arrived, the
- * domain gets the get's entry back twice. Later it uses this entry for two requests at the same time: one is lost, or its bytes are
- * written where those of the other belong. A domain in which a connection was just being made may also crash. Only if registering memory is
- * expensive, and the provider chooses the keys, the domain stays; such providers do not have this defect. */
+/* Over TCP the domain is replaced, too. When an endpoint of `net` of libfabric 1.17 is closed while a part of a get's bytes has arrived,
+ * the domain gets the get's entry back twice. Later it uses this entry for two requests at the same time: one is lost, or its bytes are
+ * written where those of the other belong. A domain in which a connection was just being made may also crash. */
 void ofi_device_shut_locked(struct ofi *o)
 {
     device_shut_endpoint(o);
-    if (!o->traits.hardware)
+    if (o->traits.tcp)
         device_shut_objects(o);
+}
+
+static int device_queue_again(struct ofi *o)
+{
+    int rc = device_queue(o);
+    return rc ? device_failed(o, rc, "fi_cq_open") : 0;
 }
 
 static int device_insert_peers(struct ofi *o)
@@ -411,23 +416,17 @@ static int device_insert_peers(struct ofi *o)
 
 int ofi_device_again_locked(struct ofi *o)
 {
-    int rc;
     if (o->traits.hardware && o->traits.bind_regions)
         return base_fail(-EOPNOTSUPP,
                          "%s of libfabric would give the memory of this node other keys; set WEFT_OFI_PROVIDER to another provider, on "
                          "all nodes",
                          o->info->fabric_attr->prov_name);
-    if (o->traits.hardware) {
-        rc = device_queue(o);
-        rc = rc ? device_failed(o, rc, "fi_cq_open") : device_endpoint(o);
-        return rc;
-    }
-    rc = device_objects(o);
-    rc = rc ? rc : region_of_frames(o);
+    int rc = o->traits.tcp ? device_objects(o) : device_queue_again(o);
+    rc = rc || !o->traits.tcp ? rc : region_of_frames(o);
     rc = rc ? rc : device_endpoint(o);
-    for (struct ofi_regions *r = o->regions; r && !rc; r = r->next)
+    for (struct ofi_regions *r = o->traits.tcp || o->traits.bind_regions ? o->regions : NULL; r && !rc; r = r->next)
         rc = regions_open(o, r);
-    rc = rc ? rc : device_insert_peers(o);
+    rc = rc || !o->traits.tcp ? rc : device_insert_peers(o);
     if (rc)
         ofi_device_shut_locked(o);
     return rc;

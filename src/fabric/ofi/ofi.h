@@ -188,7 +188,7 @@ static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 
 /* device.c */
 int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out);
-void ofi_device_close(struct ofi *o);                   /* closes the device and frees its memory */
+void ofi_device_close(struct ofi *o);                          /* closes the device and frees its memory */
 int ofi_register_locked(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next two */
 int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* with other keys */
 void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r);
@@ -212,7 +212,7 @@ void *ofi_descriptor_locked(const struct ofi *o, const void *at);
 /* Replace the provider's objects. Between the two calls there is no endpoint. Under `receiving` and `calls`. */
 void ofi_device_shut_locked(struct ofi *o);
 int ofi_device_again_locked(struct ofi *o);
-bool ofi_queue_quiet_locked(struct ofi *o);                /* whether a thread may sleep on o->fd; under `calls` */
+bool ofi_queue_quiet_locked(struct ofi *o); /* whether a thread may sleep on o->fd; under `calls` */
 void ofi_receive_again_locked(struct ofi *o,
                               struct ofi_request *q); /* posts a receive, or keeps the request to post it later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);

@@ -310,7 +310,8 @@ void ofi_renew(struct ofi *o, const char *why)
     }
 }
 
-/* Whether RMA requests are under way and none has ended for long, although frames get through: the provider has lost them. `now - l->moves_at`: at MOVES_RATE, all of them would have ended. */
+/* Whether RMA requests are under way and none has ended for long, although frames get through: the provider has lost them. `now -
+ * l->moves_at`: at MOVES_RATE, all of them would have ended. */
 static bool watch_moves_lost(struct ofi_link *l, int64_t now)
 {
     base_spin_lock(&l->r.lock);
