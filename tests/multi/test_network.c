@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "cluster_test.h"
+#include "fabric/ofi/ofi.h"
 
 #define WORDS 4096u
 
@@ -184,6 +185,16 @@ static void wait_for_new_endpoint(weft_node *w, uint32_t peer)
     CHECK(s.connects > 0);
 }
 
+/* The key by which a peer writes to this node's pool. */
+static uint64_t key_for(weft_node *w, uint32_t peer)
+{
+    struct ofi_link *l = w->links[peer].impl;
+    base_spin_lock(&l->ofi->calls);
+    uint64_t key = fi_mr_key(l->own.list[0]);
+    base_spin_unlock(&l->ofi->calls);
+    return key;
+}
+
 static void middle(weft_node *w, void *arg)
 {
     struct middle *m = arg;
@@ -206,8 +217,10 @@ static void middle(weft_node *w, void *arg)
     if (me == 0) {
         interrupt_get(w, on_node(large, 1), m);
     } else {
+        uint64_t key = key_for(w, 0);
         wait_for(&m->down, 1);
         wait_for_new_endpoint(w, 0);
+        CHECK(key_for(w, 0) != key); /* nothing late that names the former key can write here */
         set_port("net1", 1, "up");
     }
     leave(visitors);

@@ -146,7 +146,7 @@ static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, i
         mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node" BASE_MEMORY_HINT, h->keys);
     base_spin_lock(&o->calls);
     for (uint32_t i = 0; i < r->count && !err; i++)
-        mine[i] = ofi_keys_change(l) ? r->keys[i] : fi_mr_key(r->list[i]);
+        mine[i] = ofi_keys_change(l) ? r->keys[i] : r->list[i] ? fi_mr_key(r->list[i]) : 0;
     base_spin_unlock(&o->calls);
     if (!err)
         err = connect_exchange(l->r.link->node, fd, mine, r->count * sizeof *mine, l->keys, h->keys * sizeof *l->keys, deadline);
