@@ -15,7 +15,7 @@
  *   weft/net.h     sockets at a node that has a network, for nodes that have none; weft/device_net.h is for kernels
  *   weft/file.h    files of a node, read from its disk once for all nodes; weft/device_file.h is for kernels
  *
- * `man 7 weft` explains the terms. These rules hold unless a function says otherwise:
+ * `man weft-glossary` explains the terms. These rules hold unless a function says otherwise:
  *   - Functions return 0 or a negative errno. weft_error() has a sentence for it. `Errors:` lists what a function can return.
  *   - Any thread may call any function.
  *   - Sizes and offsets are in bytes, times in nanoseconds.

@@ -125,7 +125,7 @@ WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t time
  * time-out of 0 the call may take up to 200 ms, because it may have to ask nodes whether they have a shard. weft/types.h explains how long
  * the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -ETIMEDOUT work was not complete before the deadline; -ECONNRESET no other node is left to do the work; -EDEADLK it would wait
- * in a handler; -EBADF the queue is closed. */
+ * in a handler; -ENOMEM no memory to count the nodes' tasks; -EBADF the queue is closed. */
 WEFT_API int weft_drain(weft_queue *q, int64_t timeout_ns);
 
 /* Tell every node that no more tasks will come: weft_claim() then fails once no task is ready.

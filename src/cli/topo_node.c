@@ -416,9 +416,10 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     if (weft_pool_stat(m.w, &pool, sizeof pool) == 0)
         node.pool_bytes = pool.reserved_bytes;
     rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links" BASE_MEMORY_HINT, m.size);
+    bool met = !rc; /* else there is no memory for the report */
     if (!rc)
         rc = all_pairs(&m, links);
-    bool cut_off = (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();
+    bool cut_off = met && (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();
     if (cut_off) {
         cli_error("topo", "node %u: %s", m.rank, base_error());
         (void)hand_in(&m, &node, links); /* otherwise node 0 would print that this node has not reported */

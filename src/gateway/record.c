@@ -24,13 +24,13 @@ static int record_check(struct gateway *g, struct gateway_record *x)
     if (r->version != WEFT_REQUEST_VERSION || r->id == 0 || r->timeout_ns < 0 || r->data_bytes > WEFT_REQUEST_DATA_MAX)
         return base_fail(-EINVAL,
                          "the record of a request is invalid: its version (%u), id (%llu), time-out (%lld ns) or number of data bytes "
-                         "(%llu) is not possible: see weft_service(3)",
+                         "(%llu) is not possible: see weft_request_start(3)",
                          r->version, (unsigned long long)r->id, (long long)r->timeout_ns, (unsigned long long)r->data_bytes);
     for (const struct gateway_service *const *s = g->services; *s; s++)
         if ((*s)->number == r->service)
             x->service = *s;
     if (!x->service)
-        return base_fail(-EINVAL, "the record of a request names service %u, which does not exist: see weft_service(3)", r->service);
+        return base_fail(-EINVAL, "the record of a request names service %u, which does not exist: see weft_request_start(3)", r->service);
     if (r->data_bytes) {
         bool own = weft_gaddr_node(r->data) == g->w->rank && weft_gaddr_space(r->data) == 0;
         x->data = own ? weft_ptr(g->w, r->data, r->data_bytes) : NULL;

@@ -486,6 +486,7 @@ struct map_job {
     bool waits;                /* a slot waits for the queue */
     uint32_t asleep;           /* number of other idle slots */
     uint32_t slots_started;
+    _Atomic uint32_t stored; /* outcomes that this node's slots have stored; orders them before the frees that the owner asks for */
     _Atomic uint32_t misses; /* claims in a row that brought no piece for this node: all had failed here before */
     int64_t look_ns;         /* misses > 0: when the node may claim again */
 

@@ -209,8 +209,10 @@ static void on_signal_unless_ignored(int sig, void (*handler)(int))
 static void on_release(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                        void *arg)
 {
-    (void)header, (void)header_len, (void)arg;
+    (void)header, (void)header_len;
+    struct map_job *job = arg;
     weft_gaddr at;
+    (void)atomic_load_explicit(&job->stored, memory_order_acquire); /* pairs with map_capture_finish() */
     for (size_t i = 0; from == 0 && i + sizeof at <= payload_len; i += sizeof at) {
         memcpy(&at, (const char *)payload + i, sizeof at);
         weft_free(w, at);

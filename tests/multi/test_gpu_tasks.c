@@ -261,8 +261,10 @@ static void lie(const weft_device *d, void *arg)
     lie_about_memory(d, f);
     lie_about_claims(d, f, mine);
     fill_ring(d, f);
-    /* no task comes, so the call ends at its deadline */
-    CHECK(weft_device_claim(d, f->number, OF(0, leases), 1) == -WEFT_DEVICE_ETIMEDOUT);
+    /* No task comes, so the call ends at its deadline. Only this call's deadline is short: on a busy machine the others take a while. */
+    weft_device hurried = *d;
+    hurried.deadline_ns = 300 * WEFT_MS;
+    CHECK(weft_device_claim(&hurried, f->number, OF(0, leases), 1) == -WEFT_DEVICE_ETIMEDOUT);
 }
 
 static void closed(const weft_device *d, void *arg)
@@ -288,11 +290,10 @@ static void node_lie(weft_node *w, void *arg)
 static void test_lie(void **state)
 {
     (void)state;
-    const char *const environment[] = {"WEFT_DEADLINE=300ms", NULL};
     bool in_arena = false;
-    assert_int_equal(nodes_failed_with(1, node_lie, &in_arena, environment), 0);
+    assert_int_equal(nodes_failed(1, node_lie, &in_arena), 0);
     in_arena = true;
-    assert_int_equal(nodes_failed_with(1, node_lie, &in_arena, environment), 0);
+    assert_int_equal(nodes_failed(1, node_lie, &in_arena), 0);
 }
 
 int main(void)

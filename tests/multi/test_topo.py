@@ -251,11 +251,15 @@ class Topo(unittest.TestCase):
                     self.assertEqual((out, err), ("", ""))
 
     def test_a_node_that_dies(self):
-        p, nodes = self.started()
-        os.kill(nodes[2], signal.SIGKILL)
-        _, err = p.communicate(timeout=LIMIT)
-        self.assertEqual(p.returncode, 1, err)
-        self.assertIn("weft topo: ", err)
+        """A node dies while the nodes join, while they exchange addresses, or while they measure."""
+        for moment in range(0, 300, 20):
+            with self.subTest(moment=moment):
+                p, nodes = self.started()
+                time.sleep(moment / 1000)
+                os.kill(nodes[2], signal.SIGKILL)
+                _, err = p.communicate(timeout=LIMIT)
+                self.assertEqual(p.returncode, 1, err)
+                self.assertIn("weft topo: ", err)
 
     def test_wrong_usage(self):
         for args, says in (([], "the cluster is missing"), (["-n", "1"], "from 2 to 256"), (["-n", "x"], "from 2 to 256"),

@@ -3,8 +3,9 @@
 """Every public function says in its header which errors it returns, and its man page says the same.
 
 In a header the comment above the function ends with `Errors: -EINVAL cause; -ENOMEM cause.`, or `Errors: none.`; functions that stand
-together below one comment share it. A man page says it under ERRORS, in one of two ways: a list below `.Fn NAME ... fails with:`, or
-an item `.It Fn NAME , Fn NAME` that names the errors.
+together below one comment share it. A man page says it under ERRORS, in one of three ways: a list below `.Fn NAME ... fails with:`; an item
+`.It Fn NAME , Fn NAME` that names the errors; or a list of errors whose texts begin with `.Fn NAME :` if only some of the page's functions
+return the error.
 
 Usage: test_errors.py SOURCE-ROOT
 """
@@ -46,12 +47,32 @@ def functions():
                 yield Function(m[1], os.path.basename(path), comment)
 
 
-def manual():
+def listed(page, known):
+    """The errors of a page that has only lists of errors: {function: errors}. An error is returned by the functions that its text names before
+    a colon, or by all functions of the page."""
+    some = r"(?:^\.Fn \w+(?: ,)?\n(?:and\n)?)*^\.Fn \w+ :$"
+    said = {}
+    names = set(re.findall(r"^\.Nm (\w+)", page.partition(".Sh SYNOPSIS")[0], re.M)) & known
+    for item in re.split(r"^\.It Bq - Ns Er ", page.partition(".Sh ERRORS\n")[2].partition("\n.Sh ")[0], flags=re.M)[1:]:
+        errors, _, text = item.partition("\n")
+        here = names
+        if re.match(some, text, re.M):
+            here = set(re.findall(r"Fn (\w+)", "".join(re.findall(some, text, re.M))))
+        for name in here:
+            said.setdefault(name, set()).update(re.findall(rf"\b{ERRNO}\b", errors))
+    return said
+
+
+def manual(known):
     """The errors in the manual: {function: errors}, and for pages with one list of causes for all functions {page: errors in the list}."""
     said, causes = {}, {}
     for path in glob.glob(os.path.join(ROOT, "man", "*.3")):
+        errors_of = read(path).partition(".Sh ERRORS\n")[2].partition("\n.Sh ")[0]
+        if not re.search(r"^\.It Fn |\bfails with:$", errors_of, re.M):
+            said.update(listed(read(path), known))
+            continue
         above, current, table = [], [], False
-        for line in read(path).partition(".Sh ERRORS\n")[2].partition("\n.Sh ")[0].splitlines():
+        for line in errors_of.splitlines():
             if line.startswith(".Fn ") and not current:
                 above.append(line.split()[1])
             elif re.search(r"\bfails? with:$", line):
@@ -72,7 +93,7 @@ def manual():
 class Errors(unittest.TestCase):
     def setUp(self):
         self.functions = list(functions())
-        self.manual, self.causes = manual()
+        self.manual, self.causes = manual({f.name for f in self.functions})
 
     def test_every_function_says_its_errors(self):
         self.assertGreater(len(self.functions), 40)
