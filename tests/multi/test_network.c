@@ -128,7 +128,7 @@ static void test_late(void **state)
 
 /* --- an outage in the middle of a get --- */
 
-enum { LARGE = 4 << 20, STRANGERS = 8 };
+enum { LARGE = 4 << 20, VISITORS = 8 };
 
 struct middle {
     _Atomic uint32_t down, up;
@@ -136,7 +136,7 @@ struct middle {
 };
 
 /* Connects to the peer's endpoint, and sends nothing: the provider there has accepted a connection, and waits for its request. */
-static void visit(weft_node *w, uint32_t peer, int visitors[STRANGERS])
+static void visit(weft_node *w, uint32_t peer, int visitors[VISITORS])
 {
     weft_link_stats s;
     struct sockaddr_in at = {.sin_family = AF_INET};
@@ -145,16 +145,16 @@ static void visit(weft_node *w, uint32_t peer, int visitors[STRANGERS])
     *port = 0;
     at.sin_port = htons((uint16_t)atoi(port + 1));
     CHECK(inet_pton(AF_INET, host, &at.sin_addr) == 1);
-    for (int i = 0; i < STRANGERS; i++) {
+    for (int i = 0; i < VISITORS; i++) {
         visitors[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         CHECK(visitors[i] >= 0 && connect(visitors[i], (struct sockaddr *)&at, sizeof at) == 0);
     }
 }
 
-static void leave(const int visitors[STRANGERS])
+static void leave(const int visitors[VISITORS])
 {
     static const char words[] = "this is no request to connect";
-    for (int i = 0; i < STRANGERS; i++) {
+    for (int i = 0; i < VISITORS; i++) {
         (void)send(visitors[i], words, sizeof words, MSG_NOSIGNAL | MSG_DONTWAIT); /* nobody may be there any more */
         close(visitors[i]);
     }
@@ -201,7 +201,7 @@ static void middle(weft_node *w, void *arg)
     uint32_t me = weft_rank(w), other = 1 - me;
     weft_gaddr large = symmetric_alloc(w, LARGE), a = symmetric_alloc(w, (WORDS + 8) * sizeof(uint64_t));
     static uint64_t out[WORDS], in[WORDS];
-    int visitors[STRANGERS];
+    int visitors[VISITORS];
     uint64_t old;
     uint8_t *mine = weft_ptr(w, large, LARGE);
     for (uint32_t i = 0; i < LARGE; i++)

@@ -369,8 +369,8 @@ static void device_shut_endpoint(struct ofi *o)
     o->armed = false;
 }
 
-/* Closes everything else. An object that still has others is not closed, and is lost: `net` of libfabric 1.17 keeps those of connections
- * that were being made. Nothing uses it, because nobody polls it. */
+/* Closes everything else. `net` of libfabric 1.17 leaves the sockets open of connections that it had accepted and that had sent no request.
+ * An object that cannot be closed because something still belongs to it is lost. Nothing uses it, because nobody polls it. */
 static void device_shut_objects(struct ofi *o)
 {
     device_shut_regions(o);
