@@ -58,10 +58,9 @@ __global__ void request(const weft_device *d, uint64_t n, int *rc)
     *rc = r;
 }
 
-/* The same by a kernel that has copied the weft_device, so that its words are in registers. */
-__global__ void request_copied(const weft_device *given, uint64_t n, int *rc)
+/* The same by a kernel whose parameter is the weft_device itself, which is in constant memory. */
+__global__ void request_given(const __grid_constant__ weft_device d, uint64_t n, int *rc)
 {
-    const weft_device d = *given;
     int r = 0;
     for (uint64_t i = 0; i < n && r == 0; i++)
         r = weft_device_nothing(&d, true);
@@ -206,9 +205,11 @@ static void ours(const struct spec *s)
         (void)TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->warmup, rc)));
         double ms = TIMED((request<<<1, 1>>>(weft_gpu_device(g), s->iterations, rc)));
         spec_value(s, ms * 1e3 / (double)s->iterations);
-    } else if (strcmp(s->test, "request_copied_lat") == 0) {
-        (void)TIMED((request_copied<<<1, 1>>>(weft_gpu_device(g), s->warmup, rc)));
-        double ms = TIMED((request_copied<<<1, 1>>>(weft_gpu_device(g), s->iterations, rc)));
+    } else if (strcmp(s->test, "request_given_lat") == 0) {
+        weft_device d;
+        weft_gpu_device_copy(g, &d, sizeof d);
+        (void)TIMED((request_given<<<1, 1>>>(d, s->warmup, rc)));
+        double ms = TIMED((request_given<<<1, 1>>>(d, s->iterations, rc)));
         spec_value(s, ms * 1e3 / (double)s->iterations);
     } else if (strcmp(s->test, "put_lat") == 0) {
         (void)TIMED((put_wait<<<1, 1>>>(weft_gpu_device(g), at[1], s->warmup, rc)));
@@ -257,7 +258,7 @@ static double arena_gbs(const struct spec *s, uint32_t node, bool get)
 }
 
 /* Puts or gets between the pools of the two nodes: the limit of the link. */
-static double pool_gbs(const struct spec *s)
+static double pool_gbs(const struct spec *s, bool get)
 {
     void *memory = weft_ptr(w, ends[0], s->bytes);
     uint64_t start = 0;
@@ -265,7 +266,7 @@ static double pool_gbs(const struct spec *s)
         if (i == s->warmup)
             start = spec_now_ns();
         weft_op op;
-        OK(weft_put(w, ends[3], memory, s->bytes, &op));
+        OK(get ? weft_get(w, memory, ends[3], s->bytes, &op) : weft_put(w, ends[3], memory, s->bytes, &op));
         OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
     }
     return spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
@@ -592,8 +593,8 @@ int main(int argc, char **argv)
             spec_value(&s, arena_gbs(&s, 1, get));
         else if (strcmp(s.test, "request_parts") == 0)
             parts(&s);
-        else if (strcmp(s.test, "pool_put") == 0)
-            spec_value(&s, pool_gbs(&s));
+        else if (strncmp(s.test, "pool_", 5) == 0)
+            spec_value(&s, pool_gbs(&s, get));
         else if (strncmp(s.test, "bare", 4) == 0)
             bare(&s);
         else if (strcmp(s.test, "tasks") == 0)

@@ -34,20 +34,20 @@ static void sync_both(void)
 
 /* --- a word and its flag, to the other GPU and back --- */
 
-/* Stores a word, then the flag that announces it, to the other GPU; then waits for that GPU's flag. `second`: waits first. `keep`: asks for
-   the pointer once. COPIES: has a copy of the weft_device, which stays in registers. */
-template <bool COPIES>
-__global__ void ping(const weft_device *given, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, bool keep,
-                     int *failed)
+/* When a kernel asks for the pointer: for each word right before it stores it, for each word before it waits, or once. */
+enum when { LATE, EARLY, ONCE };
+
+/* Stores a word, then the flag that announces it, to the other GPU; then waits for that GPU's flag. `second`: waits first. */
+static __device__ __forceinline__ void ping_by(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second,
+                                               enum when when, int *failed)
 {
-    const weft_device copy = *given, *d = COPIES ? &copy : given;
     uint64_t *word = (uint64_t *)weft_device_ptr(d, there, 16);
     for (uint64_t i = from; i < from + n; i++) {
         if (second && weft_device_wait_at_least(d, here + 8, i, NULL)) {
             *failed = 1;
             return;
         }
-        if (!keep)
+        if (when == LATE)
             word = (uint64_t *)weft_device_ptr(d, there, 16);
         if (!word) {
             *failed = 2;
@@ -56,11 +56,25 @@ __global__ void ping(const weft_device *given, uint64_t there, uint64_t here, ui
         word[0] = i;
         weft_device_publish();
         weft_device_tell(word + 1, i);
+        if (when == EARLY)
+            word = (uint64_t *)weft_device_ptr(d, there, 16);
         if (!second && weft_device_wait_at_least(d, here + 8, i, NULL)) {
             *failed = 3;
             return;
         }
     }
+}
+
+__global__ void ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, enum when when, int *failed)
+{
+    ping_by(d, there, here, from, n, second, when, failed);
+}
+
+/* The same with the weft_device itself as the parameter, so that it is in constant memory. */
+__global__ void ping_given(const __grid_constant__ weft_device d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second,
+                           enum when when, int *failed)
+{
+    ping_by(&d, there, here, from, n, second, when, failed);
 }
 
 __global__ void bare_ping(volatile uint64_t *there, volatile uint64_t *here, uint64_t from, uint64_t n, bool second)
@@ -79,14 +93,17 @@ __global__ void bare_ping(volatile uint64_t *there, volatile uint64_t *here, uin
 }
 
 /* Microseconds from one GPU to the other and back. */
-static double ping_us(bool ours, bool keep, bool copies, uint64_t from, uint64_t n)
+static double ping_us(bool ours, bool given, enum when when, uint64_t from, uint64_t n)
 {
     uint64_t start = spec_now_ns();
     for (int i = 1; i >= 0; i--) {
         CUDA(cudaSetDevice(i));
-        if (ours)
-            (copies ? ping<true> : ping<false>)<<<1, 1, 0, stream[i]>>>(weft_gpu_device(gpu[i]), arena[!i], arena[i], from, n, i == 1, keep,
-                                                                        rc);
+        if (ours && given) {
+            weft_device d;
+            weft_gpu_device_copy(gpu[i], &d, sizeof d);
+            ping_given<<<1, 1, 0, stream[i]>>>(d, arena[!i], arena[i], from, n, i == 1, when, rc);
+        } else if (ours)
+            ping<<<1, 1, 0, stream[i]>>>(weft_gpu_device(gpu[i]), arena[!i], arena[i], from, n, i == 1, when, rc);
         else
             bare_ping<<<1, 1, 0, stream[i]>>>((volatile uint64_t *)own[!i], (volatile uint64_t *)own[i], from, n, i == 1);
         CUDA(cudaGetLastError());
@@ -184,9 +201,10 @@ int main(int argc, char **argv)
             spec_missing(&s, "needs two GPUs that can access each other's memory");
         else if (strstr(s.test, "lat")) {
             static uint64_t from = 1; /* the words increase over all tests, so that each is new */
-            bool ours = strncmp(s.test, "bare", 4) != 0, keep = strstr(s.test, "keep") != NULL, copies = strstr(s.test, "copy_") != NULL;
-            (void)ping_us(ours, keep, copies, from, s.warmup);
-            spec_value(&s, ping_us(ours, keep, copies, from + s.warmup, s.iterations));
+            bool ours = strncmp(s.test, "bare", 4) != 0, given = strstr(s.test, "given_") != NULL;
+            enum when when = strstr(s.test, "keep") ? ONCE : strstr(s.test, "early") ? EARLY : LATE;
+            (void)ping_us(ours, given, when, from, s.warmup);
+            spec_value(&s, ping_us(ours, given, when, from + s.warmup, s.iterations));
             from += s.warmup + s.iterations;
         } else {
             (void)copy_gbs(s.test, (uint32_t)s.bytes, s.warmup);

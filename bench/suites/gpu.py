@@ -11,7 +11,7 @@ NAME = "gpu"
 TITLE = "requests of a GPU's kernels to their node (needs a CUDA GPU)"
 
 # group: (weft's test, the test without weft, blocks, iterations, warm-up)
-TESTS = {"request": ("request_lat", "bare_lat", 0, 20000, 1000), "request copied": ("request_copied_lat", "bare_lat", 0, 20000, 1000),
+TESTS = {"request": ("request_lat", "bare_lat", 0, 20000, 1000), "request given": ("request_given_lat", "bare_lat", 0, 20000, 1000),
          "read": (None, "bare_read_lat", 0, 20000, 1000), "store": ("store_lat", "bare_lat", 0, 20000, 1000),
          "store kept": ("store_kept_lat", "bare_lat", 0, 20000, 1000),
          "put": ("put_lat", "bare_lat", 0, 20000, 1000),
@@ -23,11 +23,14 @@ KERNELS = {"histogram": "histogram", "wc": "wc", "grep": "grep:needle", "xxh64":
 COPY = ("bare_copy", 65536, 4096)
 SPANS = (8, 16384, 1024)  # threads, and pieces of 4 MiB
 FILE_BYTES = 8_000_000_000
+# Puts to the other node's arena over TCP, where the data is staged, beside puts of the same size to its pool, which are the link's limit.
+STAGED = {"16 MiB": "16777216:40:4", "64 MiB": "67108864:20:3"}
+OVER_TCP = {"WEFT_TRANSPORT": "ofi"}
 
 
 def rows(context):
     return [Row("request", "empty request, kernel to node and back", "us", "lower", 1.2, ["bare"]),
-            Row("request copied", "the same, by a kernel that copies its weft_device", "us", "lower", 1.2, ["bare"]),
+            Row("request given", "the same, by a kernel whose parameter is the weft_device itself", "us", "lower", 1.2, ["bare"]),
             Row("read", "a kernel's read of a word in the host's memory", "us", "lower"),
             Row("store", "store of 8 B to another node's pool, seen by its processor, and its put back", "us", "lower", 1.2, ["bare"]),
             Row("store kept", "the same, by pointers that the kernel keeps", "us", "lower", 1.2, ["bare"]),
@@ -35,6 +38,7 @@ def rows(context):
             *[Row(f"requests {n}", f"empty requests, {n} blocks on 8 rings", "M/s", "higher") for n in (8, 64)],
             *[Row(f"puts {n}", f"puts of 8 B to another node's pool, {n} blocks", "M/s", "higher") for n in (8, 64)],
             Row("tasks", "tasks submitted, done by 64 blocks, and reaped", "M/s", "higher", 1.0, ["a launch a task"]),
+            *[Row(f"staged {n}", f"put of {n} to another node's arena, staged, over TCP", "GB/s", "higher", 0.9, ["bare"]) for n in STAGED],
             *[Row(f"spans {k}", f"kernel {k}, bytes in memory", "GB/s", "higher", *wanted(k)) for k in KERNELS],
             *[Row(f"map {k}", f"weft map --gpu --kernel {k}, a file in the page cache", "GB/s", "higher", *wanted(k)) for k in KERNELS]]
 
@@ -44,7 +48,7 @@ def wanted(kernel):
 
 
 def groups(context):
-    return list(TESTS) + [f"{what} {k}" for what in ("spans", "map") for k in KERNELS]
+    return list(TESTS) + [f"staged {n}" for n in STAGED] + [f"{what} {k}" for what in ("spans", "map") for k in KERNELS]
 
 
 def text(scale):
@@ -80,7 +84,12 @@ class Weft(Ours):
     PROGRAM = "bench_gpu"
     WHICH = 0
 
+    STAGED_TEST = "remote_put"
+
     def measure(self, group, scale):
+        if group.startswith("staged "):
+            test = f"{self.STAGED_TEST}:{STAGED[group.removeprefix('staged ')]}"
+            return values(nodes(2, [self.program, test], env=OVER_TCP), lambda line: group)
         if group not in TESTS:
             return self.measure_map(*group.split(" "), scale)
         name = TESTS[group][self.WHICH]
@@ -110,6 +119,7 @@ class Bare(Weft, Side):
     peer = "bare"
     limit = True
     WHICH = 1
+    STAGED_TEST = "pool_put"
 
     def measure_map(self, what, kernel, scale):
         test, copied, warm = COPY

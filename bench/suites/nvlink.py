@@ -7,13 +7,15 @@ NAME = "nvlink"
 TITLE = "kernels of two GPUs that access each other's memory (needs two CUDA GPUs)"
 BLOCKS = (1, 8, 64, 132)
 # row: (test, blocks, iterations, warm-up); iterations of copies are pieces of 1 MiB
-TESTS = {"word": ("lat", 0, 100000, 2000), "word copied": ("copy_lat", 0, 100000, 2000), "word kept": ("keep_lat", 0, 100000, 2000)}
+TESTS = {"word": ("lat", 0, 100000, 2000), "word given": ("given_lat", 0, 100000, 2000),
+         "word early": ("given_early_lat", 0, 100000, 2000), "word kept": ("keep_lat", 0, 100000, 2000)}
 TESTS.update({f"{what} {n}": (what, n, 4096 * min(n, 16), 512) for what in ("put", "get") for n in BLOCKS})
 
 
 def rows(context):
     return [Row("word", "a word and its flag to the other GPU, and back", "us", "lower", 1.1, ["bare"]),
-            Row("word copied", "the same, by a kernel that copies its weft_device", "us", "lower", 1.1, ["bare"]),
+            Row("word given", "the same, by a kernel whose parameter is the weft_device itself", "us", "lower", 1.1, ["bare"]),
+            Row("word early", "the same, by one that asks for its pointer before it waits", "us", "lower", 1.1, ["bare"]),
             Row("word kept", "the same, by a pointer that the kernel keeps", "us", "lower", 1.1, ["bare"]),
             *[Row(f"{what} {n}", f"{what} of 1 MiB each, by {n} block{'s' * (n > 1)}", "GB/s", "higher", 0.95, ["bare"])
               for what in ("put", "get") for n in BLOCKS]]

@@ -142,14 +142,16 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
 
 /* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can do so in three kinds of
  * memory: the pools of all nodes on its host, the arenas of its own GPU, and arenas of other nodes on its host that its GPU has mapped
- * (weft_link_stats.arena_way). NULL also if the `bytes` bytes are not all inside the pool or arena. */
+ * (weft_link_stats.arena_way). NULL also if the `bytes` bytes are not all inside the pool or arena.
+ * The kernel may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of
+ * a microsecond. A kernel that waits before it uses the pointer should call this before the wait, so that the two overlap. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
     uint64_t offset = addr & (((uint64_t)1 << 44) - 1);
-    if (node >= d->size)
-        return NULL;
-    WEFT_FAR const uint64_t *entry = d->arena + 2 * ((uint64_t)node * 16 + space);
+    /* no branch before the entry is read: otherwise `size` and `arena` would be read one after the other */
+    bool known = node < d->size;
+    WEFT_FAR const uint64_t *entry = d->arena + (known ? 2 * ((uint64_t)node * 16 + space) : 0);
     /* The node writes the length after the address. */
 #if defined(__CUDACC__)
     uint64_t base, most;
@@ -157,7 +159,7 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 #else
     uint64_t most = weft_device_load(entry + 1);
 #endif
-    if (offset > most || bytes > most - offset || most == 0)
+    if (!known || offset > most || bytes > most - offset || most == 0)
         return NULL;
 #if defined(__CUDACC__)
     return (void *)(uintptr_t)(base + offset);
@@ -171,10 +173,11 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
                                           WEFT_NEAR uint64_t *seen)
 {
+    bool wrong = (word & 7) || (word >> 48) != d->rank || node >= d->size; /* read with what the next call reads of `d` */
     WEFT_FAR const uint64_t *p = (WEFT_FAR const uint64_t *)weft_device_ptr(d, word, 8);
     weft_device_patience patience = {0, 0};
     bool gone = false;
-    if (!p || (word & 7) || (word >> 48) != d->rank || node >= d->size)
+    if (!p || wrong)
         return -WEFT_DEVICE_EINVAL;
     for (;;) {
         uint64_t now = weft_device_load(p); /* pairs with the signal's release */

@@ -79,8 +79,15 @@ WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
 /* The pointer that the program passes to its kernels. It leads to memory of the GPU, and is valid until the GPU is closed. A kernel that
- * makes many short calls is faster if it copies the structure into a variable of its own, and passes a pointer to that. */
+ * makes many short calls is faster if it copies the structure into a variable of its own, and passes a pointer to that. Faster still is a
+ * copy that is the kernel's parameter (weft_gpu_device_copy()). */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
+
+/* Copy the weft_device into `*out`, so that a program can pass the structure itself to its kernels. In CUDA, a kernel whose parameter is
+ * `const __grid_constant__ weft_device d` calls the functions of weft/device.h with &d. The GPU keeps parameters in constant memory: reading
+ * them takes no time, unlike memory, which a waiting thread must read anew after each wait. `bytes` is sizeof *out. The copy is valid as
+ * long as the pointer from weft_gpu_device(). */
+WEFT_API void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes);
 
 /* Open an arena: memory of the GPU that has addresses in the cluster. `*space` receives its number, 1 to 15. All operations of
  * weft/fabric.h and all calls of kernels accept these addresses. The local memory of puts and gets may also be in an arena of this node

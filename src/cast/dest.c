@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The destination DEST on a target: finds its path, and opens the folder that everything is written below.
+ * The destination DEST on a target: finds its path, and opens the folder that everything is written below. If DEST is the name of a file
+ * and is a symbolic link, DEST becomes the path that the link leads to: the user has named the link, as with cp and scp, so the link stays.
+ * Links below DEST are never followed (disk.c).
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,6 +11,8 @@
 #include <unistd.h>
 
 #include "cast/cast.h"
+
+#define LINKS_MAX 40 /* as many as Linux follows in a path */
 
 /* Make a folder and its missing parents. Returns 1 if it was made, 0 if it existed, or a negative errno. */
 static int make_path(char *path, mode_t mode)
@@ -70,18 +74,64 @@ static bool only_a_file(const struct cast_disk *d)
     return o->head.sources == 1 && !cast_is_content(o->sources[0]) && l->count == 1 && l->entry[0].type == CAST_FILE;
 }
 
+/* In a folder like /tmp, anybody can make a link that leads to a file of this user. So there only links of this user and of the folder's
+ * owner are followed, as Linux does it with fs.protected_symlinks. */
+static bool may_follow(const char *folder, const struct stat *link)
+{
+    struct stat st;
+    return stat(folder, &st) == 0 &&
+           ((st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->st_uid == geteuid() || link->st_uid == st.st_uid);
+}
+
+/* d->dest is a symbolic link: put the path that it leads to in its place. */
+static int follow_link(struct cast_disk *d, const struct stat *link)
+{
+    char target[sizeof d->dest], *name = strrchr(d->dest, '/') + 1;
+    ssize_t n = readlink(d->dest, target, sizeof target - 1);
+    if (n <= 0)
+        return n < 0 ? -errno : -ENOENT;
+    target[n] = '\0';
+    *name = '\0';
+    if (!may_follow(d->dest, link))
+        return refuse_dest(d, "another user has made this symbolic link, so it is not followed; remove it, or choose another name");
+    if (target[n - 1] == '/') /* a directory that exists would have been found before */
+        return refuse_dest(d, "this symbolic link leads to a directory that does not exist; make the directory, or remove the link");
+    size_t at = target[0] == '/' ? 0 : (size_t)(name - d->dest);
+    if (at + (size_t)n >= sizeof d->dest)
+        return -ENAMETOOLONG;
+    memcpy(d->dest + at, target, (size_t)n + 1);
+    return 0;
+}
+
+/* Follow d->dest while it is a symbolic link. Returns the number of links, or a negative errno. */
+static int follow_links(struct cast_disk *d)
+{
+    struct stat st;
+    for (int links = 0; links <= LINKS_MAX; links++) {
+        if (lstat(d->dest, &st) || !S_ISLNK(st.st_mode))
+            return links;
+        int rc = follow_link(d, &st);
+        if (rc)
+            return rc;
+    }
+    return refuse_dest(d, "this symbolic link leads to too many others; remove it, or choose another name");
+}
+
 int cast_dest_open(struct cast_disk *d)
 {
     int filled = fill_dest(d);
     if (filled)
         return filled;
     bool dry = d->c->config.head.flags & CAST_DRY_RUN;
+    int links = 0;
     size_t n = strlen(d->dest);
     struct stat st;
     bool folder = d->dest[n - 1] == '/' || (stat(d->dest, &st) == 0 && S_ISDIR(st.st_mode));
     while (n > 1 && d->dest[n - 1] == '/')
         d->dest[--n] = '\0';
     if (only_a_file(d) && !folder) {
+        if ((links = follow_links(d)) < 0)
+            return links;
         char *slash = strrchr(d->dest, '/');
         d->alone = slash + 1;
         if (cast_is_part(d->alone, strlen(d->alone)))
@@ -89,7 +139,7 @@ int cast_dest_open(struct cast_disk *d)
         *slash = '\0'; /* for a file in /, the folder is "" here; open it as "/" below */
     }
     const char *root = d->dest[0] ? d->dest : "/";
-    if (!dry) {
+    if (!dry && !links) {
         mode_t before = umask(022);
         int rc = make_path(d->dest[0] ? d->dest : (char[]){"/"}, (mode_t)d->c->list.mode | 0700);
         umask(before);
@@ -98,5 +148,7 @@ int cast_dest_open(struct cast_disk *d)
         d->made = rc;
     }
     d->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d->root < 0 && errno == ENOENT && links) /* it is not made: perhaps the link leads into a file system that is not mounted now */
+        return refuse_dest(d, "this symbolic link leads into a directory that does not exist; make the directory, or remove the link");
     return d->root < 0 && !(dry && errno == ENOENT) ? -errno : 0;
 }

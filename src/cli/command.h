@@ -72,6 +72,9 @@ void cli_table_print(const struct cli_table *t, FILE *to);
 void cli_table_markdown(const struct cli_table *t, FILE *to);
 json_t *cli_table_json(const struct cli_table *t); /* a list of objects; the caller frees it */
 void cli_table_free(struct cli_table *t);
+/* Prints the table, unless `rc` says that there was no memory for it, and frees it. `what`: what it is a table of. Returns the exit status.
+ */
+int cli_table_end(const char *sub, struct cli_table *t, int rc, const char *what);
 /* Print and free `value`. Returns 0, or CLI_FAILED if standard output cannot be written. */
 int cli_json_print(const char *sub, json_t *value);
 /* Flush standard output. Returns 0, or CLI_FAILED after an error message, as for a full disk or a closed pipe. */

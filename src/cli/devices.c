@@ -77,12 +77,7 @@ static int print_lines(const struct verbs_device *const *shown, uint32_t count)
     int rc = t ? 0 : -ENOMEM;
     for (uint32_t i = 0; rc == 0 && i < count; i++)
         rc = add_line(t, shown[i]);
-    if (rc)
-        cli_error("devices", "no memory for the table of devices" BASE_MEMORY_HINT);
-    else
-        cli_table_print(t, stdout);
-    cli_table_free(t);
-    return rc ? CLI_FAILED : cli_flush("devices");
+    return cli_table_end("devices", t, rc, "devices");
 }
 
 static const char *yes(bool value)

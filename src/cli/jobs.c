@@ -41,6 +41,7 @@ static int print_jobs(const json_t *jobs)
     static const struct cli_column columns[] = {{"job", true},    {"node", true},    {"pid", true},
                                                 {"status", true}, {"seconds", true}, {"command", false}};
     struct cli_table *t = cli_table_new(columns, 6);
+    int rc = t ? 0 : -ENOMEM;
     size_t i, k;
     json_t *j, *task;
     json_array_foreach (jobs, i, j) {
@@ -57,14 +58,10 @@ static int print_jobs(const json_t *jobs)
                 snprintf(text[3], sizeof text[3], "%lld", (long long)json_integer_value(status));
             snprintf(text[4], sizeof text[4], "%lld", (long long)time(NULL) - (long long)json_integer_value(json_object_get(j, "began")));
             const char *cells[] = {text[0], text[1], text[2], text[3], text[4], json_string_value(json_object_get(j, "command"))};
-            if (t)
-                cli_table_add(t, cells);
+            rc = rc ? rc : cli_table_add(t, cells);
         }
     }
-    if (t)
-        cli_table_print(t, stdout);
-    cli_table_free(t);
-    return t ? cli_flush("ps") : cli_error("ps", "no memory for the table of jobs" BASE_MEMORY_HINT);
+    return cli_table_end("ps", t, rc, "jobs");
 }
 
 int cli_ps(int argc, char **argv)
@@ -182,7 +179,8 @@ static const char logs_help[] =
     "  -t, --tag              begin each line of a job's output with \"[HOST] \"\n"
     "  -h, --help             print this text\n"
     "\n"
-    "Exit status: 0; 1 if there is no such job or cluster; 2 if the command line is wrong; 128 + N if signal N ended it.\n";
+    "Exit status: 0; 1 if there is no such job or cluster, or the job was not detached; 2 if the command line is wrong; 128 + N\n"
+    "if signal N ended it.\n";
 
 static int job_logs(const char *cluster, struct control_request *r, enum exec_form form)
 {

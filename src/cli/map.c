@@ -84,7 +84,6 @@ static int cli_map_print_help(void)
 }
 
 #define GPU_NUMBER_MAX 63u
-#define HOMES_MAX      ((size_t)100 << 10) /* one argument of a program can have 128 KiB */
 
 enum {
     BLOCK = 256,
@@ -278,7 +277,6 @@ static bool reads_input(const struct map_options *o)
  * which the caller frees; NULL: there are none. */
 static int find_homes(const struct map_options *o, const struct hosts *hosts, uint32_t nodes, char **out)
 {
-    size_t room = 0, len = 0;
     for (uint32_t i = 0; i < o->file_count; i++) {
         const char *name = o->files[i], *colon = strchr(name, ':'), *slash = strchr(name, '/');
         if (!colon || !colon[1] || colon == name || (slash && slash < colon) || access(name, F_OK) == 0)
@@ -287,17 +285,18 @@ static int find_homes(const struct map_options *o, const struct hosts *hosts, ui
         if (node < 0)
             return cli_usage("map", "there is no file %s here, and '%.*s' is neither a host nor the number of a node of this job", name,
                              (int)(colon - name), name);
-        if (len + 32 > HOMES_MAX)
+        if (o->file_count > MAP_HOMES_MAX)
             return cli_usage("map",
-                             "too many files of other hosts: their list has more than %zu bytes; run `weft map` on the host that has them",
-                             HOMES_MAX);
-        if (len + 32 > room) {
-            char *more = realloc(*out, room = 2 * room + 64);
-            if (!more)
+                             "%u files: a job with files of other hosts can have at most %u; give fewer, or run `weft map` on the host "
+                             "that has them",
+                             o->file_count, MAP_HOMES_MAX);
+        if (!*out) {
+            if (!(*out = malloc(o->file_count + 1)))
                 return cli_error("map", "no memory for the list of files" BASE_MEMORY_HINT);
-            *out = more;
+            memset(*out, MAP_HOME_HERE, o->file_count);
+            (*out)[o->file_count] = '\0';
         }
-        len += (size_t)snprintf(*out + len, room - len, "%s%u=%lld", len ? "," : "", i, (long long)node);
+        (*out)[i] = (char)(MAP_HOME_FIRST + node);
     }
     return 0;
 }

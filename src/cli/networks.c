@@ -46,12 +46,7 @@ static int networks_lines(const struct ofi_listed *list)
                                list[i].traits.rma ? "yes" : "no", use};
         rc = cli_table_add(t, cells);
     }
-    if (rc)
-        cli_error("devices", "no memory for the table of networks" BASE_MEMORY_HINT);
-    else
-        cli_table_print(t, stdout);
-    cli_table_free(t);
-    return rc ? CLI_FAILED : cli_flush("devices");
+    return cli_table_end("devices", t, rc, "networks");
 }
 
 int cli_networks(bool as_json)

@@ -146,6 +146,14 @@ void cli_table_free(struct cli_table *t)
     free(t);
 }
 
+int cli_table_end(const char *sub, struct cli_table *t, int rc, const char *what)
+{
+    if (!rc)
+        cli_table_print(t, stdout);
+    cli_table_free(t);
+    return rc ? cli_error(sub, "no memory for the table of %s" BASE_MEMORY_HINT, what) : cli_flush(sub);
+}
+
 int cli_json_print(const char *sub, json_t *value)
 {
     char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;

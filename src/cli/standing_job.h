@@ -39,6 +39,7 @@ struct job {
     uint32_t id, tasks, left; /* left: tasks that have not ended; under the jobs' lock */
     unsigned users;           /* number of threads that use the job; under the jobs' lock */
     bool detached, listed;    /* detached: false until its processes have been started, so that errors are sent to the command */
+    bool detaches;            /* it was started with --detach */
     int64_t began;            /* seconds since 1970 */
     int fd; /* the socket to the command; -1: the job is detached. `fd` and `detached` change only while `send` and the jobs' lock are held
              */

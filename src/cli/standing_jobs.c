@@ -242,6 +242,7 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     if (!j)
         return base_fail(-ENOMEM, "no memory for a job" BASE_MEMORY_HINT);
     *j = (struct job){.all = all, .fd = fd, .began = (int64_t)time(NULL), .kill_at = INT64_MAX, .news = {-1, -1}, .users = 1};
+    j->detaches = r->head.flags & CONTROL_DETACHED;
     j->last = &j->first;
     pthread_mutex_init(&j->handles, NULL);
     pthread_mutex_init(&j->send, NULL);
@@ -330,9 +331,8 @@ void jobs_exec(struct jobs *all, int fd, const struct control_request *r)
             job_free(j);
         return;
     }
-    bool detached = r->head.flags & CONTROL_DETACHED;
     start_tasks(j, r);
-    if (detached) {
+    if (j->detaches) {
         job_wait_start(j);
         pthread_mutex_lock(&all->lock);
         pthread_mutex_lock(&j->send);
@@ -441,6 +441,16 @@ static bool command_gone(int fd)
     return poll(&p, 1, 0) > 0; /* the command sends nothing more: if there is something to read, it is the end of the connection */
 }
 
+static void refuse_logs(const struct job *j, int fd)
+{
+    char text[192];
+    snprintf(text, sizeof text,
+             "job %u was started without --detach, so its output goes to the command that started it and is not kept; to keep the output "
+             "of a job, start it with `weft exec --detach`",
+             j->id);
+    control_send(fd, CONTROL_ERROR, UINT32_MAX, ENODATA, text, strlen(text));
+}
+
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
 {
     struct job *j = job_enter(all, r->head.job, fd);
@@ -449,6 +459,11 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
     int rc = 0;
     if (!j)
         return;
+    if (!j->detaches) {
+        refuse_logs(j, fd);
+        job_leave(j);
+        return;
+    }
     for (bool last = false; !rc && !last;) {
         pthread_mutex_lock(&all->lock);
         last = j->left == 0 || !(r->head.flags & CONTROL_FOLLOW) || all->closing;

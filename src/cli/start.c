@@ -342,6 +342,7 @@ failed:
         launch_say(s, "could not start %s as node %u: %s%s", s->l->argv[0], rank, base_strerror(rc),
                    rc == -ENOEXEC  ? " (a script needs a first line such as #!/bin/sh)"
                    : rc == -EMFILE ? " (raise the limit: ulimit -n)"
+                   : rc == -E2BIG  ? " (give fewer or shorter arguments, or raise the limit: ulimit -s)"
                    : rc == -EAGAIN ? " (too many processes of this user: ulimit -u)"
                                    : "");
 cleanup:

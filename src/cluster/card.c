@@ -92,3 +92,11 @@ int join_reach(const char *who, const char *address, int64_t connect_until, int6
         rc, "%s at %s did not answer as this version of weft does (%s): check the address, and run the same version of weft on all hosts",
         who, address, base_strerror(rc));
 }
+
+int join_prove(struct join *j, int fd, const struct wire_hello *hello, const struct wire_challenge *challenge, struct wire_proof *proof,
+               struct wire_answer *answer)
+{
+    join_proof_mac(proof->mac, j, hello, challenge, &proof->card);
+    int rc = join_write(fd, proof, sizeof *proof, j->deadline);
+    return rc ? rc : join_read(fd, answer, sizeof *answer, j->deadline + JOIN_ANSWER_GRACE);
+}

@@ -12,9 +12,8 @@
 
 #include "cluster/join.h"
 
-#define TRY_WAIT     (500 * WEFT_MS)    /* time to connect to one of several addresses in the first round; doubled in each further round */
-#define TRY_MOST     (60 * WEFT_SECOND) /* about the longest time to which it is doubled */
-#define ANSWER_GRACE (2 * WEFT_SECOND)  /* wait this much longer than the door, whose error has more details */
+#define TRY_WAIT (500 * WEFT_MS)    /* time to connect to one of several addresses in the first round; doubled in each further round */
+#define TRY_MOST (60 * WEFT_SECOND) /* about the longest time to which it is doubled */
 
 void join_entry_free(struct join *j)
 {
@@ -106,10 +105,7 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     if (rc)
         goto out;
     join_card_make(&proof.card, j, &self);
-    join_proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
-    rc = join_write(fd, &proof, sizeof proof, j->deadline);
-    if (!rc)
-        rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
+    rc = join_prove(j, fd, &hello, &challenge, &proof, &answer);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         rc = base_fail(-EACCES,
                        "the node at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
@@ -127,7 +123,7 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
         goto out;
     }
     cards = calloc(answer.count + 1, sizeof *cards);
-    rc = cards ? join_read(fd, cards, answer.count * sizeof *cards, j->deadline + ANSWER_GRACE) : -ENOMEM;
+    rc = cards ? join_read(fd, cards, answer.count * sizeof *cards, j->deadline + JOIN_ANSWER_GRACE) : -ENOMEM;
     if (rc)
         base_fail(rc, "the connection to the node at %s failed while that node sent the addresses of all nodes: %s; try again", address,
                   base_strerror(rc));

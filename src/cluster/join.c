@@ -15,8 +15,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ANSWER_GRACE \
-    (2 * WEFT_SECOND) /* how much longer nodes wait than node 0, to receive node 0's error, which names the missing nodes */
 #define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
 #define ADDRESS_WAIT (250 * WEFT_MS)    /* how long one of several addresses is tried in the first round; doubled in each further round */
@@ -85,7 +83,7 @@ static void join_refuse(const struct join *j, const struct guest *g, int error, 
 {
     struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = -base_status_out(-error)};
     snprintf(a.text, sizeof a.text, "%s", text);
-    (void)answer_send(j, g, &a, base_deadline(ANSWER_GRACE)); /* if this fails, the refused node sees that its connection closes */
+    (void)answer_send(j, g, &a, base_deadline(JOIN_ANSWER_GRACE)); /* if this fails, the refused node sees that its connection closes */
 }
 
 /* A guest's address; for a Unix socket its pid, if known. */
@@ -228,7 +226,7 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
     int rc = base_random(j->session, sizeof j->session);
     for (uint32_t i = 0; i < guests && rc == 0; i++) {
         struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_TABLE, .count = j->w->size};
-        int64_t grace = base_deadline(ANSWER_GRACE);
+        int64_t grace = base_deadline(JOIN_ANSWER_GRACE);
         if (g[i].stage != SEATED)
             continue;
         rc = answer_send(j, &g[i], &a, j->deadline > grace ? j->deadline : grace);
@@ -405,10 +403,7 @@ static int attend(struct join *j)
     if (rc)
         goto out;
     card_make(&proof.card, j);
-    join_proof_mac(proof.mac, j, &hello, &challenge, &proof.card);
-    rc = join_write(fd, &proof, sizeof proof, j->deadline);
-    if (!rc)
-        rc = join_read(fd, &answer, sizeof answer, j->deadline + ANSWER_GRACE);
+    rc = join_prove(j, fd, &hello, &challenge, &proof, &answer);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         rc = base_fail(-EACCES,
                        "node 0 at %s closed the connection: the cluster secret is wrong or missing, here or there "
@@ -426,7 +421,7 @@ static int attend(struct join *j)
         goto out;
     }
     if (table) {
-        rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + ANSWER_GRACE);
+        rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + JOIN_ANSWER_GRACE);
         if (rc) {
             base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the addresses of all nodes: %s", coord,
                       base_strerror(rc));

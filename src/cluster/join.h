@@ -159,6 +159,12 @@ void join_answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct w
 /* Connects to `address`, sends the hello with a new nonce and receives the challenge. Returns the socket. `who`: who should answer. */
 int join_reach(const char *who, const char *address, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
                struct wire_challenge *challenge);
+#define JOIN_ANSWER_GRACE \
+    (2 * WEFT_SECOND) /* how much longer nodes wait than node 0 or the door, to receive its error, which has more details */
+/* Sends the proof, whose card the caller has made, and receives the answer. Returns 0, or a negative errno without base_fail(); -ECONNRESET
+ * and -EPIPE: the other side has refused the proof, or ended. */
+int join_prove(struct join *j, int fd, const struct wire_hello *hello, const struct wire_challenge *challenge, struct wire_proof *proof,
+               struct wire_answer *answer);
 void join_key(uint8_t key[32], const struct cluster_settings *s);
 
 /* --- enter.c --- */

@@ -406,6 +406,12 @@ void *weft_ptr(weft_node *w, weft_gaddr addr, size_t bytes)
     return l->transport->pointer(w, l, offset);
 }
 
+void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
+{
+    (void)w, (void)l, (void)offset;
+    return NULL;
+}
+
 int weft_link_stat(weft_node *w, uint32_t node, weft_link_stats *out, size_t bytes)
 {
     struct fab_link *l = living(w, node);

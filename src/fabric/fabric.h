@@ -139,7 +139,7 @@ struct fab_transport {
     int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events the transport handled */
     bool (*idle)(struct weft_node
                      *w); /* whether the transport has nothing to do. Called after the progress thread has announced that it will sleep */
-    /* NULL: the peer's pool cannot be accessed by loads and stores */
+    /* NULL: the peer's pool cannot be accessed by loads and stores (fab_no_pointer()) */
     void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset);
     /* Wakes the threads of the peer that wait for its memory to change (weft_wait_until). */
     void (*wake)(struct weft_node *w, struct fab_link *l);
@@ -328,7 +328,8 @@ static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
-uint32_t fab_count_dead(const struct weft_node *w, uint32_t below); /* how many nodes with numbers below `below` have died */
+void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset); /* a `pointer` of struct fab_transport: NULL */
+uint32_t fab_count_dead(const struct weft_node *w, uint32_t below);             /* how many nodes with numbers below `below` have died */
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */

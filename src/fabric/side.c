@@ -11,7 +11,8 @@
  * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and nothing else is sent before
  * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of other bytes to read, and reading them has
  * the same effect. The goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would
- * count as dead. A descriptor is sent whole or not at all.
+ * count as dead. A descriptor is sent whole or not at all; it comes with the read in which its 'd' comes, and is kept until the other
+ * bytes have come, too. No read has more than one 'd' of a descriptor, because the kernel ends it before the next one.
  */
 #include "fabric/fabric.h"
 
@@ -27,7 +28,7 @@
 
 struct fab_side {
     uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
-    int given;        /* a descriptor that has come with the bytes read last, plus 1; 0: none */
+    int given;        /* the descriptor of the 'd' in `in`, plus 1; 0: none */
     uint8_t incoming[HEAD_BYTES + FAB_SIDE_MESSAGE_MAX], outgoing[KEPT_BYTES];
 };
 
@@ -169,22 +170,9 @@ static void given(struct weft_node *w, struct fab_link *l)
         close(fd);
 }
 
-/* Keeps a descriptor until the bytes that say what it is for are there. */
-static bool keep_given(struct fab_link *l, int fd)
-{
-    base_spin_lock(&l->side_lock);
-    struct fab_side *s = buffers(l);
-    base_spin_unlock(&l->side_lock);
-    if (!s || s->given) {
-        close(fd);
-        return false;
-    }
-    s->given = fd + 1;
-    return true;
-}
-
-/* Handles what has been received. The peer wrote these bytes, so they may be anything. False: they are invalid. */
-static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n)
+/* Handles what has been received. The peer wrote these bytes, so they may be anything. `*fd`: the descriptor that has come with them, or
+ * -1; set to -1 if it belongs to one of these messages. False: the bytes are invalid. */
+static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n, int *fd)
 {
     for (size_t i = 0; i < n; i++) {
         struct fab_side *s = l->side;
@@ -198,6 +186,10 @@ static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *by
             base_spin_unlock(&l->side_lock);
             if (!s)
                 return false;
+            if (bytes[i] == 'd') {
+                s->given = *fd + 1;
+                *fd = -1;
+            }
         }
         s->incoming[s->in++] = bytes[i];
         if (s->incoming[0] == 'd') {
@@ -258,11 +250,17 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             return more ? more : why; /* the last message may contain a better reason */
         }
         l->silent_ns = l->unanswered_ns = 0;
-        if ((fd >= 0 && !keep_given(l, fd)) || !side_take(w, l, bytes, (size_t)n)) {
+        const bool passed = fd >= 0;
+        bool valid = side_take(w, l, bytes, (size_t)n, &fd);
+        if (fd >= 0) { /* it belongs to no message */
+            close(fd);
+            valid = false;
+        }
+        if (!valid) {
             *died = true;
             return "it sent an invalid message over the side connection; run the same version of weft on all hosts";
         }
-        if ((size_t)n < sizeof bytes && fd < 0) { /* nothing more has arrived (the kernel ends a read after a descriptor); poll() reports
+        if ((size_t)n < sizeof bytes && !passed) { /* nothing more has arrived (the kernel ends a read after a descriptor); poll() reports
                                                      what comes later, and the end of the connection */
             tidy(l);
             break;

@@ -25,6 +25,7 @@ struct cuda_device {
     void *context;
     void *stream[CUDA_STREAMS]; /* streams for copies, used in turn, so that both directions can run at the same time */
     void *word;                 /* the stream for atomics */
+    void *feed;                 /* the stream of the copies of all lanes, while a module is loaded (cuda_lanes.c) */
     _Atomic uint32_t turn;
     base_spin event_lock;
     void *event[CUDA_EVENTS]; /* events that are not in use: making one takes as long as a small copy */

@@ -434,6 +434,11 @@ const weft_device *weft_gpu_device(weft_gpu *g)
     return g->there;
 }
 
+void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes)
+{
+    base_give_struct(out, bytes, &g->here, sizeof g->here);
+}
+
 /* Counts a kernel that is about to start; closing the GPU waits for its end. False: the GPU is not open. */
 static bool gpu_enter(weft_gpu *g)
 {

@@ -86,8 +86,9 @@ struct gpu_backend {
     int (*copied)(void *device, uint64_t ticket);
     /* An atomic on a word in the device's memory. Callers make sure that only one runs on a word at a time. */
     int (*atomic)(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old);
-    /* weft's own kernels. All seven members are NULL if the back end cannot launch them. Launches on one lane run in order; different lanes
-     * run independently. One thread at a time uses a lane. */
+    /* weft's own kernels. All seven members are NULL if the back end cannot launch them. Launches on one lane run in order, and after the
+     * lane's earlier copies; different lanes run independently. A copy does not wait for the lane's kernels: the caller begins it only when
+     * these have ended. One thread at a time uses a lane. */
     int (*load)(void *device, const struct gpu_code *code, void **module);
     void (*unload)(void *device, void *module);
     int (*lane_open)(void *device, void **lane);
@@ -182,6 +183,8 @@ struct gpu_workers {
 int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
 /* Called by the serving thread: a block has completed a task. */
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
+/* Called by the serving thread before that. If a completed task is in the ring from `slot` on, starts to fetch the task's memory. */
+void gpu_work_fetch(struct gpu_workers *all, const struct gpu_ring *r, uint64_t slot);
 void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still be running */
 void gpu_work_free(struct gpu_workers *all); /* frees the workers, after kernels and the serving thread have ended */
 

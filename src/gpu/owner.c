@@ -157,6 +157,16 @@ static void request_fetch(struct arenas *c, struct arena_request *r)
         request_answer(r, rc);
 }
 
+/* A part of the request's bytes is where it belongs, or could not be moved. */
+static void request_moved(struct arena_request *r, int rc)
+{
+    r->done += r->moving;
+    if (rc || r->done == r->m.length)
+        request_answer(r, rc);
+    else
+        r->step = REQUEST_FETCH;
+}
+
 static void request_copied(struct arena_request *r)
 {
     int rc = arena_copied(&r->copy);
@@ -166,11 +176,7 @@ static void request_copied(struct arena_request *r)
         r->step = REQUEST_STORE;
         return;
     }
-    r->done += r->moving;
-    if (rc || r->done == r->m.length)
-        request_answer(r, rc);
-    else
-        r->step = REQUEST_FETCH;
+    request_moved(r, rc);
 }
 
 static void request_store(struct arenas *c, struct arena_request *r)
@@ -185,11 +191,7 @@ static void request_store(struct arenas *c, struct arena_request *r)
     if (rc == -EAGAIN || rc == -EINPROGRESS)
         return;
     r->started = false;
-    r->done += r->moving;
-    if (rc || r->done == r->m.length)
-        request_answer(r, rc);
-    else
-        r->step = REQUEST_FETCH;
+    request_moved(r, rc);
 }
 
 /* Answers the request. True: the answer was sent. */

@@ -159,7 +159,9 @@ static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     case WEFT_DEVICE_SEND: return start_send(w, q);
     case WEFT_DEVICE_FENCE: return start_fence(w, r, q);
     case WEFT_DEVICE_RECORD: return start_record(s, q);
-    case WEFT_DEVICE_TASK_DONE: return gpu_work_done(s->workers, q);
+    case WEFT_DEVICE_TASK_DONE:
+        gpu_work_fetch(s->workers, r, r->head + 2 * q->slots); /* the one after the next: its memory takes that long */
+        return gpu_work_done(s->workers, q);
     case WEFT_DEVICE_SUBMIT:
     case WEFT_DEVICE_CLAIM:
     case WEFT_DEVICE_COMPLETE:

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Persistent workers. For each worker a thread of the node claims tasks ahead and puts them into a ring, from which the blocks take them.
- * Blocks return results by requests, which the serving thread passes on.
+ * Blocks return results by requests. The serving thread passes them on to a second thread of the worker, which completes the tasks. Claims
+ * and completions take about as long as each other, and a GPU does more tasks a second than one thread could claim and complete.
  *
  * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
  * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
@@ -31,16 +32,17 @@
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
 
-/* A task in the ring. Only the worker's thread uses it, except `held` and `result`. */
+/* A task in the ring. The worker's first thread writes it, except `held` and `result`. What other threads write is on the first cache
+ * line, so that only this line moves between the processors. */
 struct work_task {
-    _Atomic uint64_t
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t
         held; /* the task's number + 1 while no block has done the task; the thread that sets this to 0 decides how the task ends */
-    uint64_t number;
-    bool used;
-    bool taken;    /* a block is known to have taken the task */
-    int64_t since; /* from this time on, a block could have done the task */
-    weft_lease lease;
     weft_result result; /* written by the serving thread, until `held` is 0 and the slot is listed in `done` */
+    uint64_t number;
+    int64_t since; /* from this time on, a block could have done the task */
+    _Atomic bool used; /* cleared by the thread that ends the task, last; set by the first thread */
+    bool taken;        /* a block is known to have taken the task */
+    _Alignas(BASE_CACHE_LINE) weft_lease lease; /* changed by renewals, under lease_lock, while `held` is not 0 */
 };
 
 struct weft_gpu_worker {
@@ -52,12 +54,33 @@ struct weft_gpu_worker {
     uint64_t mask;
     struct work_task *tasks;
     uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
-    _Atomic uint64_t done_tail;
+    void *memory;   /* the memory of the following members, shared with kernels */
+    size_t bytes;
+    weft_device_task_slot *slots;
+    uint64_t *filled, *ended;
+    uint64_t *beats;
+    bool attached;
+    void *own; /* memory that only kernels write */
+    pthread_t thread, second;
+    pthread_mutex_t lease_lock;
+    _Atomic int64_t until; /* the latest time at which the first thread ends; INT64_MAX: the worker is not being closed */
+    _Atomic bool over;     /* the second thread ends */
+
+    /* Written by the serving thread. */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t done_tail;
     _Atomic uint64_t stale; /* how many results were for tasks that had been taken back */
-    uint64_t done_head;
-    uint64_t next;         /* number of the next task to put into the ring */
-    uint64_t reached;      /* all tasks before this number are known to be taken by blocks */
-    uint32_t used;         /* slots in use */
+
+    /* Written by the second thread. */
+    _Alignas(BASE_CACHE_LINE) uint64_t done_head;
+    _Atomic uint64_t completed, refused;
+    _Atomic uint64_t done_reached; /* all tasks before this number are known to be taken, because blocks have done one behind them */
+
+    /* Used by the first thread. */
+    _Alignas(BASE_CACHE_LINE) uint64_t next; /* number of the next task to put into the ring */
+    uint64_t reached;                        /* all tasks before this number are known to be taken by blocks */
+    uint64_t put;                            /* how many tasks were put into the ring */
+    uint64_t completed_seen;                 /* the value of `completed` at the last look */
+    _Atomic uint64_t claimed, taken_back;
     int64_t life;          /* when a block last showed activity */
     int64_t upkeep;        /* when the worker's thread last did its upkeep */
     int64_t renewed;       /* when leases were last renewed */
@@ -66,16 +89,6 @@ struct weft_gpu_worker {
     bool stalled;          /* no block is alive, as far as is known */
     bool failed;           /* the device has failed */
     bool finished;         /* no more tasks will be claimed */
-    _Atomic int64_t until; /* the latest time at which the worker's thread ends; INT64_MAX: the worker is not being closed */
-    pthread_t thread;
-    _Atomic uint64_t claimed, completed, refused, taken_back;
-    void *memory; /* the memory of the following members, shared with kernels */
-    size_t bytes;
-    weft_device_task_slot *slots;
-    uint64_t *filled, *ended;
-    uint64_t *beats;
-    bool attached;
-    void *own; /* memory that only kernels write */
 };
 
 static void work_count(_Atomic uint64_t *n, uint64_t more)
@@ -101,24 +114,41 @@ static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task
 
 static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
 {
-    while (k->tasks[k->next & k->mask].used) /* not all slots are in use, so this ends */
+    /* not all slots are in use, so this ends; acquire: pairs with finish() */
+    while (atomic_load_explicit(&k->tasks[k->next & k->mask].used, memory_order_acquire))
         k->next++;
     struct work_task *t = &k->tasks[k->next & k->mask];
     t->number = k->next;
-    t->used = true;
     t->taken = false;
     t->since = now;
     t->lease = *lease;
-    k->used++;
+    atomic_store_explicit(&t->used, true, memory_order_relaxed);
+    k->put++;
     atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take the task */
     fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
     k->next++;
 }
 
+static struct weft_gpu_worker *worker_of(struct gpu_workers *all, uint64_t number)
+{
+    return number < GPU_WORKERS_MAX ? atomic_load_explicit(&all->worker[number], memory_order_acquire) : NULL;
+}
+
+void gpu_work_fetch(struct gpu_workers *all, const struct gpu_ring *r, uint64_t slot)
+{
+    uint64_t task, first, from, more;
+    if (!gpu_ring_cell(r, slot, 0, &task, &first) || first >> WEFT_DEVICE_KIND_SHIFT != WEFT_DEVICE_TASK_DONE ||
+        !gpu_ring_cell(r, slot + 1, 0, &from, &more))
+        return;
+    const struct weft_gpu_worker *k = worker_of(all, from >> 32);
+    if (k)
+        base_fetch_to_write(&k->tasks[task & k->mask]);
+}
+
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
 {
-    uint64_t number = q->low[2] >> 32, task = q->low[0];
-    struct weft_gpu_worker *k = number < GPU_WORKERS_MAX ? atomic_load_explicit(&all->worker[number], memory_order_acquire) : NULL;
+    uint64_t task = q->low[0];
+    struct weft_gpu_worker *k = worker_of(all, q->low[2] >> 32);
     if (!k || task == UINT64_MAX)
         return -EINVAL;
     struct work_task *t = &k->tasks[task & k->mask];
@@ -137,34 +167,74 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     return 0;
 }
 
-/* --- the worker's thread --- */
+/* --- the second thread --- */
 
 /* Completes the tasks that blocks have done. Returns how many. */
-static uint32_t finish(weft_gpu_worker *k, int64_t now)
+static uint32_t finish(weft_gpu_worker *k)
 {
     weft_lease leases[BATCH];
     weft_result results[BATCH];
     uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_acquire);
+    uint64_t reached = atomic_load_explicit(&k->done_reached, memory_order_relaxed);
     uint32_t n = 0;
+    if (tail == k->done_head)
+        return 0;
+    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++) /* all at once: the serving thread has written them */
+        base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
+    pthread_mutex_lock(&k->lease_lock); /* a renewal that has begun ends first: the completion needs its outcome */
     for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
         struct work_task *t = &k->tasks[k->done[k->done_head & k->mask]];
         leases[n] = t->lease;
         results[n] = t->result;
-        t->used = false;
-        if (k->reached <= t->number)
-            k->reached = t->number + 1;
+        reached = reached <= t->number ? t->number + 1 : reached;
+        atomic_store_explicit(&t->used, false, memory_order_release); /* pairs with put_in() */
     }
-    if (!n)
-        return 0;
-    k->life = now;
-    k->stalled = false;
-    k->used -= n;
+    pthread_mutex_unlock(&k->lease_lock);
     int accepted = weft_complete(k->q, leases, results, n, NULL);
     if (accepted < 0)
         base_log(BASE_LOG_WARN, "a worker of a GPU cannot report that %u tasks are done: %s", n, base_error());
-    work_count(&k->completed, n);
     work_count(&k->refused, n - (uint32_t)(accepted > 0 ? accepted : 0));
+    atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed);
+    /* release: pairs with work_used() */
+    atomic_store_explicit(&k->completed, atomic_load_explicit(&k->completed, memory_order_relaxed) + n, memory_order_release);
     return n;
+}
+
+/* Sleeps between two looks at which there was nothing to do, longer each time. `last`: when there was something to do. */
+static void work_rest(const weft_gpu_worker *k, int64_t now, int64_t last, int64_t *nap, int64_t most)
+{
+    if (now - last < k->all->w->options.spin_ns) {
+        sched_yield();
+        return;
+    }
+    *nap = *nap && *nap * 2 < most ? *nap * 2 : *nap ? most : NAP_LEAST_NS;
+    base_sleep_ns(*nap);
+}
+
+static void *work_finish(void *arg)
+{
+    weft_gpu_worker *k = arg;
+    int64_t nap = 0, last = base_now_ns();
+    while (!atomic_load_explicit(&k->over, memory_order_acquire)) {
+        if (finish(k)) {
+            last = 0;
+            nap = 0;
+            continue;
+        }
+        int64_t now = base_now_ns();
+        last = last ? last : now;
+        work_rest(k, now, last, &nap, NAP_BUSY_NS);
+    }
+    return NULL;
+}
+
+/* --- the first thread --- */
+
+/* How many slots are in use. */
+static uint32_t work_used(const weft_gpu_worker *k)
+{
+    return (uint32_t)(k->put - atomic_load_explicit(&k->taken_back, memory_order_relaxed) -
+                      atomic_load_explicit(&k->completed, memory_order_acquire));
 }
 
 static void end_claims(weft_gpu_worker *k)
@@ -177,10 +247,16 @@ static void end_claims(weft_gpu_worker *k)
 static uint32_t fill(weft_gpu_worker *k, int64_t now)
 {
     weft_lease leases[BATCH];
-    uint32_t room = k->config.ahead - k->used;
+    uint32_t room = k->config.ahead - work_used(k);
     if (k->finished || k->stalled || !room)
         return 0;
     int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
+    for (int i = 0; i < n; i++) { /* these were last used a round of the ring ago, and the device has read the slots since */
+        uint64_t at = (k->next + (uint64_t)i) & k->mask;
+        base_fetch_to_write(&k->tasks[at]);
+        base_fetch_to_write(&k->slots[at].number);
+        base_fetch_to_write(k->slots[at].task);
+    }
     if (n == -ESHUTDOWN || n == -EBADF)
         end_claims(k);
     for (int i = 0; i < n; i++)
@@ -199,8 +275,7 @@ static bool take_back(weft_gpu_worker *k, struct work_task *t)
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
         return false;
     __atomic_store_n(&k->slots[t->number & k->mask].number, 0, __ATOMIC_RELEASE);
-    t->used = false;
-    k->used--;
+    atomic_store_explicit(&t->used, false, memory_order_relaxed);
     (void)weft_release(k->q, &t->lease); /* if the lease has ended already, nothing needs to be done */
     work_count(&k->taken_back, 1);
     return true;
@@ -210,7 +285,7 @@ static uint32_t take_back_all(weft_gpu_worker *k)
 {
     uint32_t n = 0;
     for (uint64_t i = 0; i <= k->mask; i++)
-        if (k->tasks[i].used)
+        if (atomic_load_explicit(&k->tasks[i].used, memory_order_relaxed))
             n += take_back(k, &k->tasks[i]);
     return n;
 }
@@ -237,9 +312,11 @@ static void look_for_life(weft_gpu_worker *k, int64_t now)
 static void look_at_tasks(weft_gpu_worker *k, int64_t now)
 {
     uint32_t hung = 0, waiting = 0;
-    for (uint64_t i = 0; i <= k->mask && k->used; i++) {
+    uint64_t done = atomic_load_explicit(&k->done_reached, memory_order_relaxed);
+    k->reached = k->reached > done ? k->reached : done;
+    for (uint64_t i = 0; i <= k->mask && work_used(k); i++) {
         struct work_task *t = &k->tasks[i];
-        if (!t->used)
+        if (!atomic_load_explicit(&t->used, memory_order_relaxed))
             continue;
         if (t->number >= k->reached) {
             t->since = t->since > k->life ? t->since : k->life;
@@ -265,9 +342,15 @@ static void look_at_tasks(weft_gpu_worker *k, int64_t now)
 
 static void renew(weft_gpu_worker *k)
 {
-    for (uint64_t i = 0; i <= k->mask; i++)
-        if (k->tasks[i].used && atomic_load_explicit(&k->tasks[i].held, memory_order_relaxed))
-            (void)weft_renew(k->q, &k->tasks[i].lease); /* if the lease is lost, the completion will be refused */
+    for (uint64_t i = 0; i <= k->mask; i++) {
+        struct work_task *t = &k->tasks[i];
+        if (!atomic_load_explicit(&t->used, memory_order_relaxed))
+            continue;
+        pthread_mutex_lock(&k->lease_lock);
+        if (atomic_load_explicit(&t->held, memory_order_relaxed))
+            (void)weft_renew(k->q, &t->lease); /* if the lease is lost, the completion will be refused */
+        pthread_mutex_unlock(&k->lease_lock);
+    }
 }
 
 static void work_upkeep(weft_gpu_worker *k, int64_t now)
@@ -297,25 +380,36 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
 {
     if (!k->finished)
         end_claims(k);
-    if (k->used && !k->stalled && !k->failed && now < until)
+    if (work_used(k) && !k->stalled && !k->failed && now < until)
         return false;
     uint32_t n = take_back_all(k);
     if (n)
         base_log(BASE_LOG_WARN, "a worker of a GPU was closed before its blocks had done %u of its tasks: the queue gives them to others",
                  n);
-    while (k->used) /* the serving thread may still be passing on the last results */
-        if (!finish(k, now))
-            sched_yield();
+    while (work_used(k)) /* the serving thread may still be passing on the last results */
+        sched_yield();
+    return true;
+}
+
+/* Whether blocks have done tasks since the last look: then a block is alive. */
+static bool work_progress(weft_gpu_worker *k, int64_t now)
+{
+    uint64_t completed = atomic_load_explicit(&k->completed, memory_order_relaxed);
+    if (completed == k->completed_seen)
+        return false;
+    k->completed_seen = completed;
+    k->life = now;
+    k->stalled = false;
     return true;
 }
 
 static void *work_run(void *arg)
 {
     weft_gpu_worker *k = arg;
-    int64_t nap = 0, spin = k->all->w->options.spin_ns, last = k->life = base_now_ns();
+    int64_t nap = 0, last = k->life = base_now_ns();
     for (;;) {
         int64_t now = base_now_ns();
-        bool moved = finish(k, now) + fill(k, now) > 0;
+        bool moved = work_progress(k, now) + fill(k, now) > 0;
         work_upkeep(k, now);
         int64_t until = atomic_load_explicit(&k->until, memory_order_acquire);
         if (until != INT64_MAX && work_over(k, until, now))
@@ -323,12 +417,8 @@ static void *work_run(void *arg)
         if (moved) {
             last = now;
             nap = 0;
-        } else if (now - last < spin) {
-            sched_yield();
         } else {
-            int64_t most = k->used ? NAP_BUSY_NS : NAP_MOST_NS;
-            nap = nap && nap * 2 < most ? nap * 2 : nap ? most : NAP_LEAST_NS;
-            base_sleep_ns(nap);
+            work_rest(k, now, last, &nap, work_used(k) ? NAP_BUSY_NS : NAP_MOST_NS);
         }
     }
 }
@@ -357,12 +447,13 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
     size_t page = (size_t)sysconf(_SC_PAGESIZE), slots = k->mask + 1;
     k->bytes = base_round_up(slots * sizeof *k->slots + 2 * LINE + WEFT_DEVICE_BEATS * sizeof(uint64_t), page);
     k->memory = mmap(NULL, k->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    k->tasks = calloc(slots, sizeof *k->tasks);
+    k->tasks = aligned_alloc(BASE_CACHE_LINE, slots * sizeof *k->tasks);
     k->done = calloc(slots, sizeof *k->done);
     if (k->memory == MAP_FAILED || !k->tasks || !k->done) {
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
         return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker" BASE_MEMORY_HINT, slots);
     }
+    memset(k->tasks, 0, slots * sizeof *k->tasks);
     k->slots = k->memory;
     uint8_t *rest = (uint8_t *)(k->slots + slots);
     k->filled = (uint64_t *)(void *)rest;
@@ -407,7 +498,14 @@ static void work_unmake(weft_gpu_worker *k)
         munmap(k->memory, k->bytes);
     free(k->tasks);
     free(k->done);
+    pthread_mutex_destroy(&k->lease_lock);
     free(k);
+}
+
+static void work_end_second(weft_gpu_worker *k)
+{
+    atomic_store_explicit(&k->over, true, memory_order_release);
+    pthread_join(k->second, NULL);
 }
 
 static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
@@ -423,7 +521,9 @@ static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
     if (rc)
         return rc;
     k->open = true;
-    rc = base_thread(&k->thread, work_run, k);
+    rc = base_thread(&k->second, work_finish, k);
+    if (!rc && (rc = base_thread(&k->thread, work_run, k)) != 0)
+        work_end_second(k);
     if (rc)
         return base_fail(rc, "cannot start the thread of a GPU's worker: %s" BASE_THREAD_HINT, base_strerror(rc));
     atomic_store_explicit(&all->worker[all->count++], k, memory_order_release);
@@ -436,9 +536,11 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
     int rc = work_check(config, &c);
     if (rc)
         return rc;
-    weft_gpu_worker *k = calloc(1, sizeof *k);
+    weft_gpu_worker *k = aligned_alloc(BASE_CACHE_LINE, sizeof *k);
     if (!k)
         return base_fail(-ENOMEM, "no memory for a worker of a GPU" BASE_MEMORY_HINT);
+    memset(k, 0, sizeof *k);
+    pthread_mutex_init(&k->lease_lock, NULL);
     k->all = all;
     k->q = q;
     k->config = c;
@@ -464,6 +566,7 @@ static bool work_close(weft_gpu_worker *k)
     if (open) {
         atomic_store_explicit(&k->until, fab_timeout(k->all->w, WEFT_TIMEOUT_DEFAULT), memory_order_release);
         pthread_join(k->thread, NULL);
+        work_end_second(k);
     }
     return open;
 }

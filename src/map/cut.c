@@ -13,6 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* bytes that are read first, and if these have no separator, next, to find the end of a piece; from then on MAP_STEP_BYTES */
+#define CUT_FIRST  512u
+#define CUT_SECOND 4096u
+_Static_assert(CUT_SECOND < MAP_STEP_BYTES, "the window has room for MAP_STEP_BYTES");
+
 int map_input_look(struct map_input *in)
 {
     struct stat st;
@@ -91,21 +96,21 @@ void map_held_close(struct map_held *held)
     held->fd = -1;
 }
 
-/* Parses the launcher's list of files that other nodes have, and sets the home of each. */
+/* Takes the launcher's list of files that other nodes have, and sets the home of each. */
 static int take_homes(struct map_job *job, const char *text)
 {
-    for (const char *p = text; p && *p;) {
-        char *end;
-        unsigned long file = strtoul(p, &end, 10), node = *end == '=' ? strtoul(end + 1, &end, 10) : ULONG_MAX;
-        if (file >= job->input_count || node >= job->nodes || (*end && *end != ',') || !strchr(job->options->files[file], ':'))
+    for (uint32_t i = 0; text && text[i]; i++) {
+        if (text[i] == MAP_HOME_HERE)
+            continue;
+        uint32_t node = (uint8_t)text[i] - (uint32_t)MAP_HOME_FIRST;
+        if (i >= job->input_count || node >= job->nodes || !strchr(job->options->files[i], ':'))
             return base_fail(-EPROTO,
                              "the list of the files' nodes from the launcher is invalid; run the same version of weft on all hosts");
-        struct map_input *in = &job->inputs[file];
-        in->name = job->options->files[file];
+        struct map_input *in = &job->inputs[i];
+        in->name = job->options->files[i];
         in->path = strchr(in->name, ':') + 1;
-        in->home = (uint32_t)node;
+        in->home = node;
         in->cached = true;
-        p = *end ? end + 1 : end;
     }
     return 0;
 }
@@ -201,9 +206,9 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, map_read
     uint8_t *window = malloc(MAP_STEP_BYTES + n);
     if (!window)
         return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece" BASE_MEMORY_HINT, in->name);
-    /* Read little at first: most lines are short. */
+    /* Read little at first: most lines are short, and these bytes may come from another host. */
     uint64_t at = start + block;
-    size_t want = 4096 < MAP_STEP_BYTES && n < 2048 ? 4096 : MAP_STEP_BYTES + n;
+    size_t want = n <= CUT_FIRST / 2 ? CUT_FIRST : MAP_STEP_BYTES + n;
     int rc = 0;
     for (;;) {
         int64_t got = read(arg, window, want, at);
@@ -221,7 +226,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, map_read
             break;
         }
         at += scan ? scan : (size_t)got;
-        want = MAP_STEP_BYTES + n;
+        want = want < CUT_SECOND ? CUT_SECOND : MAP_STEP_BYTES + n;
     }
     free(window);
     return rc;

@@ -29,8 +29,8 @@ enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
 struct map_options {
     char *const *files;
     uint32_t file_count;
-    /* for files that other nodes have (HOST:PATH): "INDEX=NODE,...", each file's index and its node; NULL: there are none. Only with
-       `apart` */
+    /* for files that other nodes have (HOST:PATH): a character for each file, MAP_HOME_HERE or MAP_HOME_FIRST + its node; NULL: there are
+       none. Only with `apart` */
     const char *homes;
     char *const *command;    /* NULL-terminated; NULL: a kernel */
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
@@ -56,6 +56,9 @@ struct map_options {
 #define MAP_BLOCK_DEFAULT   (UINT64_C(4) << 20)
 #define MAP_RETRIES_DEFAULT 2u
 #define MAP_NODES_MAX       64u
+#define MAP_HOME_HERE       '.'
+#define MAP_HOME_FIRST      '0'
+#define MAP_HOMES_MAX       131071u /* files of a job that has files of other hosts: one argument of a program can have 128 KiB */
 #define MAP_SLOTS_MAX       1024u
 
 /* Check the options before nodes are launched, and compute the pool size of each node. Returns 0, or the exit status after printing an

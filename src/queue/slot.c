@@ -80,6 +80,32 @@ void slot_fetch(const struct slot_shard *s, uint32_t slot)
         base_fetch_to_write(s->mem + slot_base(s, slot));
 }
 
+/* Calls that go through several slots fetch this many slots in advance. Most of these were last written by another processor, and each swap
+ * is a barrier: without the fetch, the loads of one slot would begin only after the swap of the slot before. */
+#define SLOT_AHEAD 8u
+
+/* Fetches both cache lines of the slot at a position. */
+static inline void fetch_whole(const struct slot_shard *s, uint64_t position)
+{
+    const _Atomic uint64_t *m = s->mem + slot_base(s, position);
+    base_fetch_to_write(m);
+    base_fetch_to_write(m + SLOT_WORDS / 2);
+}
+
+/* Fetches the first slots of `count` from position `p` on. Nothing for one slot, and for a shard that is reached through the fabric. */
+static inline void fetch_first(const struct slot_shard *s, uint64_t p, uint64_t count)
+{
+    for (uint64_t i = 0; s->mem && count > 1 && i < SLOT_AHEAD && i < count; i++)
+        fetch_whole(s, p + i);
+}
+
+/* Call it at position `p`: fetches the slot that lies SLOT_AHEAD positions further, if it is before `end`. */
+static inline void fetch_next(const struct slot_shard *s, uint64_t p, uint64_t end)
+{
+    if (s->mem && p + SLOT_AHEAD < end)
+        fetch_whole(s, p + SLOT_AHEAD);
+}
+
 static inline int load_fields(const struct slot_shard *s, uint32_t base, struct slot_claim *c, uint32_t nodes)
 {
     if (BASE_LIKELY(s->mem != NULL)) {
@@ -225,7 +251,9 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
         return rc;
     uint64_t first = 0, last = 0;
     uint32_t placed = 0, missed = 0;
+    fetch_first(s, tail, count);
     for (uint64_t p = tail; placed < count && p - tail < s->slots && error == 0; p++) {
+        fetch_next(s, p, tail + count);
         uint32_t slot = (uint32_t)p & (s->slots - 1);
         uint64_t writing = 0;
         rc = take(s, slot, user, attempt, &writing);
@@ -308,7 +336,10 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
     look.count = 0; /* `words` is not set: that would cost more than the rest of a claim here */
     look.from = 0;
     look.next = 1; /* most often the first one is ready */
+    uint64_t end = p + (max < lag ? max : lag); /* where the claim ends if all slots are ready */
+    fetch_first(s, p, end - p);
     for (; p != tail && got < max; p++) {
+        fetch_next(s, p, end);
         uint32_t base = slot_base(s, p);
         struct slot_claim *c = &out[got];
         uint64_t word = 0;

@@ -5,10 +5,13 @@
 #include "queue/table.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#define REAP_AHEAD 8u /* entries that are fetched before they are reaped */
 
 int table_init(struct table *t)
 {
-    *t = (struct table){.free = TABLE_NONE, .pending = {TABLE_NONE, TABLE_NONE, 0}, .complete = {TABLE_NONE, TABLE_NONE, 0}};
+    *t = (struct table){.free = TABLE_NONE, .pending = {TABLE_NONE, TABLE_NONE, 0}};
     t->chunks = calloc(TABLE_CHUNKS, sizeof(*t->chunks));
     return t->chunks ? 0 : base_fail(-ENOMEM, "no memory for the queue's table of tasks" BASE_MEMORY_HINT);
 }
@@ -18,10 +21,12 @@ void table_clear(struct table *t)
     for (uint32_t i = 0; i < t->chunk_count; i++)
         free(t->chunks[i]);
     free(t->chunks);
+    free(t->complete.index);
     t->chunks = NULL; /* without chunks the table finds and accepts no entry */
     t->chunk_count = 0;
     t->free = TABLE_NONE;
-    t->pending = t->complete = (struct table_list){TABLE_NONE, TABLE_NONE, 0};
+    t->pending = (struct table_list){TABLE_NONE, TABLE_NONE, 0};
+    t->complete = (struct table_ring){0};
 }
 
 static inline struct table_entry *at(struct table *t, uint32_t index)
@@ -79,13 +84,32 @@ static void table_release(struct table *t, uint32_t index)
     t->free = index;
 }
 
+/* Makes room for all entries of one more chunk. */
+static bool ring_grow(struct table_ring *r, uint32_t entries)
+{
+    uint32_t room = r->room ? r->room : TABLE_CHUNK;
+    while (room < entries)
+        room *= 2;
+    if (room == r->room)
+        return true;
+    uint32_t *index = malloc(room * sizeof *index);
+    if (!index)
+        return false;
+    for (uint32_t i = 0; i < r->count; i++)
+        index[i] = r->index[(r->first + i) & (r->room - 1)];
+    free(r->index);
+    *r = (struct table_ring){.index = index, .room = room, .count = r->count};
+    return true;
+}
+
 static BASE_COLD bool table_grow(struct table *t)
 {
-    if (!t->chunks || t->chunk_count == TABLE_CHUNKS)
+    if (!t->chunks || t->chunk_count == TABLE_CHUNKS || !ring_grow(&t->complete, (t->chunk_count + 1) * TABLE_CHUNK))
         return false;
-    struct table_entry *chunk = calloc(TABLE_CHUNK, sizeof(*chunk));
+    struct table_entry *chunk = aligned_alloc(BASE_CACHE_LINE, TABLE_CHUNK * sizeof *chunk);
     if (!chunk)
         return false;
+    memset(chunk, 0, TABLE_CHUNK * sizeof *chunk);
     uint32_t first = t->chunk_count * TABLE_CHUNK;
     t->chunks[t->chunk_count++] = chunk;
     for (uint32_t i = TABLE_CHUNK; i-- > 0;)
@@ -130,7 +154,6 @@ void table_fetch(const struct table *t, uint64_t id)
     if (index / TABLE_CHUNK < t->chunk_count) {
         const struct table_entry *e = &t->chunks[index / TABLE_CHUNK][index % TABLE_CHUNK];
         base_fetch_to_write(&e->generation);
-        base_fetch_to_write(&e->result_len);
     }
 }
 
@@ -148,16 +171,20 @@ bool table_complete(struct table *t, uint64_t id, const weft_done *done)
     e->worker = done->worker;
     e->result = done->result;
     e->result_len = done->result_len;
-    table_append(t, &t->complete, (uint32_t)id);
+    struct table_ring *r = &t->complete;
+    r->index[(r->first + r->count++) & (r->room - 1)] = (uint32_t)id;
     t->completed++;
     return true;
 }
 
 uint32_t table_reap(struct table *t, weft_done *out, uint32_t max)
 {
-    uint32_t n = 0;
-    for (; n < max && t->complete.first != TABLE_NONE; n++) {
-        uint32_t index = t->complete.first;
+    struct table_ring *r = &t->complete;
+    uint32_t count = r->count < max ? r->count : max;
+    for (uint32_t n = 0, fetched = 0; n < count; n++) {
+        for (; fetched < count && fetched <= n + REAP_AHEAD; fetched++)
+            base_fetch_to_write(&at(t, r->index[(r->first + fetched) & (r->room - 1)])->generation);
+        uint32_t index = r->index[(r->first + n) & (r->room - 1)];
         struct table_entry *e = at(t, index);
         out[n] = (weft_done){.tag = e->task.tag,
                              .id = id_of(index, e->generation),
@@ -165,10 +192,11 @@ uint32_t table_reap(struct table *t, weft_done *out, uint32_t max)
                              .worker = e->worker,
                              .result = e->result,
                              .result_len = e->result_len};
-        unlink_entry(t, &t->complete, index);
         table_release(t, index);
     }
-    return n;
+    r->first += count;
+    r->count -= count;
+    return count;
 }
 
 uint64_t table_homes(struct table *t, bool in[], uint32_t count)

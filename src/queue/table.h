@@ -20,10 +20,12 @@
 
 enum table_state { TABLE_FREE, TABLE_OUT, TABLE_PENDING, TABLE_COMPLETE };
 
+/* The submitter writes the task. What a completion reads and writes is on a cache line of its own, so that only this line moves from the
+ * submitter's processor to the worker's and back. */
 struct table_entry {
-    weft_task task;
-    uint32_t generation; /* generation of the current id; never 0 */
-    uint32_t next, prev; /* in the free, pending or complete list; prev only in pending */
+    _Alignas(BASE_CACHE_LINE) weft_task task;
+    _Alignas(BASE_CACHE_LINE) uint32_t generation; /* generation of the current id; never 0 */
+    uint32_t next, prev;                           /* in the free or pending list; prev only in pending */
     uint16_t home;       /* in state OUT: the node whose shard has the task */
     uint8_t state;
     uint8_t tries;  /* how many times the task was placed again */
@@ -37,12 +39,21 @@ struct table_list {
     uint32_t first, last, count;
 };
 
+/* The complete entries, oldest first: a ring of their indices, with room for all entries. Not a list through the entries, because another
+ * processor has written these: the entries of a ring can be fetched together, those of a list only one after the other. */
+struct table_ring {
+    uint32_t *index;
+    uint32_t room; /* a power of two, or 0 */
+    uint32_t first, count;
+};
+
 struct table {
     base_spin lock;
     struct table_entry **chunks; /* [TABLE_CHUNKS]; a chunk never moves */
     uint32_t chunk_count;
     uint32_t free; /* head of the list of free entries, used as a stack */
-    struct table_list pending, complete;
+    struct table_list pending;
+    struct table_ring complete;
     uint64_t submitted, completed, resubmitted, duplicates;
 };
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "fabric/records/endpoint.h"
+#include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -36,19 +37,6 @@ static struct {
     uint32_t posted[TB_SLOTS];
     uint32_t waiting;
 } f;
-
-struct input {
-    const uint8_t *at;
-    size_t left;
-};
-
-static uint64_t take(struct input *in, size_t bytes)
-{
-    uint64_t v = 0;
-    for (size_t i = 0; i < bytes && in->left; i++, in->at++, in->left--)
-        v |= (uint64_t)*in->at << 8 * i;
-    return v;
-}
 
 static bool on_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {

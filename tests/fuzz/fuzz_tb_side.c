@@ -8,21 +8,9 @@
 #include <stdint.h>
 
 #include "../tb/node.h"
+#include "input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-struct input {
-    const uint8_t *at;
-    size_t left;
-};
-
-static uint64_t take(struct input *in, size_t bytes)
-{
-    uint64_t v = 0;
-    for (size_t i = 0; i < bytes && in->left; i++, in->at++, in->left--)
-        v |= (uint64_t)*in->at << 8 * i;
-    return v;
-}
 
 static struct tb_cable *cable(uint32_t to)
 {

@@ -103,9 +103,10 @@ static void test_atomics(struct job j)
     CHECK(sum[1] == all / THREADS && sum[2] == 5 * all);
 }
 
-/* Two kernels by signals, without their processors; then messages. */
-__global__ void ping_pong(const weft_device *d, struct job job, struct report *bad)
+/* Two kernels whose parameter is the weft_device itself, by signals, without their processors; then messages. */
+__global__ void ping_pong(const __grid_constant__ weft_device given, struct job job, struct report *bad)
 {
+    const weft_device *d = &given;
     const struct job *j = &job;
     weft_gaddr mine = device_on_node(j->at, d->rank) + 24, theirs = device_on_node(j->at, 1 - d->rank) + 24;
     for (uint64_t i = 1; i <= j->rounds; i++) {
@@ -138,7 +139,9 @@ static void test_ping_pong(struct job j)
     memcpy(weft_ptr(w, j.mine, 16), "sixteen bytes...", 16);
     all_here();
     if (weft_rank(w) < 2) {
-        ping_pong<<<1, 1>>>(weft_gpu_device(gpu), j, bad);
+        weft_device d;
+        weft_gpu_device_copy(gpu, &d, sizeof d);
+        ping_pong<<<1, 1>>>(d, j, bad);
         KERNEL_DONE();
         for (int64_t until = (int64_t)time(NULL) + 60; heard < j.rounds && (int64_t)time(NULL) < until;)
             weft_progress(w);

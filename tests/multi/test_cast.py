@@ -113,6 +113,57 @@ class Trees(Cast):
         self.assertTrue(os.path.exists(self.at(1, "from home")))
         self.assertIn("same host", self.weft("cp", "1:/a", "2:/b", "/c", code=2).stderr)
 
+    def test_dest_is_a_link(self):
+        """If DEST is a symbolic link to a file, the link stays and the file is written, as with cp and scp."""
+        one = self.file("one", b"new")
+        for links, name in ((("link", "real/file"),), "real/file"), ((("a", "b"), ("b", self.at(1, "real/c")), ("real/c", "../file")), "file"), \
+                ((("away", os.path.join(self.here, "away")),), "../away"), ((("to new", "real/new"),), "real/new"):
+            for link, target in links:
+                os.makedirs(self.at(1, "real"), exist_ok=True)
+                os.symlink(target, self.at(1, link))
+            if links[0][0] != "to new":  # a link that leads to nothing: the file is made
+                self.file(os.path.join("d1", name), b"old")
+            said = self.weft("cp", "--dry-run", one, "1:" + self.at(1, links[0][0]))
+            self.assertIn("would get one", said.stdout)
+            for again in range(2):
+                said = self.weft("cp", "--json", one, "1:" + self.at(1, links[0][0]))
+                self.assertEqual(json.loads(said.stdout)["hosts"][0]["files_right_before"], again)
+            self.assertEqual([os.readlink(self.at(1, link)) for link, _ in links], [target for _, target in links])
+            self.assertFalse(os.path.islink(self.at(1, name)))
+            with open(self.at(1, name), "rb") as f:
+                self.assertEqual(f.read(), b"new")
+        os.symlink("real", self.at(1, "folder"))
+        self.cast(one, "1:" + self.at(1, "folder"))
+        os.unlink(self.at(1, "real", "one"))
+        os.symlink("../file", self.at(1, "real", "one"))  # nobody has named this link: it is replaced
+        self.file("d1/file", b"old")
+        self.cast(one, "1:" + self.at(1, "folder"))
+        self.assertFalse(os.path.islink(self.at(1, "real", "one")))
+        self.assertEqual(os.path.getsize(self.at(1, "file")), 3)
+        with open(self.at(1, "file"), "rb") as f:
+            self.assertEqual(f.read(), b"old")
+        self.no_parts()
+
+    def test_dest_is_a_wrong_link(self):
+        one = self.file("one", b"1")
+        os.mkdir(self.at(1))
+        for target, said in ("none/file", "leads into a directory that does not exist"), ("none/", "leads to a directory that does not exist"), \
+                ("link", "leads to too many others"), ("/dev/full", "replace the device"), ("x" * 200 + "/..", "leads into a directory"):
+            os.symlink(target, self.at(1, "link"))
+            self.assertIn(said, self.cast(one, "1:" + self.at(1, "link"), code=1).stderr)
+            self.assertEqual(os.readlink(self.at(1, "link")), target)
+            os.unlink(self.at(1, "link"))
+        self.assertEqual(os.listdir(self.at(1)), [])
+        if os.geteuid() == 0:  # in a folder like /tmp, a link of another user is not followed
+            os.chmod(self.at(1), 0o1777)
+            mine = self.file("mine", b"old")
+            os.symlink(mine, self.at(1, "link"))
+            os.lchown(self.at(1, "link"), 65534, 65534)
+            said = self.cast(one, "1:" + self.at(1, "link"), code=1).stderr
+            self.assertIn("another user has made this symbolic link", said)
+            with open(mine, "rb") as f:
+                self.assertEqual(f.read(), b"old")
+
     def test_checksum_and_verify(self):
         path = self.file("src/a", b"right" * 1_000_000)
         self.file("src/b", b"b")

@@ -14,27 +14,10 @@
 
 #include <cmocka.h>
 
-#include "cluster_test.h"
+#include "gpu_test.h"
 
 #define BLOCKS 6u
 #define WORDS  64u
-
-#define KERNEL(call)                                                                                               \
-    do {                                                                                                           \
-        int kernel_rc_ = (call);                                                                                   \
-        if (kernel_rc_ != 0) {                                                                                     \
-            fprintf(stderr, "%s:%d: block %u: %s returned %d\n", __FILE__, __LINE__, d->block, #call, kernel_rc_); \
-            _exit(1);                                                                                              \
-        }                                                                                                          \
-    } while (0)
-
-static weft_gpu *open_host(weft_node *w, uint32_t rings, uint32_t slots)
-{
-    weft_gpu *g;
-    weft_gpu_config config = {.bytes = sizeof config, .name = "host", .rings = rings, .slots = slots};
-    OK(weft_gpu_open(w, &config, &g));
-    return g;
-}
 
 struct job {
     /* a page at the same offset on every node: its first words are shared by all; then each block of each node has some words */
@@ -76,6 +59,23 @@ static void put_and_get(const weft_device *d, void *arg)
         }
 }
 
+/* A kernel that uses a copy from weft_gpu_device_copy() in place of its weft_device. */
+static void by_copy(const weft_device *given, void *arg)
+{
+    const weft_device *d = arg;
+    (void)given;
+    KERNEL(weft_device_nothing(d, true));
+}
+
+static void check_copy(weft_node *w, weft_gpu *g)
+{
+    weft_device d;
+    memset(&d, 0xff, sizeof d);
+    weft_gpu_device_copy(g, &d, sizeof d);
+    CHECK(d.rank == weft_rank(w) && d.size == weft_size(w) && d.block == 0);
+    OK(weft_gpu_run(g, by_copy, 1, &d));
+}
+
 static void node_put_and_get(weft_node *w, void *arg)
 {
     (void)arg;
@@ -88,6 +88,7 @@ static void node_put_and_get(weft_node *w, void *arg)
     weft_gpu_stats stats;
     OK(weft_gpu_stat(g, &stats, sizeof stats));
     CHECK(stats.requests == (uint64_t)BLOCKS * j.rounds * weft_size(w) * 5 && stats.failed == 0);
+    check_copy(w, g);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     OK(weft_gpu_close(g));
 }

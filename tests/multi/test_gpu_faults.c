@@ -15,24 +15,7 @@
 
 #include <cmocka.h>
 
-#include "cluster_test.h"
-
-#define KERNEL(call)                                                                                               \
-    do {                                                                                                           \
-        int kernel_rc_ = (call);                                                                                   \
-        if (kernel_rc_ != 0) {                                                                                     \
-            fprintf(stderr, "%s:%d: block %u: %s returned %d\n", __FILE__, __LINE__, d->block, #call, kernel_rc_); \
-            _exit(1);                                                                                              \
-        }                                                                                                          \
-    } while (0)
-
-static weft_gpu *open_host(weft_node *w, uint32_t rings, uint32_t slots)
-{
-    weft_gpu *g;
-    weft_gpu_config config = {.bytes = sizeof config, .name = "host", .rings = rings, .slots = slots};
-    OK(weft_gpu_open(w, &config, &g));
-    return g;
-}
+#include "gpu_test.h"
 
 /* Shared by the nodes of a test and their parent. */
 struct shared {

@@ -291,6 +291,33 @@ class Hosts(Map):
         self.check(b"there\n" * 100, "--block", "50", "2:there", "--", "cat")
         self.check(b"there\n" * 200, "--block", "50", "there", "0:there", "--", "cat")
 
+    def test_many_files_of_another_host(self):
+        """As many files as fit into a command line; where that is not the limit, a sentence tells what is."""
+        folder = self.folder("many")
+        for i in range(20_000):
+            with open(os.path.join(folder, str(i)), "w", encoding="utf-8") as f:
+                f.write(f"{i}\n")
+        os.chdir(folder)
+        self.addCleanup(os.chdir, START)
+        job = start("--nodes", "2", "--kernel", "wc", *(f"1:{i}" for i in range(20_000)))
+        out, err = job.communicate(timeout=4 * LIMIT)
+        self.assertEqual((job.returncode, out.split()), (0, [b"20000", b"20000", b"108890"]), err)
+        code, _, err = test_map.run(*["1:a"] * 131_072, "--", "cat")
+        self.assertEqual((code, err.splitlines()[0]), (2, "weft map: 131072 files: a job with files of other hosts can have at most 131071; "
+                                                          "give fewer, or run `weft map` on the host that has them"))
+        # The command line has just room: there is none for what the launcher adds.
+        name, fits, too_many = "1:" + "a" * 200, 0, 131_072
+        while too_many - fits > 1:
+            n = (fits + too_many) // 2
+            try:
+                subprocess.run(["true", *[name] * n], env=environment(), check=True)
+                fits = n
+            except OSError:
+                too_many = n
+        code, _, err = test_map.run(*[name] * (fits - 10), "--", "cat")
+        self.assertEqual(code, 126, err)
+        self.assertIn("give fewer or shorter arguments, or raise the limit: ulimit -s", err)
+
     def test_file_replaced(self):
         """A file of another host is replaced, or becomes shorter, during the job: no piece has bytes of the new file. Pieces fail, unless the node
         has the old file open."""

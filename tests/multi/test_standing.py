@@ -563,6 +563,19 @@ class Exec(Standing):
         self.assertIn("there is no job 4000000", self.weft("logs", "4000000", code=1).stderr)
         self.assertIn("no-such-program", self.exec("-d", "--", "no-such-program", code=127).stderr)
 
+    def test_logs_of_an_attached_job(self):
+        """The output of an attached job is not kept: `weft logs` says where it goes."""
+        p = self.start("exec", "--", "sh", "-c", "echo begun; sleep 623")
+        until("all run", lambda: len(self.sleepers("623")) == 3)
+        job = [str(j["job"]) for j in json.loads(self.weft("ps", "--json").stdout) if "623" in j["command"]][0]
+        for form in ((), ("--follow",)):
+            said = self.weft("logs", *form, job, code=1)
+            self.assertEqual(said.stdout, "")
+            self.assertIn(f"job {job} was started without --detach, so its output goes to the command that started it", said.stderr)
+        self.weft("kill", job)
+        out, _ = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, out.count(b"begun")), (143, 3))
+
     def test_stubborn(self):
         """A program that ignores SIGTERM is killed after 5 seconds."""
         job = self.exec("-d", "--on", "1", "--", "sh", "-c", "trap '' TERM; sleep 608; sleep 608").stdout.strip()

@@ -3,7 +3,8 @@
  * A simulated world for the tb protocol: nodes with pools, cables between some of them, devices that lose, delay, damage and reorder, and a
  * clock that only events move. One seed decides everything, so every schedule can be repeated.
  *
- * world.c has the clock and the nodes' loops, devices.c the devices, work.c the nodes' operations and the checks of their results.
+ * world.c has the clock and the nodes' loops, devices.c the devices, work.c the nodes' operations, and work_check.c the checks of their
+ * results.
  */
 #ifndef TEST_TB_SIM_H
 #define TEST_TB_SIM_H
@@ -181,7 +182,7 @@ void device_completed(struct world *w, const struct event *e);
 uint64_t device_sum(const uint8_t *at, uint32_t bytes);
 void sim_wake(struct world *w, uint32_t node, int64_t at);
 
-/* --- work.c --- */
+/* --- work.c, work_check.c --- */
 void work_begin(struct world *w, struct end *e); /* begins one operation, or a chain */
 void work_complete(void *ctx, weft_op *op, int status);
 bool work_message(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);

@@ -63,6 +63,20 @@ static bool link_no_room(struct ofi_link *l)
     return false;
 }
 
+void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error)
+{
+    if (l->r.closed)
+        return;
+    if (q->kind == OFI_FRAME) {
+        tb_endpoint_left(&l->r.endpoint, q->slot);
+        return;
+    }
+    l->moves--;
+    l->moving -= q->bytes;
+    l->moved += error == 0;
+    tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
+}
+
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now)
 {
     l->pause = l->pause ? 2 * l->pause : PAUSE_FIRST;

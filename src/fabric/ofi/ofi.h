@@ -229,7 +229,9 @@ static inline struct ofi_link *ofi_link_of(const struct ofi *o, uint32_t node)
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
-void ofi_link_open_locked(struct ofi_link *l);                                       /* under the link's lock; the caller pumps the link */
+void ofi_link_open_locked(struct ofi_link *l); /* under the link's lock; the caller pumps the link */
+/* A request has ended. With an error, the operation begins again. Under the link's lock */
+void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error);
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
 /* poll.c; struct fab_transport describes the last six */

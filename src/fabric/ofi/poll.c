@@ -53,14 +53,7 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
     if (!l)
         return;
     base_spin_lock(&l->r.lock);
-    if (!l->r.closed && q->kind == OFI_FRAME) {
-        tb_endpoint_left(&l->r.endpoint, q->slot);
-    } else if (!l->r.closed) {
-        l->moves--;
-        l->moving -= q->bytes;
-        l->moved += error == 0;
-        tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
-    }
+    ofi_ended_locked(l, q, error);
     if (!l->r.closed && error) {
         ofi_refused_locked(l, error, q->kind == OFI_FRAME ? "a send to it failed" : "a read or write of its memory (RMA) failed", now);
         tb_stream_again(&l->r.endpoint.stream);

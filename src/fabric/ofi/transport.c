@@ -234,37 +234,16 @@ static void ofi_release(struct weft_node *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-static void *ofi_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
-{
-    (void)w;
-    (void)l;
-    (void)offset;
-    return NULL;
-}
-
-/* Nothing to do: writes to words that threads may sleep on are sent as frames, and the receiver of a frame wakes the threads. */
-static void ofi_wake(struct weft_node *w, struct fab_link *l)
-{
-    (void)w;
-    (void)l;
-}
-
 static void ofi_stat(struct weft_node *w, struct fab_link *link, weft_link_stats *out)
 {
     struct ofi_link *l = link->impl;
     struct ofi *o = l->ofi;
     (void)w;
     base_spin_lock(&l->r.lock);
-    const struct tb_stream_counts *s = &l->r.endpoint.stream.counts;
-    out->staged_puts = l->r.endpoint.counts.staged_puts;
-    out->staged_gets = l->r.endpoint.counts.staged_gets;
+    records_stat_locked(&l->r, out);
     out->via = link->node;
     out->breaks = atomic_load_explicit(&l->errors, memory_order_relaxed);
     out->connects = atomic_load_explicit(&l->connects, memory_order_relaxed);
-    out->frames_sent = s->frames;
-    out->frames_retransmitted = s->retransmitted;
-    out->frames_received = s->received;
-    out->frames_damaged = s->damaged;
     snprintf(out->devices, sizeof out->devices, "%s %s", o->info->fabric_attr->prov_name, l->name);
     base_spin_unlock(&l->r.lock);
 }
@@ -298,8 +277,8 @@ const struct fab_transport fab_ofi = {
     .service = ofi_service,
     .progress = ofi_progress,
     .idle = ofi_idle,
-    .pointer = ofi_pointer,
-    .wake = ofi_wake,
+    .pointer = fab_no_pointer,
+    .wake = records_no_wake,
     .stat = ofi_stat,
     .regions = ofi_regions,
     .fd = ofi_fd,

@@ -263,13 +263,7 @@ static void watch_take_back(struct ofi *o)
         struct ofi_link *l = q->busy && !q->given_up ? ofi_link_of(o, q->node) : NULL;
         if (l) {
             base_spin_lock(&l->r.lock);
-            if (!l->r.closed && q->kind == OFI_FRAME) {
-                tb_endpoint_left(&l->r.endpoint, q->slot);
-            } else if (!l->r.closed) {
-                l->moves--;
-                l->moving -= q->bytes;
-                tb_endpoint_moved(&l->r.endpoint, q->cookie, -EAGAIN);
-            }
+            ofi_ended_locked(l, q, -EAGAIN);
             base_spin_unlock(&l->r.lock);
         }
         base_spin_lock(&o->calls);

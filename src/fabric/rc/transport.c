@@ -251,14 +251,6 @@ static void rc_release(struct weft_node *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-static void *rc_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
-{
-    (void)w;
-    (void)l;
-    (void)offset;
-    return NULL;
-}
-
 /* Words that a peer may sleep on are changed by frames, and a frame wakes the sleeper. Only a native atomic of the device is not a frame,
    so a frame is sent after it. */
 static void rc_wake(struct weft_node *w, struct fab_link *link)
@@ -332,7 +324,7 @@ const struct fab_transport fab_rc = {
     .service = rc_service,
     .progress = rc_progress,
     .idle = rc_idle,
-    .pointer = rc_pointer,
+    .pointer = fab_no_pointer,
     .wake = rc_wake,
     .stat = rc_stat,
     .regions = rc_regions,

@@ -95,5 +95,7 @@ int records_send(struct weft_node *w, struct fab_link *link, uint32_t id, const 
                  size_t payload_len, weft_op *op);
 bool records_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f);
 void records_fence(struct weft_node *w, struct fab_link *link);
+void records_no_wake(struct weft_node *w, struct fab_link *l);
+void records_stat_locked(const struct records_link *l, weft_link_stats *out); /* sets what the endpoint counts */
 
 #endif

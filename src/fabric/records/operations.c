@@ -176,3 +176,21 @@ void records_fence(struct weft_node *w, struct fab_link *link)
         records_break(l, "no memory to queue a fence" BASE_MEMORY_HINT);
     base_spin_unlock(&l->lock);
 }
+
+/* Nothing to do: writes to words that threads may sleep on are sent as frames, and the receiver of a frame wakes the threads. */
+void records_no_wake(struct weft_node *w, struct fab_link *l)
+{
+    (void)w;
+    (void)l;
+}
+
+void records_stat_locked(const struct records_link *l, weft_link_stats *out)
+{
+    const struct tb_stream_counts *s = &l->endpoint.stream.counts;
+    out->staged_puts = l->endpoint.counts.staged_puts;
+    out->staged_gets = l->endpoint.counts.staged_gets;
+    out->frames_sent = s->frames;
+    out->frames_retransmitted = s->retransmitted;
+    out->frames_received = s->received;
+    out->frames_damaged = s->damaged;
+}

@@ -217,31 +217,14 @@ static void tb_release(struct weft_node *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-static void *tb_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
-{
-    (void)w;
-    (void)l;
-    (void)offset;
-    return NULL;
-}
-
-/* Nothing to do: writes to words that threads may sleep on are sent as frames, and the receiver of a frame wakes the threads. */
-static void tb_wake(struct weft_node *w, struct fab_link *l)
-{
-    (void)w;
-    (void)l;
-}
-
 static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats *out)
 {
     struct tb_link *l = link->impl;
     struct tb *tb = w->tb;
     base_spin_lock(&tb->receiving); /* cables are added, removed and moved under it */
     base_spin_lock(&l->r.lock);
-    const struct tb_stream_counts *s = &l->r.endpoint.stream.counts;
     const struct tb_bulk_counts *b = &l->r.endpoint.bulk.counts;
-    out->staged_puts = l->r.endpoint.counts.staged_puts;
-    out->staged_gets = l->r.endpoint.counts.staged_gets;
+    records_stat_locked(&l->r, out);
     out->via = l->via ? l->via->node : UINT32_MAX;
     if (l->via && l->via->node != link->node)
         snprintf(out->devices, sizeof out->devices, "%s", l->via->device->d->name);
@@ -252,10 +235,6 @@ static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats 
         snprintf(out->devices + n, sizeof out->devices - n, "%s%s", out->cables ? ", " : "", l->cables[i]->device->d->name);
         out->cables++;
     }
-    out->frames_sent = s->frames;
-    out->frames_retransmitted = s->retransmitted;
-    out->frames_received = s->received;
-    out->frames_damaged = s->damaged;
     out->bulk_sent_bytes = b->sent_bytes;
     out->bulk_received_bytes = b->received_bytes;
     out->bulk_rejected = b->rejected;
@@ -287,8 +266,8 @@ const struct fab_transport fab_tb = {
     .service = tb_service,
     .progress = tb_progress,
     .idle = tb_idle,
-    .pointer = tb_pointer,
-    .wake = tb_wake,
+    .pointer = fab_no_pointer,
+    .wake = records_no_wake,
     .stat = tb_stat,
     .regions = tb_regions,
     .fd = tb_fd,
