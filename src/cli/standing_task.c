@@ -78,7 +78,8 @@ static void task_signal_due(struct task *t)
     pthread_mutex_unlock(&t->job->handles);
 }
 
-/* Its process has started or could not be started. After the last one, all tasks are looked at: they have waited for it. */
+/* Its process has started or could not be started. After that of the last task, all tasks are looked at, because all have waited for
+ * it. */
 static void task_begun(struct task *t)
 {
     struct job *j = t->job;
@@ -94,7 +95,8 @@ static bool task_started(struct task *t)
     struct jobs *all = t->job->all;
     char host[64];
     if (t->starts)
-        (void)weft_process_pid(t->p); /* the news came with the gateway's lock held, before the operation ended: wait for that lock */
+        /* the news came while the gateway's lock was held, before the operation ended; this call waits for that lock */
+        (void)weft_process_pid(t->p);
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
     if (rc == -EINPROGRESS)
         return false;
