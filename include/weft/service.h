@@ -105,8 +105,7 @@ WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
  * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests
  * are outstanding at the node; -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the node is gone;
- * -ETIMEDOUT no room towards the node, or no answer, before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN
- * no route (tb). The other errors of weft_spawn() are results of the op. */
+ * the other errors of weft_spawn() are results of the op. */
 WEFT_API int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, weft_op *op);
 
 /* The node on which the process runs, and its process ID there; 0 before it runs. */

@@ -32,7 +32,19 @@ static int open_program(const char *program)
     return -1;
 }
 
-/* Whether the file is an executable for this machine that names no loader. A position-independent one may be static too. */
+/* Whether one of the file's notes is named "softverbs". With it a static program says that it only starts other programs, or replaces
+ * itself by one, so the user need not be warned. */
+static bool has_our_note(int fd, const Elf64_Phdr *part)
+{
+    static const char name[] = "softverbs";
+    char notes[1024];
+    size_t most = part->p_filesz < sizeof notes ? (size_t)part->p_filesz : sizeof notes;
+    ssize_t n = part->p_offset > INT32_MAX ? 0 : pread(fd, notes, most, (off_t)part->p_offset);
+    return n > 0 && memmem(notes, (size_t)n, name, sizeof name);
+}
+
+/* Whether the file is an executable for this machine that names no loader, and has no note of ours. A position-independent one may be
+ * static too. */
 static bool is_static(int fd)
 {
     Elf64_Ehdr head;
@@ -41,7 +53,8 @@ static bool is_static(int fd)
         head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_phentsize != sizeof part || head.e_phnum == 0 || head.e_phoff > INT32_MAX)
         return false;
     for (unsigned i = 0; i < head.e_phnum; i++) {
-        if (pread(fd, &part, sizeof part, (off_t)(head.e_phoff + i * sizeof part)) != (ssize_t)sizeof part || part.p_type == PT_INTERP)
+        if (pread(fd, &part, sizeof part, (off_t)(head.e_phoff + i * sizeof part)) != (ssize_t)sizeof part || part.p_type == PT_INTERP ||
+            (part.p_type == PT_NOTE && has_our_note(fd, &part)))
             return false;
     }
     return true;

@@ -286,6 +286,13 @@ class Run(Base):
             p = self.call("run", "--", "/sbin/ldconfig", "--version")
             self.assertEqual(p.returncode, 0)
             self.assertRegex(p.stderr, r"^softverbs run: warning: '/sbin/ldconfig' is statically linked: .*\n$")
+        program = os.path.join(self.dir, "static")
+        note = r'__asm__(".pushsection .note.softverbs, \"a\", %note\n.balign 4\n.long 10, 0, 1\n.asciz \"softverbs\"\n.balign 4\n.popsection\n");'
+        for source, warns in (("int main(void) { return 0; }", True), (note + " int main(void) { return 0; }", False)):
+            if not shutil.which("gcc") or subprocess.run(["gcc", "-static", "-x", "c", "-o", program, "-"], input=source, text=True, check=False,
+                                                         stderr=subprocess.DEVNULL).returncode:
+                break  # no compiler, or no static C library
+            self.assertEqual("is statically linked" in self.call("run", "--", program).stderr, warns)
         copy = os.path.join(self.dir, "copy")
         shutil.copy(shutil.which("true"), copy)
         self.good("run", "--", copy)

@@ -10,6 +10,11 @@
 
 int standing_ask(const char *sub, const char *cluster, struct control_request *r)
 {
+    return standing_ask_ready(sub, cluster, r, NULL);
+}
+
+int standing_ask_ready(const char *sub, const char *cluster, struct control_request *r, int (*ready)(void))
+{
     struct standing_place p;
     void *payload = NULL;
     size_t bytes = 0;
@@ -20,8 +25,13 @@ int standing_ask(const char *sub, const char *cluster, struct control_request *r
         fd = control_write(r, &payload, &bytes);
     if (!fd)
         fd = standing_connect(&p, true);
+    int rc = fd >= 0 && ready ? ready() : 0;
+    if (rc) {
+        close(fd);
+        fd = rc;
+    }
     if (fd >= 0) {
-        int rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
+        rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
         /* EPIPE and ECONNRESET: the control node has closed the connection; its answer, which can still be read, says why */
         if (rc && rc != -EPIPE && rc != -ECONNRESET) {
             close(fd);

@@ -14,7 +14,7 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-static const char control_magic[8] = {'w', 'e', 'f', 't', 'c', 't', 'l', '1'};
+static const char control_magic[8] = CONTROL_MAGIC;
 
 /* --- requests --- */
 
@@ -115,15 +115,6 @@ int control_write(const struct control_request *r, void **payload, size_t *bytes
 }
 
 /* --- frames --- */
-
-bool control_frame_fits(const struct control_frame *f, bool from_node)
-{
-    bool type = from_node ? f->type >= CONTROL_STARTED && f->type <= CONTROL_DONE
-                          : f->type == CONTROL_INPUT || f->type == CONTROL_WINDOW ||
-                                (f->type == CONTROL_SIGNAL && f->number >= 1 && f->number <= 64);
-    bool stream = f->type != CONTROL_OUT || f->number == 1 || f->number == 2;
-    return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NUMBERS || f->node == UINT32_MAX);
-}
 
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes)
 {

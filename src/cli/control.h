@@ -31,6 +31,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "weft/types.h"
+
+#define STANDING_NAME_MAX 32u /* longest name of a cluster */
+#define STANDING_PATH     100 /* longest path of a socket in its folder: on macOS, a socket's address holds 104 bytes */
+
 enum control_type {
     CONTROL_REQUEST = 1, /* payload: struct control_head, followed by its strings */
     CONTROL_INPUT,       /* payload: bytes for standard input; an empty payload ends the input */
@@ -71,6 +76,10 @@ enum control_what {
 #define CONTROL_FOLLOW     0x4u /* logs: send new output until the job has ended */
 #define CONTROL_TERMINAL   0x8u /* exec: the process, on one node, gets a terminal. Only together with CONTROL_WITH_INPUT */
 
+#define CONTROL_MAGIC                          \
+    {                                          \
+        'w', 'e', 'f', 't', 'c', 't', 'l', '1' \
+    }
 /* The start of a request. Zero-terminated strings follow: the directory ("": none), `hosts` hosts, `arguments`, `changes` of the
  * environment. */
 struct control_head {
@@ -98,7 +107,14 @@ void control_request_free(struct control_request *r);
 /* Write a request as bytes to send. The caller frees `*payload`. -E2BIG: it is larger than CONTROL_REQUEST_MAX. */
 int control_write(const struct control_request *r, void **payload, size_t *bytes);
 /* Whether a frame is valid in this direction: from a node, or from a command after its request (`from_node` is false). */
-bool control_frame_fits(const struct control_frame *f, bool from_node);
+static inline bool control_frame_fits(const struct control_frame *f, bool from_node)
+{
+    bool type = from_node ? f->type >= CONTROL_STARTED && f->type <= CONTROL_DONE
+                          : f->type == CONTROL_INPUT || f->type == CONTROL_WINDOW ||
+                                (f->type == CONTROL_SIGNAL && f->number >= 1 && f->number <= 64);
+    bool stream = f->type != CONTROL_OUT || f->number == 1 || f->number == 2;
+    return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NUMBERS || f->node == UINT32_MAX);
+}
 
 /* If a control node reads nothing and sends nothing for this long, commands assume that it hangs. */
 #define CONTROL_SILENT_NS (20 * WEFT_SECOND)

@@ -16,6 +16,8 @@
 #include "cli/terminal.h"
 
 #define LISTEN_MS 2000
+#define LEAVE_MS  100
+#define KILLED_NS (3 * WEFT_SECOND) /* after a second signal, this command ends within this time; the control node needs a second */
 
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
@@ -49,11 +51,13 @@ static const char help[] =
 struct exec_options {
     const char *cluster, *input;
     enum exec_form form;
-    exec_event *event;
     bool tty;
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
+    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; the
+     * frames that it has handled are not in the socket any more. `status`: the exit status so far */
+    int connected, status;
 };
 struct exec_run {
     int fd, input; /* fd: connection to the control node; input: standard input; -1: none, or its end was sent */
@@ -61,7 +65,9 @@ struct exec_run {
     /* bytes of input that the control node has not taken; begins at the limit, so nothing is sent before the control node is ready */
     size_t outstanding;
     int status; /* exit status of the first process that failed; 0: none */
-    bool done, signalled;
+    bool done;
+    int signalled;     /* the first signal; 0: none has come */
+    int64_t end_at;    /* when to end although the job has not ended; INT64_MAX: never */
     bool tty, raw;     /* raw: the command has started, and the terminal is in raw mode */
     int64_t silent_ns; /* for how long this command has waited for a frame since the last one; time in which it was stopped is left out */
     char *payload;
@@ -69,28 +75,49 @@ struct exec_run {
 
 /* --- running --- */
 
+static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT};
+#define ENDING_SIGNALS 4u /* of these; the others are only for --tty */
 static int signal_pipe[2] = {-1, -1};
+static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
+static volatile sig_atomic_t signal_came;
 
+/* Before and after exec_loop(), this command may have to wait until its request or its output is taken. Then the second signal ends it. */
 static void on_exec_signal(int number)
 {
     int error = errno;
     uint8_t byte = (uint8_t)number;
     ssize_t n = write(signal_pipe[1], &byte, 1);
     (void)n;
+    if (number != SIGWINCH && number != SIGCONT) {
+        if (signal_came && !signals_are_read) {
+            signal(number, SIG_DFL);
+            raise(number);
+        }
+        signal_came = true;
+    }
     errno = error;
 }
 
-static int exec_catch_signals(bool tty)
+static int exec_catch(size_t count)
 {
-    static const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT}; /* the last two only with --tty */
     struct sigaction act = {.sa_handler = on_exec_signal, .sa_flags = SA_RESTART}, before;
     int rc = base_pipe(signal_pipe, O_NONBLOCK);
     sigfillset(&act.sa_mask);
-    for (size_t i = 0; i < (tty ? 6 : 4) && !rc; i++)
-        if (sigaction(caught[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(caught[i], &act, NULL);
+    for (size_t i = 0; i < count && !rc; i++)
+        if (sigaction(caught_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(caught_signals[i], &act, NULL);
     signal(SIGPIPE, SIG_IGN);
     return rc ? base_fail(rc, "cannot create the pipe by which this command notices signals: %s" BASE_FILES_HINT, base_strerror(rc)) : 0;
+}
+
+static int exec_catch_signals(void)
+{
+    return exec_catch(ENDING_SIGNALS);
+}
+
+static int exec_catch_signals_of_terminal(void)
+{
+    return exec_catch(sizeof caught_signals / sizeof caught_signals[0]);
 }
 
 static void exec_fail(struct exec_run *x, const char *text)
@@ -132,8 +159,21 @@ static void pass_signals(struct exec_run *x)
             continue;
         }
         exec_send(x, CONTROL_SIGNAL, x->signalled ? SIGKILL : numbers[i], NULL, 0);
-        x->signalled = true;
+        if (x->signalled && x->end_at == INT64_MAX)
+            x->end_at = base_deadline(KILLED_NS);
+        x->signalled = x->signalled ? x->signalled : numbers[i];
     }
+}
+
+/* A second signal has come, and the job has not ended since: nobody takes its output, or the control node does not answer. */
+static void exec_leave(struct exec_run *x)
+{
+    if (!exec_print_drop(&x->print)) {
+        exec_fail(x, CONTROL_SILENT);
+        return;
+    }
+    x->status = x->status ? x->status : 128 + x->signalled;
+    x->done = true;
 }
 
 static void send_input(struct exec_run *x)
@@ -208,6 +248,7 @@ static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
 
 static void exec_loop(struct exec_run *x)
 {
+    signals_are_read = true;
     while (!x->done && !x->print.out.broken && !x->print.err.broken) {
         bool take = !exec_print_full(&x->print);
         bool give = x->input >= 0 && x->outstanding < CONTROL_INPUT_MAX;
@@ -217,7 +258,7 @@ static void exec_loop(struct exec_run *x)
                               {.fd = relay_waiting(&x->print.out) ? STDOUT_FILENO : -1, .events = POLLOUT},
                               {.fd = relay_waiting(&x->print.err) ? STDERR_FILENO : -1, .events = POLLOUT}};
         int64_t began = base_now_ns();
-        if (poll(p, 5, LISTEN_MS) < 0)
+        if (poll(p, 5, x->end_at == INT64_MAX ? LISTEN_MS : LEAVE_MS) < 0)
             continue;
         exec_listened(x, !take || p[0].revents, base_now_ns() - began);
         if (p[1].revents)
@@ -227,7 +268,10 @@ static void exec_loop(struct exec_run *x)
         if (p[0].revents)
             take_frame(x);
         exec_print_write(&x->print);
+        if (!x->done && base_now_ns() > x->end_at)
+            exec_leave(x);
     }
+    signals_are_read = false;
 }
 
 static int exec_detached(const char *cluster, struct control_request *r)
@@ -271,21 +315,58 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
     return 0;
 }
 
+/* Takes over the connection of the small command, which has held back the signals that are caught now, and SIGPIPE. */
+static int exec_take_over(const struct exec_options *o, struct exec_run *x)
+{
+    unsigned uid;
+    int pid, rc = base_peer_identity(o->connected, &uid, &pid);
+    sigset_t held;
+    if (rc || uid != (unsigned)geteuid())
+        return base_fail(rc ? rc : -EPERM, "--connected is only for weft itself: leave it out");
+    if ((rc = exec_catch_signals()))
+        return rc;
+    sigemptyset(&held);
+    sigaddset(&held, SIGPIPE);
+    for (size_t i = 0; i < ENDING_SIGNALS; i++)
+        sigaddset(&held, caught_signals[i]);
+    sigprocmask(SIG_UNBLOCK, &held, NULL);
+    fcntl(o->connected, F_SETFD, FD_CLOEXEC);
+    x->status = o->status;
+    return o->connected;
+}
+
+/* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output comes after it: the nodes work
+ * meanwhile. */
+static void exec_run_attached(struct exec_run *x, struct exec_options *o)
+{
+    if (o->connected >= 0 && (x->fd = exec_take_over(o, x)) < 0)
+        cli_error("exec", "%s", base_error());
+    else if (o->connected < 0)
+        x->fd = standing_ask_ready("exec", o->cluster, &o->r, x->tty ? exec_catch_signals_of_terminal : exec_catch_signals);
+    if (x->fd < 0) {
+        x->status = JOBS_FAILED;
+        return;
+    }
+    x->payload = malloc(CONTROL_PIECE_MAX + 1);
+    if (!x->payload || exec_print_open(&x->print, "exec", o->form)) {
+        cli_error("exec", "no memory for the command's output" BASE_MEMORY_HINT);
+        x->status = JOBS_FAILED;
+        return;
+    }
+    exec_loop(x);
+}
+
 static int exec_attached(struct exec_options *o)
 {
-    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX, .tty = o->tty};
+    struct exec_run x = {.fd = -1, .input = -1, .outstanding = CONTROL_INPUT_MAX, .tty = o->tty, .end_at = INT64_MAX};
     int status = exec_open_input(o, &x);
     if (status)
         return status;
-    x.payload = malloc(CONTROL_PIECE_MAX + 1);
-    if (!x.payload || exec_print_open(&x.print, "exec", o->form) || (x.tty && terminal_open()) || exec_catch_signals(x.tty)) {
-        cli_error("exec", "%s", x.payload ? base_error() : "no memory for the buffer of the command's output" BASE_MEMORY_HINT);
-        x.status = JOBS_FAILED;
-    } else if ((x.fd = standing_ask("exec", o->cluster, &o->r)) < 0) {
+    if (x.tty && terminal_open()) {
+        cli_error("exec", "%s", base_error());
         x.status = JOBS_FAILED;
     } else {
-        x.print.event = o->event;
-        exec_loop(&x);
+        exec_run_attached(&x, o);
     }
     if (x.fd >= 0)
         close(x.fd);
@@ -319,6 +400,19 @@ static int exec_split_hosts(struct exec_options *o)
     return 0;
 }
 
+static int exec_take_connection(struct exec_options *o, char *value)
+{
+    int64_t fd = 0, status = 0;
+    char *colon = strchr(value, ':');
+    if (colon)
+        *colon = '\0';
+    if (!colon || base_parse_number(value, 3, INT32_MAX, &fd) || base_parse_number(colon + 1, 0, 255, &status))
+        return cli_usage("exec", "--connected is only for weft itself: leave it out");
+    o->connected = (int)fd;
+    o->status = (int)status;
+    return 0;
+}
+
 static int exec_take_option(int c, struct exec_options *o)
 {
     switch (c) {
@@ -330,6 +424,7 @@ static int exec_take_option(int c, struct exec_options *o)
         o->changes[o->change_count++] = optarg;
         return 0;
     case 'D': o->r.directory = optarg; return 0;
+    case 'F': return exec_take_connection(o, optarg);
     case 'I': o->input = optarg; return 0;
     case 'T':
         if (base_parse_duration(optarg, &o->r.head.timeout_ns) || o->r.head.timeout_ns <= 0)
@@ -363,32 +458,40 @@ static int exec_begin(struct exec_options *o, int argc, char **argv)
 {
     if (optind >= argc || !argv[optind][0])
         return cli_usage("exec", "the command is missing: give it after the options");
+    if (o->connected >= 0 && (o->r.head.flags || o->input))
+        return cli_usage("exec", "--connected is only for weft itself: leave it out");
     if (o->r.head.flags & CONTROL_DETACHED && (o->input || o->form != EXEC_LINES))
         return cli_usage("exec", "--detach cannot be used with --stdin, --tag or --json: leave these out");
     char term[256];
     int status = o->tty ? exec_set_terminal(o, term, sizeof term) : 0;
-    if (!status && o->form == EXEC_JSON)
-        status = exec_events(&o->event);
     if (!status && o->hosts)
-        status = exec_split_hosts(o); /* not before exec_events(), because it changes the arguments */
+        status = exec_split_hosts(o);
     if (status)
         return status;
     o->r.arguments = (const char **)(uintptr_t)(argv + optind);
     o->r.changes = (const char **)(uintptr_t)o->changes;
     o->r.hosts = (const char **)(uintptr_t)o->host_list;
-    if (o->form == EXEC_LINES && o->host_list && !o->host_list[1] && strcmp(o->host_list[0], "all") != 0)
+    if (o->form == EXEC_LINES && o->host_list && o->host_list[0] && !o->host_list[1] && strcmp(o->host_list[0], "all") != 0)
         o->form = EXEC_AS_IT_IS;
     return o->r.head.flags & CONTROL_DETACHED ? exec_detached(o->cluster, &o->r) : exec_attached(o);
 }
 
 int cli_exec(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"on", required_argument, NULL, 'O'},  {"cluster", required_argument, NULL, 'C'}, {"env", required_argument, NULL, 'E'},
-        {"cwd", required_argument, NULL, 'D'}, {"stdin", required_argument, NULL, 'I'},   {"timeout", required_argument, NULL, 'T'},
-        {"tag", no_argument, NULL, 't'},       {"tty", no_argument, NULL, 'y'},           {"json", no_argument, NULL, 'j'},
-        {"detach", no_argument, NULL, 'd'},    {"help", no_argument, NULL, 'h'},          {0}};
-    struct exec_options o = {.form = EXEC_LINES, .r = {.head = {.what = CONTROL_EXEC}}};
+    static const struct option longs[] = {{"on", required_argument, NULL, 'O'},
+                                          {"cluster", required_argument, NULL, 'C'},
+                                          {"env", required_argument, NULL, 'E'},
+                                          {"cwd", required_argument, NULL, 'D'},
+                                          {"stdin", required_argument, NULL, 'I'},
+                                          {"timeout", required_argument, NULL, 'T'},
+                                          {"tag", no_argument, NULL, 't'},
+                                          {"tty", no_argument, NULL, 'y'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"detach", no_argument, NULL, 'd'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"connected", required_argument, NULL, 'F'},
+                                          {0}};
+    struct exec_options o = {.form = EXEC_LINES, .connected = -1, .r = {.head = {.what = CONTROL_EXEC}}};
     bool started = false;
     int c, status = 0;
     if (!(o.changes = calloc((size_t)argc + 2, sizeof *o.changes)))

@@ -15,15 +15,9 @@ enum exec_form {
     EXEC_JSON,     /* one JSON object a line for each event */
 };
 struct exec_print;
-/* Print one event; `host`: the host of the frame's node, "" while it is not known. */
-typedef void exec_event(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload);
-/* `*out` becomes the function that prints events as JSON. Returns 0 or an exit status. The small command has no such function: there this
- * replaces the process by the whole command (front.c), and returns only if that fails. */
-int exec_events(exec_event **out);
 struct exec_print {
     const char *sub;
     enum exec_form form;
-    exec_event *event; /* with EXEC_JSON: set it after exec_print_open() */
     struct relay_out out, err;
     /* One entry for each node that has sent a frame, in the order of their first frames. A job has at most WEFT_MAX_NODES nodes, with
      * numbers up to WEFT_MAX_NUMBERS. */
@@ -39,9 +33,13 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form);
 /* Handle a frame of the kind STARTED, OUT, ENDED or ERROR. */
 void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload);
 bool exec_print_full(const struct exec_print *p); /* whether to read no more output for now */
-void exec_print_write(struct exec_print *p);      /* write as much as possible without blocking */
-void exec_print_wait(struct exec_print *p);       /* write, and wait until more output can be read */
+/* If output waits because its reader does not take it, discard it, and all that follows, and return true. */
+bool exec_print_drop(struct exec_print *p);
+void exec_print_write(struct exec_print *p); /* write as much as possible without blocking */
+void exec_print_wait(struct exec_print *p);  /* write, and wait until more output can be read */
 /* Write everything that is left, also unfinished lines. Returns 0, or an exit status if output was lost. */
 int exec_print_close(struct exec_print *p);
+/* exec_json.c: print one event; `host`: the host of the frame's node, "" while it is not known */
+void exec_print_json(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload);
 
 #endif

@@ -36,7 +36,7 @@ static void put_bytes(json_t *o, const char *bytes, size_t len)
     free(coded);
 }
 
-static void print_event(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload)
+void exec_print_json(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload)
 {
     static const char *const names[] = {
         [CONTROL_STARTED] = "started", [CONTROL_OUT] = "output", [CONTROL_ENDED] = "ended", [CONTROL_ERROR] = "error"};
@@ -52,10 +52,4 @@ static void print_event(struct exec_print *p, const struct control_frame *f, con
         json_object_set_new(o, f->type == CONTROL_STARTED ? "pid" : "status", json_integer(f->number));
     }
     print_json(p, o);
-}
-
-int exec_events(exec_event **out)
-{
-    *out = print_event;
-    return 0;
 }

@@ -63,7 +63,7 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
     if (f->type == CONTROL_STARTED)
         exec_print_host(p, n, payload);
     if (p->form == EXEC_JSON) {
-        p->event(p, f, n->host, payload);
+        exec_print_json(p, f, n->host, payload);
     } else if (f->type == CONTROL_ERROR) {
         char line[2048];
         int len = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
@@ -79,6 +79,17 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
 bool exec_print_full(const struct exec_print *p)
 {
     return relay_waiting(&p->out) >= RELAY_QUEUE_MAX || relay_waiting(&p->err) >= RELAY_QUEUE_MAX;
+}
+
+bool exec_print_drop(struct exec_print *p)
+{
+    bool waits = relay_waiting(&p->out) || relay_waiting(&p->err);
+    for (int i = 0; waits && i < 2; i++) {
+        struct relay_out *o = i ? &p->err : &p->out;
+        o->broken = true;
+        o->start = o->end = 0;
+    }
+    return waits;
 }
 
 void exec_print_write(struct exec_print *p)

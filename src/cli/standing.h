@@ -29,9 +29,7 @@
 #include "weft/pool.h"
 
 /* --- standing_place.c --- */
-#define STANDING_NAME_MAX 32u
-#define STANDING_LOG_MAX  (INT64_C(4) << 20) /* bytes; a larger `log` is renamed to `log.1`, and replaces the former `log.1` */
-#define STANDING_PATH     100                /* longest path of a socket in the folder: on macOS, a socket's address holds 104 bytes */
+#define STANDING_LOG_MAX (INT64_C(4) << 20) /* bytes; a larger `log` is renamed to `log.1`, and replaces the former `log.1` */
 struct standing_place {
     char name[STANDING_NAME_MAX + 1];
     char folder[STANDING_PATH - 8]; /* mode 0700, owned by this user */
@@ -164,6 +162,9 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
 /* --- ask.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
+/* The same. Calls `ready` (may be NULL) when it is connected, before it sends the request. An error of it, with base_fail(), is an error of
+ * this function. */
+int standing_ask_ready(const char *sub, const char *cluster, struct control_request *r, int (*ready)(void));
 /* Read the next frame of the answer. `payload` must have CONTROL_PIECE_MAX + 1 bytes; a zero byte is appended. `deadline`: until when the
  * frame must begin. Returns 0, or a negative errno without base_fail(). */
 int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);

@@ -12,6 +12,9 @@
 
 #define SOON_MS 2   /* how long the frame about the start of a process may wait for others */
 #define LOOK_MS 200 /* how late the thread notices what nobody tells it: that the job is to end, that output comes no more */
+/* How long hosts have to answer after a signal of the command: until their start is cancelled, and until the job goes on without them. */
+#define CANCEL_NS (500 * WEFT_MS)
+#define LEAVE_NS  WEFT_SECOND
 
 void job_signal(struct job *j, int number, weft_op *ops)
 {
@@ -19,6 +22,17 @@ void job_signal(struct job *j, int number, weft_op *ops)
     for (uint32_t i = 0; i < j->tasks; i++)
         task_signal(&j->task[i], number, ops ? &ops[i] : NULL);
     pthread_mutex_unlock(&j->handles);
+}
+
+/* Send a signal of the command to all processes. Those that do not start within a moment do not start any more; and after SIGKILL, which is
+ * the command's second signal, the job ends within a moment. */
+static void job_interrupt(struct job *j, int number)
+{
+    int64_t cancel = base_deadline(CANCEL_NS);
+    j->cancel_at = cancel < j->cancel_at ? cancel : j->cancel_at;
+    if (number == SIGKILL && j->leave_at == INT64_MAX)
+        j->leave_at = base_deadline(LEAVE_NS);
+    job_signal(j, number, NULL);
 }
 
 /* Handle a frame from the command. False: the connection has ended, or the frame is invalid. */
@@ -30,10 +44,12 @@ static bool job_listen(struct job *j, char *payload)
         return false;
     if (f.type == CONTROL_INPUT)
         return job_input(j, payload, f.bytes);
-    if (f.type == CONTROL_WINDOW)
+    if (f.type == CONTROL_WINDOW && j->starting)
+        j->window = f.number;
+    else if (f.type == CONTROL_WINDOW)
         job_window(j, f.number);
     else
-        job_signal(j, (int)f.number, NULL);
+        job_interrupt(j, (int)f.number);
     return true;
 }
 
@@ -74,7 +90,7 @@ static bool job_step(struct job *j, bool all, char *buf)
 static void job_sleep(struct job *j, bool *there, int ms)
 {
     char bytes[8];
-    short events = (short)((*there && !j->starting ? POLLIN : 0) | (job_unsent(j) ? POLLOUT : 0));
+    short events = (short)((*there ? POLLIN : 0) | (job_unsent(j) ? POLLOUT : 0));
     struct pollfd p[2] = {{.fd = j->news[0], .events = POLLIN}, {.fd = events ? j->fd : -1, .events = events}};
     int n = poll(p, 2, ms);
     if (n > 0 && p[0].revents && read(j->news[0], bytes, sizeof bytes) > 0)
@@ -83,11 +99,20 @@ static void job_sleep(struct job *j, bool *there, int ms)
         job_hear(j, there);
 }
 
+/* All processes have started, or could not be started. */
+static void job_begun(struct job *j)
+{
+    if (j->input)
+        job_begin_input(j);
+    if (j->window)
+        job_window(j, j->window);
+}
+
 /* At first the thread is woken only by what is urgent: for a short program, the frame about its start can be sent together with the one
  * about its end. */
 void job_attend(struct job *j)
 {
-    bool there = j->fd >= 0;
+    bool there = j->fd >= 0, begun = false;
     int64_t looked = 0;
     while (true) {
         int64_t now = base_now_ns();
@@ -96,6 +121,10 @@ void job_attend(struct job *j)
         bool more = job_step(j, late, j->buf);
         if (!j->unfinished)
             return;
+        if (!begun && !j->starting) {
+            begun = true;
+            job_begun(j);
+        }
         job_flush(j);
         job_sleep(j, &there, more && !job_unsent(j) ? 0 : !j->eager ? SOON_MS : LOOK_MS);
         j->eager = true;
@@ -122,7 +151,7 @@ void job_drain(struct job *j)
 
 void job_wait_start(struct job *j)
 {
-    bool there = false; /* the command says nothing meanwhile */
+    bool there = true; /* if the command ends now, nobody knows the number of the job, so the job ends, too */
     j->eager = true;
     for (job_step(j, true, NULL); j->starting; job_step(j, true, NULL))
         job_sleep(j, &there, LOOK_MS);

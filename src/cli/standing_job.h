@@ -29,7 +29,7 @@ struct task {
     uint64_t due;         /* signals to send when its process has started: bit N - 1 for signal N. Under job.handles */
     size_t late_bytes;    /* read since the end of its process was noticed */
     _Atomic bool news;    /* there may be something new about its process */
-    _Atomic int64_t over; /* when the end of its process was noticed; 0: it has not ended */
+    _Atomic int64_t over; /* when the end of its process was noticed, or the job went on without it; 0: it has not ended */
     _Atomic int status;   /* exit status in the form of a shell; -1: not ended */
     _Atomic bool lost;    /* it ended because its node is gone */
 };
@@ -45,6 +45,9 @@ struct job {
              */
     _Atomic bool stop;       /* end the job now: kill all its processes */
     _Atomic int64_t kill_at; /* when to kill the processes that are still running; INT64_MAX: never */
+    /* Only for the job's thread. Hosts may hang, and the command does not wait for them after a signal; INT64_MAX: it does. */
+    int64_t cancel_at; /* when to cancel the starts that are not answered yet */
+    int64_t leave_at;  /* when to go on without the processes that have not ended, although they were killed */
     /* held while a thread other than the task's own sends a signal to its process, and while the handle of a process is closed */
     pthread_mutex_t handles;
     pthread_mutex_t send; /* held while `unsent` or kept output is used */
@@ -57,6 +60,7 @@ struct job {
     _Atomic bool eager; /* the thread wants to be woken also for news that are not urgent */
     /* only for the job's thread: */
     uint32_t starting, unfinished; /* tasks that are being started; tasks that are not done */
+    uint32_t window;               /* the size of the terminal, if it was changed before the process has started; else 0 */
     uint32_t at;                   /* the task that is looked at next */
     int64_t held;                  /* when the tasks last had to wait because the command did not take their output */
     char *buf;                     /* CONTROL_PIECE_MAX bytes, for a piece of output, or a frame of input */
@@ -68,7 +72,7 @@ struct job {
     pthread_cond_t fed;
     char *input;
     size_t input_bytes;
-    bool input_end;
+    bool input_begun, input_end; /* input_begun: the command may send input */
     char command[256];
     struct task *task; /* [tasks] */
 };
@@ -110,6 +114,7 @@ void task_look(struct task *t); /* notices whether its process has ended, and ki
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
 void task_close(struct task *t);
+void job_begin_input(struct job *j); /* all processes have started, or could not be started: from now on the command may send input */
 bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more than it was allowed to */
 void job_window(struct job *j, uint32_t window);               /* sets the size of the processes' terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: passes the input on to the processes */

@@ -241,7 +241,14 @@ static int job_new(struct jobs *all, int fd, const struct control_request *r, st
     struct job *j = *out = calloc(1, sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory for a job" BASE_MEMORY_HINT);
-    *j = (struct job){.all = all, .fd = fd, .began = (int64_t)time(NULL), .kill_at = INT64_MAX, .news = {-1, -1}, .users = 1};
+    *j = (struct job){.all = all,
+                      .fd = fd,
+                      .began = (int64_t)time(NULL),
+                      .kill_at = INT64_MAX,
+                      .cancel_at = INT64_MAX,
+                      .leave_at = INT64_MAX,
+                      .news = {-1, -1},
+                      .users = 1};
     j->detaches = r->head.flags & CONTROL_DETACHED;
     j->last = &j->first;
     pthread_mutex_init(&j->handles, NULL);

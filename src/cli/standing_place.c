@@ -32,7 +32,8 @@ static int check_name(struct standing_place *p, const char *name)
     return 0;
 }
 
-/* Whether a folder belongs to this user, and no other user may write to it (with `alone`: or read it). Symbolic links are not followed. */
+/* Whether a folder belongs to this user, and no other user may write to it (with `alone`: or read it). Symbolic links are not followed. The
+ * small command (front.c) has this check, and finds the folder in the same way. */
 static bool is_ours(const char *path, bool alone)
 {
     struct stat st;

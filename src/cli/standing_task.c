@@ -78,6 +78,28 @@ static void task_signal_due(struct task *t)
     pthread_mutex_unlock(&t->job->handles);
 }
 
+/* Whether the job no longer waits for the start of its process. */
+static bool task_cancelled(const struct task *t)
+{
+    const struct job *j = t->job;
+    int64_t now = base_now_ns();
+    return j->stop || now > j->kill_at || now > j->cancel_at;
+}
+
+/* Cancels the start of its process. If the host starts it nevertheless, the process is killed there when the answer arrives here. */
+static int task_cancel(struct task *t)
+{
+    char host[64];
+    int rc = weft_request_cancel(t->job->all->w, &t->op);
+    if (rc)
+        return weft_test(t->job->all->w, &t->op); /* the answer came just now */
+    jobs_host(t->job->all, t->node, host, sizeof host);
+    return base_fail(-ECANCELED,
+                     "node %u (%s) has not answered, so the start of the command there is cancelled; if the node stays silent (see `weft "
+                     "status`), end its process (kill -9), and another node takes its place",
+                     t->node, host);
+}
+
 /* Its process has started or could not be started. After that of the last task, all tasks are looked at, because all have waited for
  * it. */
 static void task_begun(struct task *t)
@@ -98,10 +120,12 @@ static bool task_started(struct task *t)
         /* the news came while the gateway's lock was held, before the operation ended; this call waits for that lock */
         (void)weft_process_pid(t->p);
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
+    if (rc == -EINPROGRESS && task_cancelled(t))
+        rc = task_cancel(t);
     if (rc == -EINPROGRESS)
         return false;
     if (rc) {
-        rc = rc == -ETIMEDOUT ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
+        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
         task_not_started(t, rc);
         task_begun(t);
         task_close(t);
@@ -175,6 +199,21 @@ static void task_end(struct task *t)
     task_done(t, status);
 }
 
+/* The job goes on without its process, which was killed but has not ended: the host hangs, or the process is in a system call that does not
+ * return. When the handle is closed, the server gets another request to kill it. */
+static void task_leave(struct task *t)
+{
+    char text[512], host[64];
+    jobs_host(t->job->all, t->node, host, sizeof host);
+    snprintf(text, sizeof text,
+             "node %u (%s) has not ended process %u, although it was told to kill it: the process ends when the node goes on; if the node "
+             "stays silent (see `weft status`), end its process (kill -9)",
+             t->node, host, t->pid);
+    job_put(t->job, CONTROL_ERROR, t->node, ETIMEDOUT, text, strlen(text));
+    t->over = base_now_ns();
+    task_done(t, JOBS_FAILED);
+}
+
 /* Whether output that still comes is no longer that of the task's process: see the top of this file. */
 static bool task_late(const struct task *t)
 {
@@ -202,6 +241,8 @@ bool task_step(struct task *t, char *buf)
     more = task_read(t, 1, buf) || more;
     if (task_over(t) && ((t->read[0] && t->read[1]) || j->stop || task_late(t)))
         task_end(t);
+    else if (!t->over && base_now_ns() > j->leave_at)
+        task_leave(t);
     return more && !t->done;
 }
 
@@ -211,9 +252,14 @@ void *job_feed(void *arg)
 {
     struct job *j = arg;
     char *buf = malloc(CONTROL_PIECE_MAX);
-    if (buf)
-        job_say(j, CONTROL_TAKEN, UINT32_MAX, CONTROL_INPUT_MAX, ""); /* from now on the command is listened to, so it may send */
-    for (bool end = !buf; !end && !j->stop;) {
+    pthread_mutex_lock(&j->feed);
+    while (!j->input_begun && !j->input_end && !j->stop)
+        pthread_cond_wait(&j->fed, &j->feed);
+    bool begun = buf && j->input_begun;
+    pthread_mutex_unlock(&j->feed);
+    if (begun)
+        job_say(j, CONTROL_TAKEN, UINT32_MAX, CONTROL_INPUT_MAX, "");
+    for (bool end = !begun; !end && !j->stop;) {
         pthread_mutex_lock(&j->feed);
         while (!j->input_bytes && !j->input_end && !j->stop)
             pthread_cond_wait(&j->fed, &j->feed);
@@ -246,10 +292,18 @@ void *job_feed(void *arg)
     return NULL;
 }
 
+void job_begin_input(struct job *j)
+{
+    pthread_mutex_lock(&j->feed);
+    j->input_begun = true;
+    pthread_cond_signal(&j->fed);
+    pthread_mutex_unlock(&j->feed);
+}
+
 bool job_input(struct job *j, const char *data, size_t bytes)
 {
     pthread_mutex_lock(&j->feed);
-    bool fits = j->input && !j->input_end && bytes <= CONTROL_INPUT_MAX - j->input_bytes;
+    bool fits = j->input && j->input_begun && !j->input_end && bytes <= CONTROL_INPUT_MAX - j->input_bytes;
     if (fits && bytes)
         memcpy(j->input + j->input_bytes, data, bytes);
     j->input_bytes += fits ? bytes : 0;

@@ -239,7 +239,8 @@ static int put_data(struct gateway *g, weft_request *r, const uint8_t *data)
     return rc;
 }
 
-int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, weft_process **out, weft_op *op)
+/* post: if there is no room for the request, queue it */
+static int spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, weft_process **out, weft_op *op, bool post)
 {
     struct gateway *g = gateway_in(w);
     weft_request r = {.version = WEFT_REQUEST_VERSION, .service = WEFT_SERVICE_PROCESS, .kind = WEFT_PROCESS_SPAWN, .node = node};
@@ -262,8 +263,14 @@ int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, 
     }
     p->asked = true;
     rc = gateway_ask(g,
-                     &(struct gateway_question){
-                         .record = &r, .data = data, .tell = spawn_told, .late = gateway_process_late, .arg = p, .op = op, .owned = r.data},
+                     &(struct gateway_question){.record = &r,
+                                                .data = data,
+                                                .tell = spawn_told,
+                                                .late = gateway_process_late,
+                                                .arg = p,
+                                                .op = op,
+                                                .owned = r.data,
+                                                .post = post},
                      &p->ask);
     free(data);
     if (rc) {
@@ -273,6 +280,11 @@ int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, 
     }
     *out = p;
     return 0;
+}
+
+int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, weft_op *op)
+{
+    return spawn_start(w, node, spec, out, op, true);
 }
 
 bool handle_has_started(void *arg)
@@ -298,7 +310,7 @@ int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_pr
         return base_fail(-EDEADLK, "weft_spawn(): a handler must not wait; call weft_spawn_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
     struct weft_process *p;
-    int rc = weft_spawn_start(w, node, spec, &p, &op);
+    int rc = spawn_start(w, node, spec, &p, &op, false);
     fab_limit(before);
     if (rc)
         return rc;

@@ -2,8 +2,8 @@
  *
  * Launches weft's own kernels on the back end `cuda`. A lane is a stream, and an event behind its last kernel.
  *
- * The copies of all lanes go through one stream, one behind the other, because the copy engine needs microseconds to change from one
- * stream to another: a tenth of the time of a copy of 2 MiB. A lane's kernels wait for the event behind the lane's last copy.
+ * The copies of all lanes go through one stream, one behind the other, because the copy engine loses about a microsecond when it changes
+ * from one stream to another. A lane's kernels wait for the event behind the lane's last copy.
  */
 #include "gpu/cuda_lanes.h"
 #include "gpu/cuda_device.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opening and closing a GPU: its back end, its rings in the host's memory, what kernels need in the device's memory, and the thread that
- * serves it.
+ * Opening and closing a GPU: its back end, its rings, what kernels need in the device's memory, and the thread that serves it.
  */
 #include "gpu/pci.h"
 #include "gpu/ring.h"

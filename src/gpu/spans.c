@@ -14,7 +14,7 @@
 #define BUFFERS      3u
 #define REGIONS      4u
 #define GPUS_MAX     64u
-#define RESULT_BYTES (64u << 10)
+#define RESULT_BYTES (128u << 10)
 /* a buffer in the memory of the pass: a chunk, and the bytes that are read behind it */
 #define LINE_BYTES (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES)
 #define GPU_WAIT   (30 * WEFT_SECOND) /* the longest wait for a chunk, which takes microseconds: other programs may be using the GPU, too */

@@ -12,6 +12,7 @@
  * The ring is in the host's memory, so the node fills it with plain stores, without calls of the driver.
  */
 #include "gpu/ring.h"
+#include "gpu/work.h"
 
 #include <sched.h>
 #include <stddef.h>
@@ -31,65 +32,6 @@
 #define NAP_MOST_NS   WEFT_MS
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
-
-/* A task in the ring. The worker's first thread writes it, except `held` and `result`. What other threads write is on the first cache
- * line, so that only this line moves between the processors. */
-struct work_task {
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t
-        held; /* the task's number + 1 while no block has done the task; the thread that sets this to 0 decides how the task ends */
-    weft_result result; /* written by the serving thread, until `held` is 0 and the slot is listed in `done` */
-    uint64_t number;
-    int64_t since; /* from this time on, a block could have done the task */
-    _Atomic bool used; /* cleared by the thread that ends the task, last; set by the first thread */
-    bool taken;        /* a block is known to have taken the task */
-    _Alignas(BASE_CACHE_LINE) weft_lease lease; /* changed by renewals, under lease_lock, while `held` is not 0 */
-};
-
-struct weft_gpu_worker {
-    struct gpu_workers *all;
-    weft_queue *q;
-    weft_gpu_worker_config config;
-    uint32_t number;
-    bool open; /* under the lock; not on a cache line that the worker's thread writes */
-    uint64_t mask;
-    struct work_task *tasks;
-    uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
-    void *memory;   /* the memory of the following members, shared with kernels */
-    size_t bytes;
-    weft_device_task_slot *slots;
-    uint64_t *filled, *ended;
-    uint64_t *beats;
-    bool attached;
-    void *own; /* memory that only kernels write */
-    pthread_t thread, second;
-    pthread_mutex_t lease_lock;
-    _Atomic int64_t until; /* the latest time at which the first thread ends; INT64_MAX: the worker is not being closed */
-    _Atomic bool over;     /* the second thread ends */
-
-    /* Written by the serving thread. */
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t done_tail;
-    _Atomic uint64_t stale; /* how many results were for tasks that had been taken back */
-
-    /* Written by the second thread. */
-    _Alignas(BASE_CACHE_LINE) uint64_t done_head;
-    _Atomic uint64_t completed, refused;
-    _Atomic uint64_t done_reached; /* all tasks before this number are known to be taken, because blocks have done one behind them */
-
-    /* Used by the first thread. */
-    _Alignas(BASE_CACHE_LINE) uint64_t next; /* number of the next task to put into the ring */
-    uint64_t reached;                        /* all tasks before this number are known to be taken by blocks */
-    uint64_t put;                            /* how many tasks were put into the ring */
-    uint64_t completed_seen;                 /* the value of `completed` at the last look */
-    _Atomic uint64_t claimed, taken_back;
-    int64_t life;          /* when a block last showed activity */
-    int64_t upkeep;        /* when the worker's thread last did its upkeep */
-    int64_t renewed;       /* when leases were last renewed */
-    int64_t checked;       /* when the device was last checked for errors */
-    uint64_t beats_seen;   /* the sum of the blocks' counters */
-    bool stalled;          /* no block is alive, as far as is known */
-    bool failed;           /* the device has failed */
-    bool finished;         /* no more tasks will be claimed */
-};
 
 static void work_count(_Atomic uint64_t *n, uint64_t more)
 {

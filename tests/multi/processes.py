@@ -64,6 +64,15 @@ def catches(pid, number):
         return False
 
 
+def pending(pid, number):
+    """Whether a signal was sent to a process, and not delivered yet."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as f:
+            return any(line.startswith(("SigPnd:", "ShdPnd:")) and int(line.split()[1], 16) >> (number - 1) & 1 for line in f)
+    except OSError:
+        return False
+
+
 def stop(pid):
     """Stops a process with all its threads. The signal alone reaches one thread at once, but the others run on until that one handles it."""
     os.kill(pid, signal.SIGSTOP)

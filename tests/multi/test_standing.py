@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A standing cluster: weft up, status, exec, ps, kill, logs, down, and what its commands refuse. test_standing_returns.py kills its processes.
+"""A standing cluster: weft up, status, exec, ps, kill, logs, down, and what its commands refuse. test_standing_returns.py kills its processes,
+test_standing_stopped.py stops them.
 
 Usage: test_standing.py PATH-OF-WEFT CLUSTER [TEST...], CLUSTER: "-n 3", or "--softverbs switch:3"
 """
 import base64
 import concurrent.futures
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -20,6 +22,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 import urllib.error
@@ -466,6 +469,26 @@ class Exec(Standing):
         self.exec("--on", "0", "--", "true")
         self.assertEqual(len(p.communicate(timeout=LIMIT)[0]), 30_000_000)
 
+    def test_nobody_reads_and_interrupted(self):
+        """If nobody takes the output, the second signal ends the command, while the program runs and when it has ended."""
+        def full(p):
+            return struct.unpack("i", fcntl.ioctl(p.stdout, termios.FIONREAD, bytes(4)))[0] >= 1 << 16
+        runs = self.start("exec", "--on", "1", "--", "sh", "-c", "while :; do head -c 100000 /dev/zero; done", "628")
+        over = self.start("exec", "--on", "1", "--", "sh", "-c", "head -c 100000 /dev/zero; exit 0", "629")
+        until("both pipes are full", lambda: full(runs) and full(over))
+        until("the job is over", lambda: not [j for j in json.loads(self.weft("ps", "--json").stdout) if "629" in j["command"].split()])
+        time.sleep(0.5)  # usually, the first command takes no more now
+        for p in runs, over:
+            p.send_signal(signal.SIGINT)
+            until("it has handled the signal", lambda p=p: not processes.pending(p.pid, signal.SIGINT))
+            p.send_signal(signal.SIGTERM)
+        self.assertEqual((runs.wait(LIMIT), over.wait(LIMIT)), (128 + signal.SIGINT, -signal.SIGTERM))
+        for p in runs, over:
+            p.stdout.close()
+            self.assertEqual(p.stderr.read(), b"")
+            p.stderr.close()
+        until("all have ended", lambda: not self.sleepers("628") and not self.sleepers("629"))
+
     def test_reads_slowly(self):
         """All output arrives at a reader that takes a little now and then, although the program has ended long before."""
         p = self.start("exec", "--on", "1", "--", "sh", "-c", "head -c 2000000 /dev/zero; exit 0", "615")
@@ -756,59 +779,6 @@ class Exec(Standing):
             urllib.request.urlopen(f"http://{address}/else", timeout=LIMIT)
         if shutil.which("promtool"):
             subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=True, timeout=LIMIT)
-
-
-class Stopped(Standing):
-    """Nodes that are stopped, as those of a host that hangs: for a time they are taken for living ones."""
-
-    def setUp(self):
-        super().setUp()
-        self.weft("up", "-n", "9")
-        self.addCleanup(self.down)
-        pids = [n["pid"] for n in self.status()["nodes"]]
-        self.stopped = pids[1:8]
-        self.addCleanup(lambda: [processes.go_on(pid) for pid in self.stopped])
-
-    def stop(self):
-        for pid in self.stopped:
-            processes.stop(pid)
-
-    def kills(self, job, count, also):
-        """Whether `also` returns before the last of some commands in turn, each of which waits for one stopped node."""
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            turn = pool.submit(lambda: [self.weft("kill", "-s", "USR1", job) for _ in range(count)])
-            also()
-            first = not turn.done()
-            turn.result()
-        return first
-
-    def test_a_signal_to_many(self):
-        """A signal does not wait for one host after the other, however many do not answer."""
-        one = self.exec("-d", "--on", "1", "--", "sleep", "618").stdout.strip()
-        many = self.exec("-d", "--on", "1,2,3,4,5,6,7,8", "--", "sleep", "619").stdout.strip()
-        p = self.start("exec", "--on", "1,2,3,4,5,6,7,8", "--", "sh", "-c", "trap 'echo end of 620; exit 0' INT; echo 620; while :; do sleep 0.1; done")
-        for _ in range(8):
-            self.assertEqual(p.stdout.readline(), b"620\n")
-        self.stop()
-        self.assertTrue(self.kills(one, 4, lambda: self.weft("kill", many)))
-        p.send_signal(signal.SIGINT)
-        self.assertTrue(self.kills(one, 3, lambda: self.assertEqual(p.stdout.readline(), b"end of 620\n")))
-        for pid in self.stopped:
-            processes.go_on(pid)
-        self.assertEqual(p.communicate(timeout=LIMIT), (b"end of 620\n" * 7, b""))
-        until("all have ended", lambda: not self.sleepers("618") and not self.sleepers("619"))
-
-    def test_a_signal_before_the_start(self):
-        """A signal to a program that has not started yet reaches it when it has."""
-        self.stop()
-        p = self.start("exec", "--on", "1", "--", "sleep", "621")
-        job = until("it is listed", lambda: [j["job"] for j in json.loads(self.weft("ps", "--json").stdout)])[0]
-        self.weft("kill", "-s", "TERM", str(job))
-        self.assertEqual(self.sleepers("621"), [])
-        for pid in self.stopped:
-            processes.go_on(pid)
-        p.communicate(timeout=LIMIT)
-        self.assertEqual(p.returncode, 128 + signal.SIGTERM)
 
 
 class Log(Standing):

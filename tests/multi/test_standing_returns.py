@@ -44,7 +44,18 @@ class Killed(Standing):
         waits = [self.start("exec", "--", "sleep", "619"), self.start("logs", "--follow", job), self.start("proxy", "--listen", "127.0.0.1:0"),
                  self.start("publish", "--to", ":9", "127.0.0.1:0"), self.start("proxy", "--", "sleep", "24")]
         until("it runs", lambda: len(self.sleepers("619")) == 3 and len(self.status()["forwards"]) == 3)
+        two = [self.start("exec", "--", "sleep", "619")]
+        until("it runs, too", lambda: len(self.sleepers("619")) == 6)
         processes.stop(self.control_pid())
+        two.append(self.start("exec", "--", "sleep", "619"))
+        until("it catches signals", lambda: processes.catches(two[1].pid, signal.SIGINT))
+        for p in two:  # the second signal ends these commands before the others have noticed anything
+            p.send_signal(signal.SIGINT)
+            p.send_signal(signal.SIGTERM)
+        for p in two:
+            _, err = p.communicate(timeout=LIMIT)
+            self.assertEqual((p.returncode, waits[0].poll()), (255, None))
+            self.assertIn(b"the node of the cluster that serves this host does not answer", err)
         self.assertIn("the node of the cluster that serves this host does not answer", self.weft("status", code=1).stderr)
         for p, status in zip(waits, (255, 1, 1, 1, 0)):  # the last one goes on without its proxy
             _, err = p.communicate(timeout=LIMIT)

@@ -15,7 +15,7 @@
 #include "gpu/spans.h"
 #include "kernel/kernel.h"
 
-#define CHUNK (2u << 20)
+#define CHUNK (4u << 20) /* SPAN_CHUNK_BYTES */
 #define MOST  (CHUNK + 100000)
 
 struct text {
