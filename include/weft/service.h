@@ -171,9 +171,10 @@ WEFT_API int weft_process_close(weft_process *p);
 
 /* --- names --- */
 
-/* A server of `name` stores names; each stands for a range of memory: an address and a length. `node` is the server in all calls. A name
- * is removed when the node that has published it leaves or dies, and also when the node that has the memory does. All nodes must ask the
- * same server, because servers do not tell each other their names. If the server leaves or dies, all its names are lost. */
+/* A node that offers the service `name` stores names; each stands for a range of memory: an address and a length. In all calls, `node` is
+ * that server. A name is removed when the node that has published it leaves or dies, and also when the node that has the memory does. All
+ * nodes must ask the same server, because servers do not tell each other their names. If the server leaves or dies, all its names are
+ * lost. */
 
 /* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that

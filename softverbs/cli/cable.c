@@ -18,7 +18,8 @@ static uint32_t cable_top(const _Atomic uint32_t *reached, uint32_t most)
     return n < most ? n : most;
 }
 
-/* Sends an event to every process that has opened a device. The fabric's lock is held: entries do not get new owners meanwhile. */
+/* Sends an event to every process that has opened a device. The fabric's lock is held, so entries do not get new owners
+ * meanwhile. */
 static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
 {
     struct sf_fabric *f = v->fabric;

@@ -96,7 +96,7 @@ static int run_prepend(const char *variable, const char *first)
     if (!old || !*old)
         return setenv(variable, first, 1);
     if (strncmp(old, first, n) == 0 && (old[n] == 0 || old[n] == ':' || old[n] == ' '))
-        return 0; /* a program that was started like this starts another one */
+        return 0; /* it is there already: `softverbs run` has also started the program that starts this one */
     char *both = malloc(n + strlen(old) + 2);
     if (!both)
         return -1;

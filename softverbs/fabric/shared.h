@@ -380,7 +380,7 @@ struct sf_view {
     struct sf_fabric *fabric;
     uint32_t process; /* this process's number + 1; 0 for a process that only reads, and takes no lock */
     int fd;           /* kept open: to give pages back */
-    uint64_t cookie;  /* processes[].cookie_address points here: the view must not move */
+    uint64_t cookie;  /* processes[].cookie_address points to it, so the view must not move */
     char path[256];
     void (*full)(const struct sf_view *); /* called when the file system has no room for the file to grow; may be NULL */
 };
@@ -408,8 +408,9 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 pid_t sf_reach(const struct sf_fabric *,
                uint32_t process);                      /* the thread whose number gives access to the memory and descriptors of a process */
 void sf_know_self(uint64_t *space, uint64_t *started); /* of this process; 0 if /proc does not tell */
-/* A process of another PID namespace, or one that may not be read and is not certainly dead, counts as alive. */
-bool sf_alive(struct sf_fabric *, uint32_t process); /* by number + 1. Takes a few microseconds: a system call */
+/* `process`: its number + 1. A process of another PID namespace, or one that may not be read and is not certainly dead, counts as alive.
+ * The call takes a few microseconds, because it makes a system call. */
+bool sf_alive(struct sf_fabric *, uint32_t process);
 
 /* process.c */
 void sf_reap(struct sf_view *, uint32_t process); /* frees everything of a dead process; a living one is left alone */

@@ -34,8 +34,8 @@ void sv_wake_at(uint32_t entry, uint64_t until)
     if (shared->channel_fd < 0)
         return;
     if (owner == sv_lib.view.process) {
-        /* Before its channel may be destroyed, a queue is removed from the table under this mutex. The caller may hold a queue's lock; this
-         * mutex is taken after it. */
+        /* A queue is removed from the table under this mutex before its channel may be destroyed, so the channel exists while the mutex is
+         * held. The caller may hold a queue's lock; this mutex is taken after it. */
         pthread_mutex_lock(&sv_lib.mutex);
         if (sv_lib.cqs[entry] && sv_lib.cqs[entry]->channel)
             sv_alarm_set(sv_lib.cqs[entry]->channel, until);

@@ -24,7 +24,8 @@ static inline uint64_t fault_mix(uint64_t x)
 
 uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
 {
-    /* Each word is added to the hash of the words before it, so that (1, 2) and (2, 1) differ. The constant prevents that 0 stays 0. */
+    /* Each word is added to the hash of the words before it, so that (1, 2) and (2, 1) differ. The constant is added because
+     * the hash of 0 is 0. */
     uint64_t x = fault_mix(seed + UINT64_C(0x9e3779b97f4a7c15));
     x = fault_mix(x + a);
     x = fault_mix(x + UINT64_C(0x9e3779b97f4a7c15) + b);

@@ -301,7 +301,7 @@ void sv_reset_qp(struct sv_qp *);
 uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);
 /* states.c: checks port, is_global and sgid_index of an address: 0, or the errno to fail with. */
 int sv_check_route(uint32_t device, const struct ibv_ah_attr *, const char *verb);
-void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex; returns 0, or -1 with errno set */
+void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex */
 void sv_wr_remove(struct sv_qp *);
 void sv_cq_ex_install(struct sv_cq *); /* cq_ex.c: fills the function pointers of ex */
 

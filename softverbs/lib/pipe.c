@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The pipes through which events reach a program. Another process finds the number of a writing end on the fabric, opens it and keeps it
- * open (fabric/signal.c). So that number must never become the number of another descriptor of the program: a pipe is not closed when its
+ * open (fabric/signal.c). That number must never become the number of another descriptor of the program, so a pipe is not closed when its
  * channel is destroyed, but kept for the next channel. There are as many pipes as were ever in use at the same time.
  */
 #include "lib.h"

@@ -38,7 +38,8 @@ static void free_slots(const struct sf_cqe *e)
     }
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
     if (!qp || qp->base.qp_num != e->qp_num)
-        return; /* another process has overwritten the entry: destroying or resetting a queue pair removes its completions */
+        return; /* another process has overwritten the entry. There is no other cause, because destroying or resetting a queue pair removes
+                   its completions */
     const struct sv_ring *ring = e->receive ? &qp->receive : &qp->send;
     _Atomic uint64_t *polled = e->receive ? &qp->receive_polled : &qp->send_polled;
     uint64_t from = atomic_load_explicit(polled, memory_order_relaxed);

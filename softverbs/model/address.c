@@ -100,7 +100,7 @@ static uint8_t *address_add(struct sv_device_model *d)
 bool sv_gids_derive(struct sv_device_model *d, const struct sv_addresses *a, const struct sv_profile *p)
 {
     uint8_t *raw;
-    bool other = false; /* whether another fe80:: address was given: then the interface has that one */
+    bool other = false; /* whether another fe80:: address was given, which the interface then has instead of private_id() */
     memset(d->gids, 0, sizeof d->gids);
     d->gid_count = 0;
     if (p->link_layer == SV_LINK_INFINIBAND) { /* InfiniBand: the GID of the port's GUID is the only one; its IP addresses are not GIDs */

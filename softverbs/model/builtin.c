@@ -7,7 +7,7 @@
  * 169.254.C+1.1 and .2.
  *
  * mesh N: every host has a cable to every other. If N is even, both ends of a cable are the same interface of their hosts, and host 0
- * reaches host J over en(J+1). If N is odd that is impossible: host I reaches host I+K (mod N) over en(K+1).
+ * reaches host J over en(J+1). If N is odd that is impossible, so host I reaches host I+K (mod N) over en(K+1).
  * ring N: en2 leads to the next host's en3. Two hosts share one cable, from en2 to en2.
  * chain N: en2 of each host but the first leads to the host before it, and its last interface leads to en2 of the host after it.
  */

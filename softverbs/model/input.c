@@ -30,7 +30,7 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
         rc = errno;
         return sv_fail(why, rc, "%s: %s", path, strerror(rc));
     }
-    /* Read instead of mapped: it may be a pipe, and another process may truncate it meanwhile. */
+    /* The file is read and not mapped, because it may be a pipe, and another process may truncate it meanwhile. */
     size_t room = 64 << 10, got = 0;
     for (;;) {
         char *more = realloc(all, room);

@@ -30,7 +30,7 @@ static const struct sv_word unpluggeds[] = {{"stalls", SV_UNPLUGGED_STALLS}, {"c
 #define MEMORY(f, meaning) {"memory", #f, SV_KEY_NUMBER, FIELD(memory.f), 0, 4095, NULL, meaning}
 /* clang-format on */
 
-/* entry 0 of the fabric's tables is never used */
+/* Limits end at SV_FABRIC_* - 1, because entry 0 of each of the fabric's tables is never used. */
 const struct sv_key sv_keys[] = {
     TEXT("", name, "name of the profile, as messages print it"),
     TEXT("", summary, "one sentence about it"),

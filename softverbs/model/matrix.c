@@ -3,7 +3,8 @@
  * Prints a topology as MLX's hostfile: a list of hosts. Each has its row of the matrix of devices. A row has, for every host, the device
  * that leads there, and null for the host itself and for hosts that no device leads to.
  *
- * MLX has one device for a pair at each end, and both ends must be of the same cable: the host with the lower number chooses it.
+ * For a pair of hosts, MLX uses one device at each host. The two devices must be the ends of one cable, so only the host with the lower
+ * number chooses the cable.
  */
 #include "build.h"
 #include "input.h"

@@ -289,7 +289,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
         goto out;
     }
     if (base) {
-        /* the limit of the depth is for chains of built-in profiles: a file cannot extend another file */
+        /* only built-in profiles can be extended, and no chain of them is longer than this, unless one extends itself */
         rc = depth > 4 ? sv_fail(why, ELOOP, "%s: the profile extends itself: remove \"extends\", or name another profile there", origin)
                        : load_builtin(json_string_value(base), p, why, depth + 1);
         if (rc == -ENOENT) {

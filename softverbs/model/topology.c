@@ -339,7 +339,7 @@ static int read_topology_name(struct reader *r, const json_t *value)
 {
     char *name = r->t->name;
     if (value) {
-        /* "switch 8" is allowed: single blanks between words */
+        /* this name may have blanks between its words, as in "switch 8"; sv_name_valid() allows none */
         char packed[SV_NAME] = "";
         const char *s = json_string_value(value);
         size_t n = s ? strlen(s) : 0;
@@ -348,7 +348,7 @@ static int read_topology_name(struct reader *r, const json_t *value)
                 packed[i] = s[i] == ' ' && i > 0 && i + 1 < n ? '_' : s[i];
         if (!sv_name_valid(packed, sizeof packed))
             return topology_wrong(r, "name", "", value,
-                                  "a string of letters, digits, blanks, - _ and ., at most 31, not starting with - or .");
+                                  "a string of at most 31 letters, digits, blanks, '-', '_' and '.' that does not start with '-' or '.'");
         snprintf(name, SV_NAME, "%s", s);
         return 0;
     }

@@ -22,7 +22,7 @@ int in_child(const char *directory, const char *fabric, const char *profile, int
 struct ibv_qp_init_attr asks(enum ibv_qp_type type);
 struct ibv_qp *make(enum ibv_qp_type type);
 const struct sv_device_model *device_of(uint32_t device);
-uint32_t neighbour(void);       /* the other end of device 0's cable; another device of the switch */
+uint32_t neighbour(void);       /* the device at the other end of device 0's cable; on a switch, another device of it */
 struct ibv_qp_attr right(void); /* attributes with valid values, for any step */
 
 enum { RESET = IBV_QPS_RESET, INIT, RTR, RTS, SQD, SQE, ERR };

@@ -136,7 +136,7 @@ static void live(const struct plan *p, int in, int out)
     connect_end(&e, &peer, 7);
     for (int i = 0; i < (p->receives < 0 ? DEPTH : p->receives); i++)
         NEED(post_receive(&e) == 0);
-    char go; /* a request that arrives before the other side is connected would run out of retries */
+    char go; /* comes when the other side is connected; a request that arrives there before would run out of retries */
     NEED(write(out, "r", 1) == 1 && read(in, &go, 1) == 1);
     for (;;) {
         struct ibv_wc wc[4];

@@ -321,7 +321,7 @@ static void test_under_traffic(void **state)
     assert_int_equal(pthread_create(&thread, NULL, traffic, &parents), 0);
     while (atomic_load(&messages) < 10)
         sched_yield();
-    const char *divide = getenv("TEST_DIVIDE"); /* where a fork is slow */
+    const char *divide = getenv("TEST_DIVIDE"); /* set where forks are slow, to make fewer of them */
     int forks = FORKS / (divide && atoi(divide) > 0 ? atoi(divide) : 1);
     for (int i = 0; i < forks; i++)
         assert_int_equal(in_child(i % 4 == 3 ? leaves_its_own : uses_parents), 0);

@@ -94,8 +94,9 @@ static void post_sends(struct side *s)
     ibv_post_send(s->qp, &wr, &bad);
 }
 
-/* An end that was reset or destroyed does not answer. So no request may end as if the end had looked at it and refused it. Both threads
- * call this, and cmocka's assertions end only the thread that runs the test. */
+/* A queue pair that was reset or destroyed does not answer, so no request may complete with a status that says that the peer has refused
+ * it. This is abort() and not an assertion of cmocka, because both threads call it, and a failed assertion ends only the thread that runs
+ * the test. */
 static void check_status(enum ibv_wc_status status)
 {
     if (status == IBV_WC_REM_INV_REQ_ERR || status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_OP_ERR) {

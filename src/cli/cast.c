@@ -14,7 +14,7 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define TARGETS_MAX    900u /* most targets: their ranks must fit into one message */
+#define TARGETS_MAX    900u /* the most targets, because their ranks must fit into one message */
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
@@ -144,7 +144,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
-/* Whether `word` also names a living node of the list: then that node is used, not the one that is gone. */
+/* Whether `word` also names a living node of the list, which is then used instead of the one that is gone. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)

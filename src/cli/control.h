@@ -124,7 +124,8 @@ static inline bool control_frame_fits(const struct control_frame *f, bool from_n
     "end it (kill -9), and another node takes over"
 
 /* Send a frame. Blocks while the other end does not read: a command for at most CONTROL_SILENT_NS, a control node until the command reads
- * or has ended. Returns 0, or a negative errno without base_fail(). -ETIMEDOUT: perhaps a part of the frame was sent: close the socket. */
+ * or has ended. Returns 0, or a negative errno without base_fail(). -ETIMEDOUT: close the socket, because a part of the frame may have been
+ * sent. */
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
 /* Read exactly `bytes` bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: they did not arrive before `deadline`. Sets no
  * base_fail(). */

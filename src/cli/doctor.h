@@ -50,7 +50,7 @@ unsigned doctor_find(const struct doctor_facts *f, struct doctor_finding out[DOC
 struct doctor_gpu {
     char name[16], model[96];
     bool direct;     /* an RDMA device accesses the memory; false: staged, through the host's memory */
-    bool warn;       /* it could be direct */
+    bool warn;       /* it is staged, although it could be direct */
     char device[64]; /* the first usable RDMA device with reliable connections; "": there is none */
     char why[300], remedy[300];
 };

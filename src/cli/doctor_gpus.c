@@ -35,7 +35,7 @@ static void judge(const struct doctor_facts *f, const json_t *gpu, const json_t 
         SAY(out->why, "no RDMA device of this host reads and writes other nodes' memory (transport rc)");
         SAY(out->remedy, "Use an InfiniBand or RoCE device on each host");
     } else if (set_to_no(f)) {
-        SAY(out->why, "WEFT_GPU_RDMA is no");
+        SAY(out->why, "WEFT_GPU_RDMA is set to no");
         SAY(out->remedy, "Unset WEFT_GPU_RDMA");
     } else if (doctor_text_of(gpu, "no_rdma")[0]) {
         const char *remedy = doctor_text_of(gpu, "no_rdma_remedy");

@@ -68,7 +68,8 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
         char line[2048];
         int len = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
         relay_say(&p->err, line, len < (int)sizeof line ? (size_t)len : sizeof line - 1);
-    } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS && p->count == 1) { /* a host can have several nodes */
+    } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS && p->count == 1) {
+        /* `count` is checked, too, because the one host of the command can have several nodes */
         relay_say(f->number == 2 ? &p->err : &p->out, payload, f->bytes);
     } else if (f->type == CONTROL_OUT) {
         relay_feed(&n->in[f->number == 2], payload, f->bytes);

@@ -10,13 +10,13 @@
 #include "cli/forward.h"
 #include "cli/forward_loop.h"
 
-#define DIRECT_MAX   64u         /* most connections of a forward that are moved so */
+#define DIRECT_MAX   64u         /* the most connections of a forward that are moved in this way at the same time */
 #define DIRECT_PIECE (16u << 10) /* the buffer of each direction, and so the largest piece */
-#define DIRECT_AFTER 16u         /* after so many short requests in turn with short answers a connection is worth it */
+#define DIRECT_AFTER 16u         /* a connection is moved in this way after so many short requests, each followed by a short answer */
 
 enum direct_state {
-    DIRECT_GOES,   /* on: direct_move() when one of the two is ready */
-    DIRECT_LARGE,  /* a large piece was moved, and no byte is left here: go on through the rings */
+    DIRECT_GOES,   /* call direct_move() again when one of the two ends is ready */
+    DIRECT_LARGE,  /* a large piece was moved, and both buffers are empty: end this, and move the connection through the rings again */
     DIRECT_OVER,   /* both have ended */
     DIRECT_BROKEN, /* reset the connection */
 };
@@ -25,7 +25,7 @@ struct direct;
  * is that of `client`, whose descriptor stays the caller's. */
 struct direct *direct_new(struct forward *f, struct forward_loop *loop, struct gateway_watch *client, int fd,
                           void (*ready)(struct gateway_watch *watch));
-/* Moves what it can, and watches both for what it waits for. `client`, `far`: which may be ready. */
+/* Moves the bytes that can be moved now, and watches both ends for more. `client`, `far`: whether that end may be ready. */
 enum direct_state direct_move(struct direct *d, bool client, bool far);
 bool direct_client_ended(const struct direct *d); /* the client sends no more, and the far end was told so */
 /* Closes the lent socket. `reset`: resets its connection. NULL is allowed. */

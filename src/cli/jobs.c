@@ -161,7 +161,7 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    status = standing_text("kill", cluster, &r, &text); /* may be sent again: the next control node has no such job */
+    status = standing_text("kill", cluster, &r, &text); /* sending it again is harmless, because the next control node has no such job */
     free(text);
     return status;
 }

@@ -119,9 +119,9 @@ static int read_options(struct probe *p, const struct kind **out, int argc, char
     if ((p->to && !pool) || ((p->listen || p->peer) && !pool && strcmp(p->kind, "queue") != 0))
         return cli_usage("probe", "--to is only for the probes pool and link; --listen and --peer are only for pool, link and queue");
     if (link && p->size && (p->size < 4096 || p->size > 1 << 20 || (p->size & (p->size - 1))))
-        return cli_usage("probe", "--size: for the probe link expected 4K, 8K, 16K, ... or 1M");
+        return cli_usage("probe", "--size: with the probe `link`, expected 4K, 8K, 16K, ... or 1M");
     if (link && p->count && (p->count > 64 || (p->count & (p->count - 1))))
-        return cli_usage("probe", "--count: for the probe link expected 1, 2, 4, 8, 16, 32 or 64");
+        return cli_usage("probe", "--count: with the probe `link`, expected 1, 2, 4, 8, 16, 32 or 64");
     if ((p->to != NULL) + (p->listen != NULL) + (p->peer != NULL) > 1)
         return cli_usage("probe", "--to, --listen and --peer exclude each other: give only one of them");
     if (p->json && p->markdown)

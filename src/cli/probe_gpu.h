@@ -19,11 +19,12 @@ struct probe_gpu {
 struct piece {
     struct probe_gpu *gpu;
     void *at, *to_free;
-    uint64_t bytes;  /* a wish, until it is made */
+    uint64_t bytes;  /* how many are wanted; once the memory is allocated, how many it has */
     int fd, dmabuf;  /* -1: none */
     uint64_t handle; /* the GPU driver's */
     bool read_only;
-    /* if the GPU's driver allocated the memory, so that the GPU can access it at the same address: the call that did so; otherwise NULL */
+    /* the call of the GPU's driver that allocated the memory, which the GPU can then access at the same address; NULL: it was allocated
+     * otherwise */
     const char *made_by;
     bool far;                          /* only the GPU can access it, not this process */
     void (*give_back)(struct piece *); /* NULL: munmap() or free() */

@@ -167,7 +167,7 @@ struct report {
 struct answer {
     bool tried;
     int code;         /* 0: the device has registered it, or the GPU can access it */
-    const char *call; /* by which; NULL: none was needed */
+    const char *call; /* the call that made this possible; NULL: none was needed */
     char why[320];
 };
 

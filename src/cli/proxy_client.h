@@ -38,7 +38,7 @@ struct client {
     uint8_t exchanges;
     bool asked;
     bool borrows;          /* the gateway was asked to lend the socket of the connection, and nothing is sent until it answers */
-    int lent;              /* that socket, until all that came through the ring before is passed on; -1: none */
+    int lent;              /* the lent socket, kept here until the bytes that came through the ring before are passed on; -1: none */
     struct direct *direct; /* in CLIENT_DIRECT */
     bool counted;          /* in proxy.directs */
     weft_op op;

@@ -175,7 +175,7 @@ static void direct_begin(struct client *c)
     client_direct(c, true, true);
 }
 
-/* The connection has become one for large pieces: the gateway gets the socket back. */
+/* The connection now carries large pieces, so the gateway gets the socket back. */
 static void direct_end(struct client *c)
 {
     c->up_over = direct_client_ended(c->direct);

@@ -52,7 +52,7 @@ static void pair_again(struct pair *c)
     forward_list_add(&c->p->loop.changed, &c->changed);
 }
 
-/* weft calls this when the listener has changed: its gateway is gone. */
+/* weft calls this when the listener has changed, that is, when its gateway is gone. */
 static void notice_end(void *arg)
 {
     const struct publish *p = arg;

@@ -94,7 +94,7 @@ static void job_sleep(struct job *j, bool *there, int ms)
     struct pollfd p[2] = {{.fd = j->news[0], .events = POLLIN}, {.fd = events ? j->fd : -1, .events = events}};
     int n = poll(p, 2, ms);
     if (n > 0 && p[0].revents && read(j->news[0], bytes, sizeof bytes) > 0)
-        j->woken = false; /* before the tasks are looked at: news that comes from now on wakes this thread again */
+        j->woken = false; /* cleared before the tasks are looked at, so that news from now on wakes this thread again */
     if (n > 0 && events & POLLIN && p[1].revents & ~POLLOUT)
         job_hear(j, there);
 }

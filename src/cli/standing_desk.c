@@ -152,7 +152,7 @@ void desk_refresh(struct desk *d)
     weft_pool_stat(d->w, &p->pool, sizeof p->pool);
     refresh_links(d, p, before, since);
     d->refreshed = now;
-    weft_fence(d->w, d->rank); /* readers see the number of the last page before the one before it is overwritten */
+    weft_fence(d->w, d->rank); /* so that readers see the number of the last page before this overwrites the page before it */
     if (weft_put_blocking(d->w, d->at + page_at(p->number, d->page_bytes), p, d->page_bytes))
         return;
     d->number++;
@@ -290,7 +290,7 @@ static int seek_end(struct desks *d, struct seek *s)
     return s->rc;
 }
 
-/* Read the first lines of a desk. `rc`: return it, if it is an error. */
+/* Read the first lines of a desk. If `rc` is an error, it is returned at once. */
 static int get_head(struct desks *d, uint32_t node, const weft_name *name, struct desk_head *head, int rc)
 {
     if (!rc)

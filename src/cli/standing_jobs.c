@@ -402,7 +402,8 @@ static void signal_and_wait(struct job *j, int number)
     for (uint32_t i = 0; ops && i < j->tasks; i++) {
         int64_t left = deadline - base_now_ns();
         if (weft_wait(j->all->w, &ops[i], left > 0 ? left : 0) == -ETIMEDOUT)
-            weft_request_cancel(j->all->w, &ops[i]); /* from here on its memory may be freed; a host that goes on later does it then */
+            /* after this its memory may be freed; a host that hangs still sends the signal when it goes on */
+            weft_request_cancel(j->all->w, &ops[i]);
     }
     free(ops);
 }

@@ -188,7 +188,8 @@ static int connect_once(const struct standing_place *p)
     int fd = control_socket(p, &at);
     if (fd < 0)
         return fd;
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most); /* also of connect(), which waits while the queue of connections is full */
+    /* this also limits connect(), which waits while the queue of connections is full */
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
     if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
         return fd;
     int rc = errno == ENOENT || errno == ECONNREFUSED ? -ECONNREFUSED

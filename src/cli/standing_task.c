@@ -100,7 +100,8 @@ static int task_cancel(struct task *t)
                      t->node, host);
 }
 
-/* Its process has started or could not be started. After the last one, all tasks are looked at: they have waited for it. */
+/* Its process has started or could not be started. After that of the last task, all tasks are looked at, because all have waited for
+ * it. */
 static void task_begun(struct task *t)
 {
     struct job *j = t->job;
@@ -116,7 +117,8 @@ static bool task_started(struct task *t)
     struct jobs *all = t->job->all;
     char host[64];
     if (t->starts)
-        (void)weft_process_pid(t->p); /* the news came with the gateway's lock held, before the operation ended: wait for that lock */
+        /* the news came while the gateway's lock was held, before the operation ended; this call waits for that lock */
+        (void)weft_process_pid(t->p);
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
     if (rc == -EINPROGRESS && task_cancelled(t))
         rc = task_cancel(t);

@@ -15,7 +15,7 @@
 #define PROBES_NS   (3 * WEFT_SECOND) /* how long all of them together may take */
 #define PROBE_AGAIN (5 * WEFT_SECOND) /* time between two checks whether the cluster is running */
 
-/* Whether a connection is accepted at one of these addresses: then a cluster is running there. */
+/* Whether a connection is accepted at one of these addresses, which means that a cluster is running there. */
 static bool somebody_listens(const char *list)
 {
     char one[128];
@@ -55,7 +55,7 @@ static const char *members; /* addresses of this cluster's members, if it is run
 static int runs_meanwhile(void)
 {
     static int64_t next;
-    static bool probing; /* connecting calls this function again */
+    static bool probing; /* this function connects, and connecting calls it again */
     if (probing || base_now_ns() < next)
         return 0;
     probing = true;

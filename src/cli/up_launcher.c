@@ -194,5 +194,5 @@ int up_end(const char *sub, const char *cluster, bool quiet)
                              place.log);
     unlink(place.down);
     unlink(place.members);
-    return quiet ? 0 : status; /* the cluster has ended, even if another command had asked for it before */
+    return quiet ? 0 : status; /* `quiet`: only the end of the cluster counts, even if this request for it failed */
 }

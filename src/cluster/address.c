@@ -22,8 +22,8 @@
 
 #define RETRY_FIRST_NS (2 * WEFT_MS)
 #define RETRY_LAST_NS  (100 * WEFT_MS)
-#define EACH_FIRST_NS  WEFT_SECOND /* how long one of several addresses may take to answer: at first, and at most */
-#define EACH_LAST_NS   (8 * WEFT_SECOND)
+#define EACH_FIRST_NS  WEFT_SECOND       /* how long one of several addresses may take to answer in the first round */
+#define EACH_LAST_NS   (8 * WEFT_SECOND) /* the most to which this grows in later rounds */
 
 struct address {
     bool local; /* true: a Unix socket; `name` is its path, or its abstract name without the '@' */
@@ -105,7 +105,7 @@ static socklen_t unix_address(const struct address *a, struct sockaddr_un *un)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + 1);
 }
 
-/* Tries the host as a numeric address first: that needs no name service, which may be slow or unreachable. */
+/* Tries the host as a numeric address first, because that needs no name service, which may be slow or unreachable. */
 static int lookup(const char *text, const struct address *a, int flags, struct addrinfo **list)
 {
     struct addrinfo hints = {.ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
@@ -392,8 +392,8 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
     return fd;
 }
 
-/* Whether a later attempt may succeed, because the peer is still starting, or a network is down now: without its interface there is no
- * route. EAGAIN: the backlog of a Unix listener is full. */
+/* Whether a later attempt may succeed, because the peer is still starting, or a network is down now, so that there is no route.
+ * EAGAIN: the backlog of a Unix listener is full. */
 static bool may_pass(int error)
 {
     return error == -ECONNREFUSED || error == -ENOENT || error == -EAGAIN || error == -ECONNRESET || error == -ECONNABORTED ||

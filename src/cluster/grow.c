@@ -126,7 +126,7 @@ static void grow_asked(struct grow *g, uint32_t from, const struct grow_message 
     answer->highest = g->highest;
 }
 
-/* A member has answered this door, or has made the newcomer alive. Under the lock. */
+/* This node is the door of a newcomer, and a member has answered its question, or has made the newcomer alive. Under the lock. */
 static void grow_answered(struct grow *g, uint32_t from, const struct grow_message *m)
 {
     if (m->attempt != g->attempt || !g->attempt)

@@ -111,7 +111,7 @@ int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int 
     return fab_connect(w, l, card->host_id, fd, deadline);
 }
 
-/* As join_pair_up(), before the progress thread runs: so the node counts as alive at once. */
+/* As join_pair_up(), before the progress thread runs, so the node counts as alive at once. */
 static int pair_up(struct join *j, uint32_t node, int fd, int pid)
 {
     int rc = join_pair_up(j->w, &j->cards[node], fd, pid, j->deadline);
@@ -167,7 +167,7 @@ static int pairs_call(struct join *j, uint32_t node)
         if (!rc)
             return pair_up(j, node, fd, pid);
         close(fd);
-        /* A peer with too many unauthenticated connections closes the oldest one, which may have been this one: try again. */
+        /* A peer with too many unauthenticated connections closes the oldest one, which may have been this one, so try again. */
         if ((rc != -ECONNRESET && rc != -EPIPE) || base_now_ns() >= j->deadline)
             break;
     }
@@ -376,7 +376,7 @@ static int pairs_check(struct join *j, uint32_t i)
     if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
         return base_fail(-EHOSTUNREACH,
                          "node %u (on %s) is on another host or in another container, which shm (WEFT_TRANSPORT) does not reach: set "
-                         "another transport, or none",
+                         "another transport, or unset WEFT_TRANSPORT",
                          i, c->host);
     if (!fab_choose(w, c->host_id))
         return base_context(-EHOSTUNREACH, "this host cannot reach node %u (on %s)", i, c->host);

@@ -67,7 +67,7 @@ void launcher_close(struct launcher *p)
 
 #define LEAVE_WAIT (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
 #define AGAIN_WAIT (20 * WEFT_MS)
-#define GRACE      (4 * WEFT_SECOND) /* added to the deadline: PMIx rounds to seconds, and then tells which processes are missing */
+#define GRACE      (4 * WEFT_SECOND) /* for PMIx, which rounds the deadline to seconds, and after it tells which processes are missing */
 
 /* --- the library --- */
 

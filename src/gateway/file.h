@@ -287,7 +287,8 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
  * some still wait for room. */
 bool file_lease_again(struct files *all);
 bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the request does not wait for a piece */
-/* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call it again at the latest. */
+/* Looks again at requests that have waited long for a copy at another node. It must be called again at the latest when the
+ * returned number of ns has passed. */
 int64_t file_lease_delayed(struct files *all);
 void file_begin_hold(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_drop(struct files *all, struct gateway_call *c);

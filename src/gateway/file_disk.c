@@ -72,8 +72,8 @@ static void settle(int64_t modified_ns)
         base_sleep_ns(step - since);
 }
 
-/* A file to be read whose size is not true could only be read as an empty one, or would seem to change all the time. Other files of that
- * size are read at once in any case. */
+/* Refuses a file whose size is not true, such as one of /proc: it would be read as an empty file, or would seem to change all the time. The
+ * size of a larger file than NO_SIZE_MAX is always true. */
 static int check_size(int fd, struct file_identity *is)
 {
     const struct file_identity before = *is;

@@ -13,8 +13,8 @@
 #define FILE_AHEAD_FAR    8u /* the same for a file of another host: first 1, at last so many, and fewer if pieces take FILE_SLOW_NS */
 #define FILE_SLOW_NS      WEFT_SECOND
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
-#define FILE_HOLDER_TIMES 5  /* who gets a piece from a holder waits so many times gateway.file_patience at least */
-#define FILE_AWAY_PART    4  /* a program that does something else for this part of gateway.file_patience between its reads is away */
+#define FILE_HOLDER_TIMES 5  /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
+#define FILE_AWAY_PART    4  /* a program is away if it does something else for this part of gateway.file_patience between two reads */
 #define FILE_KEPT_PART    8u /* copies take at most this part of the pool */
 _Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_SLOTS <= FILE_GETS_MAX, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };

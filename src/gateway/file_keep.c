@@ -48,7 +48,7 @@ static void list_take(struct kept_list *list, struct file_kept *k)
     list->count--;
 }
 
-/* A get that nobody waits for may still write to one that is idle. */
+/* Whether a get may still write to the copy. Such a get can also be under way to an idle copy, when nobody waits for it any more. */
 static bool kept_written(struct gateway *g, const struct file_kept *k)
 {
     return weft_test(g->w, (weft_op *)(uintptr_t)&k->op) == -EINPROGRESS;
@@ -139,7 +139,8 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
     if (fresh && !(k = kept_new(g, size))) {
         base_spin_lock(&g->lock);
         all->bytes -= size;
-        k = size == WEFT_FILE_PIECE ? kept_take(g, false) : NULL; /* the pool is full: the limit does not matter */
+        k = size == WEFT_FILE_PIECE ? kept_take(g, false)
+                                    : NULL; /* the pool is full, so take an old copy although the limit allows a new one */
         base_spin_unlock(&g->lock);
     }
     if (!k)
@@ -237,7 +238,7 @@ static void list_free(struct kept_list *list)
     }
 }
 
-/* Operations under way could write to an op until now. The memory of the copies ends with the pool. */
+/* Called when no operation can write to the op of a copy any more. The memory of the copies is freed with the pool. */
 static void keeps_free(struct weft_node *w, void *arg)
 {
     struct file_keeps *all = arg;

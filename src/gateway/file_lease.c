@@ -140,7 +140,7 @@ static void enlarge_done(struct gateway_work *work)
     file_job_over(job);
 }
 
-/* Puts a piece that is read often into huge pages, one at a time. The piece may be dropped meanwhile: its memory stays as it is. */
+/* Puts a piece that is read often into huge pages, one at a time. If the piece is dropped meanwhile, its memory stays as it is. */
 static void enlarge(struct files *all, struct file_piece *p)
 {
     struct mem_pool *pool = gateway_of(all->server)->w->pool;
@@ -296,7 +296,7 @@ void file_begin_drop(struct files *all, struct gateway_call *c)
 /* Answers the requests that wait for a copy of the piece; those that must go on waiting are added to the lists again. */
 static void delayed_look(struct files *all, struct file_piece *p)
 {
-    if (p->next_delayed) /* it is in the list: it has moved only because requests wait for it */
+    if (p->next_delayed) /* the piece is always in the list here, because it was moved only because requests wait for it */
         p->next_delayed->at_delayed = p->at_delayed;
     *p->at_delayed = p->next_delayed;
     struct gateway_call *first = in_order(p->delayed);

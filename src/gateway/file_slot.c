@@ -69,8 +69,8 @@ static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool 
     return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
 }
 
-/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link they are few:
- * others wait for them. */
+/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link only few
+ * are read ahead, because other nodes wait for them. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
     int64_t now = base_now_ns();
@@ -266,7 +266,8 @@ static int slot_look(weft_file *f, struct file_line *line, struct file_slot *s)
     return 0;
 }
 
-/* Takes the next step for each piece, in the order of the pieces. An error is of the piece for which the thread waits. */
+/* Takes the next step for each piece, in the order of the pieces. Returns the error of the piece for which the
+ * thread waits, if it has one. */
 static int slots_move(weft_file *f, struct file_line *line)
 {
     int wanted = 0;

@@ -502,10 +502,11 @@ struct gateway {
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
-    _Atomic int64_t file_patience;   /* who waits for a piece that another node gets, or has, waits at least this long. Tests change it */
-    struct weft_file *files;         /* open handles of files; under the lock */
-    struct file_keeps *file_keeps;   /* copies of pieces of files, in this node's pool (file_keep.c) */
-    struct file_async *file_async;   /* calls for files that are under way (file_async.c) */
+    /* the least time, in ns, to wait for a piece of a file that another node gets, or has. Tests change it */
+    _Atomic int64_t file_patience;
+    struct weft_file *files;       /* open handles of files; under the lock */
+    struct file_keeps *file_keeps; /* copies of pieces of files, in this node's pool (file_keep.c) */
+    struct file_async *file_async; /* calls for files that are under way (file_async.c) */
     _Atomic bool closing;
 };
 /* --- file_handle.c --- */

@@ -185,7 +185,7 @@ int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len
 {
     if (!(s->flags & WEFT_NET_DATAGRAMS))
         return no_datagrams(s);
-    if (s->peer[0] || !to) /* a socket with a peer was checked for this peer only */
+    if (s->peer[0] || !to) /* for a socket with a peer, the gateway has checked only this peer */
         return base_fail(-EINVAL,
                          s->peer[0] ? "the socket %s sends only to the address that it was opened for: use weft_net_send()"
                                     : "the socket %s was opened without an address: give weft_net_send_to() one",

@@ -34,7 +34,7 @@ static void socket_unserved(struct weft_socket *s)
         return;
     s->next_dead = s->g->dead;
     s->g->dead = s;
-    if (!fab_on_progress_thread()) /* which runs the upkeep after a message */
+    if (!fab_on_progress_thread()) /* the progress thread runs the upkeep itself after a message */
         fab_kick(s->g->w);
 }
 

@@ -141,8 +141,8 @@ static int socket_allowed(const struct net *all, uint32_t node)
     if (used < most && (g->net_sockets ? own < g->net_sockets : gateway_share_allows(own, used, most)))
         return 0;
     return base_fail(-EMFILE,
-                     "node %u has %u sockets at node %u and cannot have more%s: close some, set WEFT_NET_SOCKETS of node %u, which is %u, "
-                     "or raise its limit of open files (ulimit -n), which allows %u sockets for all nodes",
+                     "node %u has %u sockets at node %u and cannot have more%s: close some; or start node %u with WEFT_NET_SOCKETS above "
+                     "%u, or with a higher limit of open files (ulimit -n; the present one allows %u sockets for all nodes together)",
                      node, own, g->w->rank, g->net_sockets ? "" : ", because the rest is for others", g->w->rank, g->net_sockets, most);
 }
 

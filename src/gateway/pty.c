@@ -13,7 +13,8 @@
 
 #include "gateway/run.h"
 
-/* Without these flags macOS's posix_openpt() would fail; there fcntl() sets them. */
+/* POSIX defines only O_RDWR and O_NOCTTY for posix_openpt(). Linux also accepts the other two, so that no program that another thread
+ * starts meanwhile inherits the descriptor. On other systems only fcntl() in pty_open() sets them. */
 #if defined(__linux__)
 #define OPEN_FLAGS (O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK)
 #else

@@ -235,7 +235,7 @@ void gateway_answer(struct gateway_call *c, int status, const uint64_t *words, u
 void gateway_answer_error(struct gateway_call *c, int status)
 {
     char text[512], own[32];
-    /* The error may be about this node's memory, but the asker sees it: so it names this node. */
+    /* The asker sees the error, which may be about this node's memory, so the text must name this node. */
     snprintf(own, sizeof own, "node %u", c->server->g->w->rank);
     if (status == -ENOMEM && strncmp(base_error(), own, strlen(own)) != 0)
         base_context(status, "%s", own);

@@ -500,7 +500,7 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already; open it again with weft_gpu_open()");
     int rc = g->backend->run
                  ? run_begin(g)
-                 : base_fail(-ENOTSUP, "weft_gpu_run() is for the GPU `host`, whose kernels are C functions, not for %s", g->backend->name);
+                 : base_fail(-ENOTSUP, "weft_gpu_run() runs C functions, which only the GPU `host` can do, not %s", g->backend->name);
     if (g->backend->run)
         rc = run_end(g, rc ? rc : g->backend->run(g->device, &g->here, kernel, blocks, arg));
     gpu_exit(g);

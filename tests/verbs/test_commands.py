@@ -175,8 +175,8 @@ class Generic(Base):
         self.assertIn("exclude each other", self.weft("probe", "pool", "--json", "--markdown", code=2))
         self.assertIn("is only for", self.weft("probe", "regions", "--to", "x", code=2))
         self.assertIn("are only for", self.weft("probe", "memory", "--peer", "x", code=2))
-        self.assertIn("for the probe link expected", self.weft("probe", "link", "--size", "5K", code=2))
-        self.assertIn("for the probe link expected", self.weft("probe", "link", "--count", "3", code=2))
+        self.assertIn("with the probe `link`, expected", self.weft("probe", "link", "--size", "5K", code=2))
+        self.assertIn("with the probe `link`, expected", self.weft("probe", "link", "--count", "3", code=2))
 
     def test_probe_link(self):
         """Two ends on this machine; the proposed settings are accepted by weft."""

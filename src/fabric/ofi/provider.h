@@ -40,7 +40,7 @@ struct ofi_traits {
 
 struct ofi_want {
     const char *provider;  /* libfabric's names, best first and with commas between ("tcp;ofi_rxm", or only "tcp"); "": weft's own order */
-    const char *interface; /* a network interface, or an address of this host; "": `address` */
+    const char *interface; /* a network interface, or an address of this host; "": `address` is used instead */
     const char *address;   /* numeric address at which peers reach this node; "": all peers are on this host */
 };
 #define OFI_CHOICES       8u  /* the most providers that a node offers to its peers */

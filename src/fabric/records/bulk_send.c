@@ -126,9 +126,8 @@ int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m)
     if (m->a == 0 || m->a > l->depth || (uint32_t)(m->token + m->a) != l->out_end ||
         (next != l->out_end && (int32_t)(l->void_end - l->out_end) < 0))
         return -EPROTO;
-    /* Receives up to here are void; from `token` on they are valid again. */
     l->again_next = (int32_t)(next - m->token) < 0 ? next : m->token;
     l->again_end = l->out_next = l->out_end;
-    l->void_end = m->token;
+    l->void_end = m->token; /* the receives from `token` on are valid again; those before it stay void */
     return 0;
 }

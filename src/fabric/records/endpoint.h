@@ -16,7 +16,7 @@
  *
  * Records are executed in the order in which they were begun. A fence waits for everything that is not a record: transfers, answers, moves.
  * What follows the fence waits in the backlog. A move after a fence also waits for the records before the fence. Messages have credits of
- * their own, so that a slow handler does not delay what needs none.
+ * their own, so that a slow handler of messages does not delay other operations.
  */
 #ifndef WEFT_RECORDS_ENDPOINT_H
 #define WEFT_RECORDS_ENDPOINT_H

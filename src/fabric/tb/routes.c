@@ -77,8 +77,8 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
     *mine = there;
     r->version++;
     if (there)
-        tb->passed_at = base_now_ns(); /* count from now: a node that has just learned of a route through this node has sent no frame over
-                                          that route yet */
+        tb->passed_at = base_now_ns(); /* as if a frame had been forwarded now: a node that has just learned of the route through this node
+                                          has sent no frame over it yet, and this node must not leave before (leave.c) */
 }
 
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
