@@ -25,7 +25,8 @@
  *   stream.c        inputs that can only be read from front to back
  *   tally.c         reports the work of a node that is apart to the owner
  *   capture.c       the output of one piece
- *   carry.c         bytes that only another node can read
+ *   carry.c         gives other nodes the bytes that only this node can read
+ *   bring.c         fetches bytes that only another node can read
  *   cached.c        files that one node reads once for all, through its file service
  *   command.c       runs one command on one piece
  *   gpu.c           runs the kernel on the node's GPU
@@ -228,10 +229,13 @@ struct map_ask { /* asks to put `len` bytes to `to`, then to add to `word`: 1, p
 #define MAP_ASK_BYTES (1u << 20)
 int map_carry_start(struct map_job *job); /* from now on, other nodes get answers */
 void map_carry_stop(struct map_job *job);
+
+/* --- bring.c: asks another node for such bytes, and fetches them --- */
 /* Send a request. Its `word` lies in this node's pool; poll it, or wait with map_asked(), for the answer. */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
 int map_answer(uint64_t word); /* decodes the answer in a word; sets no error text; -EINPROGRESS: none yet; -EPROTO: invalid */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word);
+int map_ended(struct map_job *job, weft_op *op); /* waits for the end of an operation */
 struct map_span;
 struct map_slot;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
