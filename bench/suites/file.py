@@ -18,7 +18,8 @@ TOPO_BLOCK = 1 << 20
 LINK_BITS = 10**9  # of each host's link, in the rows with several hosts
 # group: (test, nodes, bytes, iterations, warm-up). After the warm-up all pieces are in huge pages.
 TESTS = {"read": ("read", 2, 64 * MIB, 60, 150), "map": ("map", 2, 64 * MIB, 60, 150), "cold": ("cold", 5, 256 * MIB, 1, 0),
-         "far": ("read", 2, 64 * MIB, 20, 2), "hosts": ("cold", 5, 128 * MIB, 1, 0)}
+         "far": ("read", 2, 64 * MIB, 20, 2), "far map": ("map", 2, 64 * MIB, 20, 2), "hosts": ("cold", 5, 128 * MIB, 1, 0)}
+FAR = ("far", "far map")
 if nfs.inside():  # an emulated processor: less work, and only what NFS can do as well
     TESTS = {"read": ("read", 2, 16 * MIB, 10, 20), "cold": ("cold", 5, 64 * MIB, 1, 0)}
 
@@ -30,6 +31,7 @@ def rows(context):
             Row("cold", f"four nodes read {cold} MiB that nobody has cached, beside one node", "ms", "lower", 1.2, ["one node"]),
             Row("mounted", f"four nodes read {cold} MiB that nobody has cached, beside four programs below a mount", "ms", "lower", 1, ["sshfs", "nfs"]),
             Row("far", "read a cached file of another host (namespaces)", "GB/s", "higher", 0.9, ["topo"]),
+            Row("far map", "map a cached file of another host and sum its words", "GB/s", "higher", 0.9, ["topo"]),
             Row("hosts", "four hosts read 128 MiB that nobody has cached, links of 1 Gb/s, beside one host", "ms", "lower", 1.2, ["one host"]),
             Row("sent", "of it: what the gateway's host sends, in files", "copies", "lower")]
 
@@ -50,7 +52,7 @@ class Weft(Ours):
         return values(nodes(count or nodes_count, [self.program, word], env=env), lambda line: group)
 
     def measure(self, group, scale):
-        if group in ("far", "hosts"):
+        if group in (*FAR, "hosts"):
             return {}
         got = self.test(group, scale)
         return {**got, "mounted": got["cold"]} if group == "cold" else got
@@ -99,16 +101,16 @@ class Far(Weft):
         self.fast.close()
 
     def spread(self, group, count, argv):
-        hosts = self.fast if group == "far" else self.slow
+        hosts = self.fast if group in FAR else self.slow
         hosts.open()
         env = {"WEFT_TRANSPORT": "ofi", "WEFT_SIZE": str(count), "WEFT_COORD": f"{hosts.addresses[0]}:{free_port()}", "BENCH_FILE": str(os.getpid())}
         before = hosts.sent(0)
-        out = together([start(hosts.on(rank, argv), self.context.core(rank) if group == "far" else None, {**env, "WEFT_RANK": str(rank)})
+        out = together([start(hosts.on(rank, argv), self.context.core(rank) if group in FAR else None, {**env, "WEFT_RANK": str(rank)})
                         for rank in range(count)], 240)
         return "".join(out), hosts.sent(0) - before
 
     def measure(self, group, scale):
-        if group not in ("far", "hosts"):
+        if group not in (*FAR, "hosts"):
             return {}
         name, count, size, iterations, warmup = TESTS[group]
         out, sent = self.spread(group, count, [self.program, f"{name}:{size}:{scaled(iterations, scale, 1)}:{warmup}"])
@@ -135,7 +137,7 @@ class Puts(Far):
         self.puts = context.program("bench_fabric")
 
     def measure(self, group, scale):
-        if group != "far":
+        if group not in FAR:
             return {}
         out, _ = self.spread(group, 2, [self.puts, f"put_bw:{TOPO_BLOCK}:{scaled(4000, scale, 10)}:100"])
         return values(out, lambda line: group)
@@ -147,7 +149,7 @@ class Gets(Far):
     limit = True
 
     def measure(self, group, scale):
-        if group != "far":
+        if group not in FAR:
             return {}
         out, _ = self.spread(group, 2, [self.program, f"get:{TESTS[group][2]}:{scaled(TESTS[group][3], scale, 1)}:2"])
         return values(out, lambda line: group)

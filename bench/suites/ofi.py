@@ -220,10 +220,10 @@ exec %s sh -c "$*"
                     f.write((at.to_bytes(8, "little") + part[8:])[:size - at])
         return path
 
-    def job(self, size, command, out=None):
+    def job(self, size, command, out=None, where=ONLY_THERE):
         """Seconds; what it printed, unless that goes to the file `out`."""
         argv = [self.weft, "map", "--hostfile", self.hostfile, "--block", "4M", "--retries", "1000", self.file(size), "--", "sh", "-c",
-                self.ONLY_THERE + command]
+                where + command]
         began = time.monotonic()
         if out:
             with open(out, "wb") as f:
@@ -243,7 +243,7 @@ exec %s sh -c "$*"
         finally:
             if os.path.exists(copy):
                 os.unlink(copy)
-        begun, _ = self.job(self.START_BYTES, "wc -c")
+        begun, _ = self.job(self.START_BYTES, "wc -c", where="")  # on either host: a failure there first would count as start
         before, used = [self.hosts.sent(i) for i in (0, 1)], processors()
         took, said = self.job(size, "wc -c")
         used = processors() - used

@@ -122,9 +122,10 @@ typedef struct weft_file_view {
 } weft_file_view;
 
 /* Gives access to bytes of the file in memory, from `offset` to the end of the piece. On the gateway's host they are in the gateway's
- * cache; on other hosts they are a copy in this node's pool. They stay as they are until weft_file_unmap(), even if the file changes. If
- * pieces are mapped one after another on the gateway's host, weft maps the next two ahead, unless more than a quarter of the cache would
- * then be mapped or pinned.
+ * cache; on other hosts they are a copy in this node's pool, which saves the further copy of weft_file_read(). They stay as they are until
+ * weft_file_unmap(), even if the file changes. If pieces are mapped one after another on the gateway's host, weft maps the next two ahead,
+ * unless more than a quarter of the cache would then be mapped or pinned. On another host it gets the next 8 ahead, if the file is open for
+ * reading only, and as long as views and copies take less than an eighth of this node's pool.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
  * cache is mapped or pinned; -EIO and other errors of pread(2): the gateway could not read the file; -ENOMEM no memory at this node or at
  * the gateway, or no room in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has

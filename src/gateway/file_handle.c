@@ -64,12 +64,13 @@ void file_slot_free(weft_file *f, struct file_slot *s)
     atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
 }
 
-void file_slots_leave(weft_file *f)
+void file_slots_leave(weft_file *f, struct file_line *line)
 {
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
-        if (atomic_load_explicit(&f->slot[i].state, memory_order_acquire) == SLOT_ASKED)
-            (void)gateway_ask_leave(f->g, f->slot[i].ask, 0); /* after this no answer is written to the slot */
-        file_slot_free(f, &f->slot[i]);
+        struct file_slot *s = &line->slot[i];
+        if (file_slot_state(s) == SLOT_ASKED)
+            (void)gateway_ask_leave(f->g, s->ask, 0); /* after this no answer is written to the slot */
+        file_slot_free(f, s);
     }
 }
 
@@ -197,8 +198,9 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->g = gateway_in(w);
     f->node = node;
     f->flags = flags;
-    f->ahead = 1;
-    f->last = f->mapped = f->ends = UINT64_MAX;
+    f->reads.ahead = f->maps_far.ahead = 1;
+    f->reads.last = f->maps_far.last = f->mapped = f->ends = UINT64_MAX;
+    f->maps_far.maps = true;
     f->far = !weft_ptr(w, weft_gaddr_make(node, 0, w->heap_offset), 1);
     pthread_mutex_init(&f->maps, NULL);
     weft_request r = file_request(f, FILE_OPEN);
@@ -239,7 +241,8 @@ int weft_file_close(weft_file *f)
         return base_fail(-EBUSY,
                          "%s at node %u cannot be closed while a thread waits in a call with this handle: let that call return first",
                          f->path, f->node);
-    file_slots_leave(f);
+    file_slots_leave(f, &f->reads);
+    file_slots_leave(f, &f->maps_far);
     (void)file_maps_leave(f);
     handle_unlist(f->g, f);
     copies_free(f);
@@ -331,9 +334,9 @@ int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_
 {
     size_t done = 0, n;
     int rc = 0;
-    file_slots_leave(f); /* the slots hold pieces of the old generation; their leases expire at the gateway */
+    file_slots_leave(f, &f->reads); /* the slots hold pieces of the old generation; their leases expire at the gateway */
     (void)file_maps_leave(f);
-    f->last = UINT64_MAX;
+    f->reads.last = UINT64_MAX;
     while (!rc && done < len) {
         rc = write_some(f, (const uint8_t *)buf + done, len - done < WEFT_FILE_PIECE ? len - done : WEFT_FILE_PIECE, offset + done, &n,
                         deadline);

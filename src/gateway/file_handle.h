@@ -28,7 +28,8 @@ enum slot_state {
     SLOT_READY, /* there is a lease */
     SLOT_FAILED,
     SLOT_GETS, /* a copy for this node's pool is under way */
-    SLOT_HELD  /* the copy is there, and is right */
+    SLOT_HELD, /* the copy is there, and is right */
+    SLOT_TAKEN /* a view has the copy now; the next request ends the lease */
 };
 /* A copy of a piece in this node's pool, for a file of another host. Other nodes may get it from here, and check what they have got. */
 struct file_kept {
@@ -36,7 +37,8 @@ struct file_kept {
     uint32_t node;                     /* the gateway */
     uint64_t generation, index;        /* set when the gateway is told */
     weft_gaddr at;
-    uint32_t room; /* bytes there; only memory for whole pieces is used again */
+    uint32_t room;  /* bytes there; only memory for whole pieces is used again */
+    uint32_t times; /* how often the memory was used */
     bool told;     /* the gateway knows of it */
     weft_op op;    /* the get that fills it */
 };
@@ -56,6 +58,18 @@ struct file_slot {
     int64_t since; /* when the answer came; then, when the get was begun */
     char text[FILE_TEXT];
 };
+/* Pieces that are read, or mapped on another host, mostly in order: those that were asked for. One thread at a time uses it. */
+struct file_line {
+    bool maps;             /* views take the copies, so what they need is not limited (file_keep()) */
+    uint64_t last;         /* the piece that was used last; UINT64_MAX: none */
+    uint32_t ahead;        /* how many pieces of a file of another host are requested in advance now */
+    bool full;             /* a get found no room: no further ones are begun in this call */
+    uint64_t wanted;       /* the piece for which the thread waits */
+    int64_t left;          /* when the last call has ended; 0: none */
+    bool away;             /* the program does much between its calls, so pieces that are read ahead are not got soon */
+    struct file_pace pace; /* of the pieces */
+    struct file_slot slot[FILE_SLOTS];
+};
 struct weft_file {
     struct gateway *g;
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
@@ -67,17 +81,14 @@ struct weft_file {
                                 requested before */
     _Atomic bool busy;
     _Atomic uint32_t users; /* how many threads are in calls with this handle */
-    uint64_t last;          /* the piece that was read last; UINT64_MAX: none */
     bool far;               /* the gateway is on another host */
-    uint32_t ahead;         /* how many pieces of a file of another host are requested in advance now */
-    bool full;              /* a get found no room: no further ones are begun in this call */
     uint64_t ends;          /* where the last read has ended */
-    uint64_t wanted;        /* the piece for which the thread waits */
-    int64_t left;           /* when the last read has ended; 0: none */
-    bool away;              /* the program does much between its reads, so pieces that are read ahead are not got soon */
-    struct file_pace pace;  /* of the pieces that are read */
     char *path;
-    struct file_slot slot[FILE_SLOTS];
+    struct file_line reads;
+    /* For pieces that are mapped on another host: one thread at a time (`lining`) maps in order by `maps_far`; others, and all that map
+     * through a handle for writing, do not map ahead. */
+    struct file_line maps_far;
+    _Atomic bool lining;
     struct gateway_table copies;               /* those (struct file_kept) of views of files on another host; under gateway.lock */
     struct file_pace map_pace;                 /* of the pieces that are mapped; under gateway.lock */
     pthread_mutex_t maps;                      /* guards the next two: several threads may map */
@@ -92,6 +103,8 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. */
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
+/* How many pieces can be kept without exceeding the limit, and without memory that is in use. */
+uint64_t file_keep_room(struct gateway *g);
 /* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
 void file_keeps_opened(struct gateway *g);
 void file_keeps_closed(struct gateway *g);
@@ -117,7 +130,8 @@ void file_map_slot_free(struct file_slot *s);
 void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
 bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
 void file_slot_free(weft_file *f, struct file_slot *s);
-void file_slots_leave(weft_file *f); /* empties all slots: stops waiting for answers, and lets leases expire at the gateway */
+/* Empties all slots: stops waiting for answers, and lets leases expire at the gateway. */
+void file_slots_leave(weft_file *f, struct file_line *line);
 
 int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags);
 int file_write_check(const weft_file *f);
@@ -129,12 +143,15 @@ int file_sync(weft_file *f, int64_t timeout_ns);
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
+/* Call it when a call that uses the line begins, and when it ends. */
+void file_line_begin(weft_file *f, struct file_line *line);
+void file_line_end(struct file_line *line);
 /* Gets a slot with a lease of the piece, or with a copy of it; waits until it is there. `keeps`: a copy is wanted, if there is room. */
-int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out);
-/* Asks for the pieces after `index` in advance, if this read goes on beyond the piece (`more`) or the previous read was of the piece
+int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out);
+/* Asks for the pieces after `index` in advance, if this call goes on beyond the piece (`more`) or the previous call was for the piece
  * before; but not for pieces that begin at the offset `end` of the file, or later. `keeps`: copies of them are wanted. */
-void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end);
-void file_slots_expire(weft_file *f); /* call it when the file has changed */
+void file_slot_ahead(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end);
+void file_slots_expire(weft_file *f, struct file_line *line); /* call it when the file has changed */
 
 /* --- file_read.c --- */
 /* between file_use() and file_unuse() */

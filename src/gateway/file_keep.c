@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's copies of pieces of files of other hosts, in its pool: what its handles have read ahead, and what they have read lately, for
- * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; the memory of the oldest one is used again. They are freed
- * when this node has had no such file open for some seconds: readers that are a little behind still get the last pieces.
+ * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; then the memory of the oldest one is used again. They are
+ * freed when this node has had no such file open for some seconds: readers that are a little behind still get the last pieces.
  */
 #include "gateway/file_handle.h"
 
@@ -12,9 +12,12 @@
 
 struct kept_list {
     struct file_kept *first, **last;
+    uint64_t count;
 };
-struct file_keeps {              /* under gateway.lock */
-    struct kept_list used, idle; /* idle: nobody uses them; the one that was used last comes last */
+struct file_keeps { /* under gateway.lock */
+    /* idle: nobody uses them. First those of which the gateway does not know, so that no other node gets them; the one that was used last
+     * comes first, because its memory is in the processor's caches. Then the others; the one that was used last comes last. */
+    struct kept_list used, idle;
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */
     int64_t idle_since; /* when the last one was closed */
@@ -26,12 +29,23 @@ static void list_put(struct kept_list *list, struct file_kept *k)
     k->at_next = list->last;
     *list->last = k;
     list->last = &k->next;
+    list->count++;
+}
+
+static void list_put_first(struct kept_list *list, struct file_kept *k)
+{
+    k->next = list->first;
+    k->at_next = &list->first;
+    *(k->next ? &k->next->at_next : &list->last) = &k->next;
+    list->first = k;
+    list->count++;
 }
 
 static void list_take(struct kept_list *list, struct file_kept *k)
 {
     *k->at_next = k->next;
     *(k->next ? &k->next->at_next : &list->last) = k->at_next;
+    list->count--;
 }
 
 /* Whether a get may still write to the copy. Such a get can also be under way to an idle copy, when nobody waits for it any more. */
@@ -40,10 +54,11 @@ static bool kept_written(struct gateway *g, const struct file_kept *k)
     return weft_test(g->w, (weft_op *)(uintptr_t)&k->op) == -EINPROGRESS;
 }
 
-/* Takes the oldest copy that nobody uses, and that has room for a whole piece, out of the list. With the lock held. */
-static struct file_kept *kept_take(struct gateway *g)
+/* Takes the first copy that nobody uses, and that has room for a whole piece, out of the list. `untold`: only one that no other node gets.
+ * With the lock held. */
+static struct file_kept *kept_take(struct gateway *g, bool untold)
 {
-    for (struct file_kept *k = g->file_keeps->idle.first; k; k = k->next)
+    for (struct file_kept *k = g->file_keeps->idle.first; k && !(untold && k->told); k = k->next)
         if (k->room == WEFT_FILE_PIECE && !kept_written(g, k)) {
             list_take(&g->file_keeps->idle, k);
             return k;
@@ -91,6 +106,24 @@ static uint64_t keeps_limit(const struct gateway *g)
     return g->w->pool_bytes / FILE_KEPT_PART;
 }
 
+uint64_t file_keep_room(struct gateway *g)
+{
+    const struct file_keeps *all = g->file_keeps;
+    base_spin_lock(&g->lock);
+    uint64_t limit = keeps_limit(g), fresh = limit > all->bytes ? (limit - all->bytes) / WEFT_FILE_PIECE : 0;
+    uint64_t room = fresh + all->idle.count;
+    base_spin_unlock(&g->lock);
+    return room;
+}
+
+/* Memory that is used again and again gets huge pages: a processor copies to and from them faster. It takes about a millisecond, once. */
+static void kept_enlarge(struct gateway *g, const struct file_kept *k)
+{
+    uint64_t place = weft_gaddr_offset(k->at);
+    if (k->times >= FILE_HOT && mem_can_enlarge(g->w->pool, place, k->room))
+        mem_enlarge(g->w->pool, place, k->room);
+}
+
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
 {
     struct file_keeps *all = g->file_keeps;
@@ -98,22 +131,24 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
     const uint32_t size = bytes ? bytes : WEFT_FILE_PIECE;
     base_spin_lock(&g->lock);
     bool fresh = all->bytes + size <= keeps_limit(g);
-    if (!fresh && size == WEFT_FILE_PIECE)
-        k = kept_take(g);
+    if (size == WEFT_FILE_PIECE)
+        k = kept_take(g, fresh);
     fresh = !k && (fresh || bytes);
     all->bytes += fresh ? size : 0;
     base_spin_unlock(&g->lock);
     if (fresh && !(k = kept_new(g, size))) {
         base_spin_lock(&g->lock);
         all->bytes -= size;
-        k = size == WEFT_FILE_PIECE ? kept_take(g) : NULL; /* the pool is full, so take an old copy although the limit allows a new one */
+        k = size == WEFT_FILE_PIECE ? kept_take(g, false)
+                                    : NULL; /* the pool is full, so use an old one although the limit allows a new one */
         base_spin_unlock(&g->lock);
     }
     if (!k)
         return NULL;
     kept_drop(g, k);
+    kept_enlarge(g, k);
     base_spin_lock(&g->lock);
-    *k = (struct file_kept){.node = node, .at = k->at, .room = k->room};
+    *k = (struct file_kept){.node = node, .at = k->at, .room = k->room, .times = k->times + 1};
     list_put(&all->used, k);
     base_spin_unlock(&g->lock);
     return k;
@@ -139,10 +174,12 @@ void file_keep_leave(struct gateway *g, struct file_kept *k)
     base_spin_lock(&g->lock);
     bool ends = (k->room < WEFT_FILE_PIECE || all->bytes > keeps_limit(g)) && !kept_written(g, k);
     list_take(&all->used, k);
-    if (!ends)
+    if (ends)
+        all->bytes -= k->room;
+    else if (k->told)
         list_put(&all->idle, k);
     else
-        all->bytes -= k->room;
+        list_put_first(&all->idle, k);
     base_spin_unlock(&g->lock);
     if (ends)
         kept_end(g, k);

@@ -60,6 +60,19 @@ static void lease_answer_far(struct files *all, struct gateway_call *c, struct f
     gateway_answer(c, 0, (const uint64_t[6]){at, p->bytes, l->id, hash_of(all, p), several, p->body->generation}, 6, NULL, 0);
 }
 
+/* A list of requests, to which each was added in front, in the order in which they came. If the node that asked first did not get the piece
+ * from the gateway each time, readers would change places, and each change costs the time of several pieces. */
+static struct gateway_call *in_order(struct gateway_call *last)
+{
+    struct gateway_call *first = NULL;
+    for (struct gateway_call *c; (c = last);) {
+        last = c->next;
+        c->next = first;
+        first = c;
+    }
+    return first;
+}
+
 /* Answers a request for a piece that is in the cache, or lets it wait for a copy at another node. */
 static void lease_answer(struct files *all, struct gateway_call *c, struct file_piece *p)
 {
@@ -89,7 +102,7 @@ static void read_done(struct gateway_work *work)
     struct files *all = job->all;
     struct file_piece *p = job->piece;
     struct file_body *b = job->body;
-    struct gateway_call *c = p->waiting;
+    struct gateway_call *c = in_order(p->waiting);
     int rc = job->result;
     if (rc == -ESTALE)
         file_body_stale(all, b);
@@ -283,15 +296,11 @@ void file_begin_drop(struct files *all, struct gateway_call *c)
 /* Answers the requests that wait for a copy of the piece; those that must go on waiting are added to the lists again. */
 static void delayed_look(struct files *all, struct file_piece *p)
 {
-    struct gateway_call *first = NULL;
     if (p->next_delayed) /* the piece is always in the list here, because it was moved only because requests wait for it */
         p->next_delayed->at_delayed = p->at_delayed;
     *p->at_delayed = p->next_delayed;
-    for (struct gateway_call *c; (c = p->delayed);) { /* the one that came first is answered first */
-        p->delayed = c->next;
-        c->next = first;
-        first = c;
-    }
+    struct gateway_call *first = in_order(p->delayed);
+    p->delayed = NULL;
     for (struct gateway_call *c; (c = first);) {
         first = c->next;
         if (p->body->stale)

@@ -2,7 +2,8 @@
  *
  * The asker's side of mapping. On the gateway's host, a view points into the gateway's pool. If pieces are mapped in sequence, the next
  * pieces are requested in advance, so that the caller need not wait for an answer each time. On another host, a piece is copied to this
- * node's pool (file_keep.c), from the gateway or from another node that has a copy.
+ * node's pool (file_keep.c), from the gateway or from another node that has a copy; if pieces are mapped in sequence, the next ones come in
+ * advance, as for a reader (file_slot.c).
  */
 #include "gateway/file_handle.h"
 
@@ -204,20 +205,54 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
     return right ? 0 : other || !rc ? MAP_AGAIN : rc;
 }
 
-/* From another host: into this node's pool. */
-static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
+/* From another host, in sequence: as a reader gets it, but the view takes the copy. MAP_AGAIN: not possible, because another thread does this
+ * now, or because the handle is for writing: what was got in advance may be older than what another thread has written. */
+static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_kept **out)
 {
-    struct gateway *g = f->g;
+    struct file_line *line = &f->maps_far;
+    struct file_slot *s;
+    if (f->flags & WEFT_FILE_WRITE || atomic_exchange_explicit(&f->lining, true, memory_order_acquire)) /* acquire: pairs with the release below */
+        return MAP_AGAIN;
+    if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
+        file_slots_expire(f, line);
+    file_line_begin(f, line);
+    int rc = file_slot_get(f, line, index, true, deadline, &s);
+    if (!rc) {
+        file_slot_ahead(f, line, index, false, true, file_size(f));
+        *out = s->kept;
+        s->kept = NULL;
+        atomic_store_explicit(&s->state, SLOT_TAKEN, memory_order_relaxed);
+    }
+    file_line_end(line);
+    atomic_store_explicit(&f->lining, false, memory_order_release);
+    return rc;
+}
+
+/* From another host, a single piece. */
+static int map_alone(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadline, struct file_kept **out)
+{
     struct map_lost lost = {0};
     struct file_kept *k;
     int rc;
     do {
-        k = file_keep(g, f->node, bytes);
+        k = file_keep(f->g, f->node, bytes);
         rc = k ? map_get(f, index, bytes, k, &lost, deadline) : -ENOMEM;
         if (rc && k)
-            file_keep_leave(g, k);
+            file_keep_leave(f->g, k);
     } while (rc == MAP_AGAIN && file_piece_bytes(file_size(f), index) == bytes && base_now_ns() < deadline);
-    if (rc) /* if a write has made the piece longer, the caller begins again */
+    *out = k;
+    return rc; /* if a write has made the piece longer, the caller begins again */
+}
+
+/* From another host: into this node's pool. */
+static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
+{
+    struct gateway *g = f->g;
+    struct file_kept *k = NULL;
+    int rc = map_line(f, index, deadline, &k);
+    if (rc == MAP_AGAIN)
+        rc = map_alone(f, index, bytes, deadline, &k);
+    if (rc)
         return rc;
     base_spin_lock(&g->lock);
     uint64_t id = gateway_table_add(&f->copies, k);
@@ -255,7 +290,7 @@ int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, int64_t ti
     int rc = file_use(f, false);
     if (rc)
         return rc;
-    if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
+    if (!f->far && atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
         (void)file_maps_leave(f);
     do {
         rc = map_once(f, offset, out, deadline);

@@ -28,22 +28,23 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     uint8_t *to = buf;
     int rc = 0;
     *got = 0;
-    f->away = f->left && base_now_ns() - f->left >= atomic_load_explicit(&f->g->file_patience, memory_order_relaxed) / FILE_AWAY_PART;
+    struct file_line *line = &f->reads;
+    file_line_begin(f, line);
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
     /* One call that reads a few MiB in the middle of a file, as each slot of weft map does, must not carry more over the network. */
-    const bool follows = offset == f->ends, next = f->last != UINT64_MAX && f->last + 1 == offset / WEFT_FILE_PIECE;
+    const bool follows = offset == f->ends, next = line->last != UINT64_MAX && line->last + 1 == offset / WEFT_FILE_PIECE;
     const uint64_t end = follows || next ? f->info.bytes : offset + left;
     while (!rc && left) {
         if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_READ], false, memory_order_relaxed))
-            file_slots_expire(f);
+            file_slots_expire(f, line);
         uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE;
         uint64_t bytes = file_piece_bytes(f->info.bytes, index), n = bytes - within < left ? bytes - within : left;
         bool keeps = f->far && (n == bytes || follows);
         struct file_slot *s = NULL;
-        if ((rc = file_slot_get(f, index, keeps, deadline, &s)))
+        if ((rc = file_slot_get(f, line, index, keeps, deadline, &s)))
             break;
-        file_slot_ahead(f, index, n < left, keeps, end);
+        file_slot_ahead(f, line, index, n < left, keeps, end);
         rc = copy_out(f, s, to, within, (size_t)n, deadline);
         if (rc == -EAGAIN) {
             rc = 0; /* read again */
@@ -55,7 +56,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
             f->ends = offset;
         }
     }
-    f->left = base_now_ns();
+    file_line_end(line);
     return rc;
 }
 

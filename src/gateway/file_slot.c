@@ -42,30 +42,43 @@ int file_slot_error(const weft_file *f, const struct file_slot *s)
     return gateway_ask_status(f->g, &r, s->error, s->text);
 }
 
-static struct file_slot *slot_of(weft_file *f, uint64_t index)
+static struct file_slot *slot_of(struct file_line *line, uint64_t index)
 {
-    for (unsigned i = 0; i < FILE_SLOTS; i++)
-        if (file_slot_state(&f->slot[i]) != SLOT_FREE && f->slot[i].index == index)
-            return &f->slot[i];
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        int state = file_slot_state(&line->slot[i]);
+        if (state != SLOT_FREE && state != SLOT_TAKEN && line->slot[i].index == index)
+            return &line->slot[i];
+    }
     return NULL;
 }
 
-/* `keeps`: whole pieces are got from another host. Others are only requested, so that they are in the gateway's cache. */
-static uint64_t ahead_of(const weft_file *f, bool keeps)
+void file_line_begin(weft_file *f, struct file_line *line)
 {
-    return !f->far ? FILE_AHEAD_PIECES : keeps ? f->ahead : FILE_AHEAD_FAR;
+    line->away =
+        line->left && base_now_ns() - line->left >= atomic_load_explicit(&f->g->file_patience, memory_order_relaxed) / FILE_AWAY_PART;
+}
+
+void file_line_end(struct file_line *line)
+{
+    line->left = base_now_ns();
+}
+
+/* `keeps`: whole pieces are got from another host. Others are only requested, so that they are in the gateway's cache. */
+static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool keeps)
+{
+    return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
 }
 
 /* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link only few
  * are read ahead, because other nodes wait for them. */
-static void slot_came(weft_file *f, const struct file_slot *s)
+static void slot_came(struct file_line *line, const struct file_slot *s)
 {
     int64_t now = base_now_ns();
-    file_pace_came(&f->pace, s->since, now);
+    file_pace_came(&line->pace, s->since, now);
     if (now - s->since < FILE_SLOW_NS)
-        f->ahead += f->ahead < FILE_AHEAD_FAR;
+        line->ahead += line->ahead < FILE_AHEAD_FAR;
     else
-        f->ahead = (f->ahead + 1) / 2;
+        line->ahead = (line->ahead + 1) / 2;
 }
 
 /* Whether the piece that the answer has named is probably still there. A request may wait at the gateway for longer than a lease lasts; if
@@ -85,12 +98,12 @@ static bool slot_is_current(const struct file_slot *s, int state)
 
 /* Frees the slots of all pieces except `from` and those that are read ahead after it. Adds their leases to request `r`, which ends them.
  * `index`: the piece for which a slot is needed. */
-static struct file_slot *slot_take(weft_file *f, uint64_t from, uint64_t index, weft_request *r)
+static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_t from, uint64_t index, weft_request *r)
 {
     struct file_slot *free_one = NULL;
     unsigned n = 0;
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
-        struct file_slot *s = &f->slot[i];
+        struct file_slot *s = &line->slot[i];
         int state = file_slot_state(s);
         /* The caller will copy the piece `from`, and will then check its lease. */
         bool read = s->index == from && index != from && state == SLOT_READY;
@@ -99,7 +112,7 @@ static struct file_slot *slot_take(weft_file *f, uint64_t from, uint64_t index, 
         if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway still makes a lease, that expires */
             s->lease = 0;
         state = file_slot_state(s);
-        if ((state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD) && s->lease)
+        if ((state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD || state == SLOT_TAKEN) && s->lease)
             r->arg[FILE_ENDS_AT + n++] = s->lease;
         file_slot_free(f, s);
         free_one = s;
@@ -122,27 +135,42 @@ static int slot_send(weft_file *f, struct file_slot *s, weft_request *r, bool po
 }
 
 /* Asks for a piece. `post`: if the message finds no room, queue it instead of waiting. */
-static int slot_ask(weft_file *f, uint64_t from, uint64_t index, uint32_t flags, bool post)
+static int slot_ask(weft_file *f, struct file_line *line, uint64_t from, uint64_t index, uint32_t flags, bool post)
 {
     weft_request r = file_request(f, FILE_LEASE);
-    struct file_slot *s = slot_take(f, from, index, &r);
+    struct file_slot *s = slot_take(f, line, from, index, &r);
     r.flags = flags;
     s->index = index;
-    s->bytes = file_piece_bytes(f->info.bytes, index);
+    s->bytes = file_piece_bytes(file_size(f), index);
     return slot_send(f, s, &r, post);
 }
 
-void file_slot_ahead(weft_file *f, uint64_t index, bool more, bool keeps, uint64_t end)
+/* For how many more pieces there is room. What is mapped has no other use for a piece than a copy. */
+static uint64_t line_room(weft_file *f, struct file_line *line)
 {
-    uint64_t pieces = file_pieces(end), last = index + ahead_of(f, more || keeps);
-    bool next = f->last != index && (more || (f->last != UINT64_MAX && f->last + 1 == index));
-    f->last = index;
-    for (uint64_t i = index + 1; next && i <= last && i < pieces; i++) {
-        bool whole = i * WEFT_FILE_PIECE + file_piece_bytes(f->info.bytes, i) <= end;
+    uint64_t room = line->maps ? file_keep_room(f->g) : UINT64_MAX;
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        int state = file_slot_state(&line->slot[i]);
+        room -= line->maps && room && (state == SLOT_ASKED || state == SLOT_READY);
+    }
+    return room;
+}
+
+void file_slot_ahead(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end)
+{
+    uint64_t pieces = file_pieces(end), last = index + ahead_of(f, line, more || keeps);
+    bool next = line->last != index && (more || (line->last != UINT64_MAX && line->last + 1 == index));
+    line->last = index;
+    uint64_t room = next ? line_room(f, line) : 0;
+    for (uint64_t i = index + 1; room && i <= last && i < pieces; i++) {
+        if (slot_of(line, i))
+            continue;
+        bool whole = i * WEFT_FILE_PIECE + file_piece_bytes(file_size(f), i) <= end;
         bool copy = f->far && whole && (more || keeps);
-        uint32_t flags = FILE_AHEAD | (copy ? FILE_KEEPS : 0) | (copy && f->away ? FILE_LATER : 0);
-        if (!slot_of(f, i) && slot_ask(f, index, i, flags, true))
+        uint32_t flags = FILE_AHEAD | (copy ? FILE_KEEPS : 0) | (copy && line->away ? FILE_LATER : 0);
+        if (slot_ask(f, line, index, i, flags, true))
             return; /* not an error: the piece is requested again when it is needed */
+        room--;
     }
 }
 
@@ -171,24 +199,28 @@ static int slot_silent(weft_file *f, struct file_slot *s)
 }
 
 /* Until when to wait for the piece. From the gateway it is not limited, because nobody else has it for sure. */
-static int64_t slot_until(const weft_file *f, const struct file_slot *s)
+static int64_t slot_until(const weft_file *f, const struct file_line *line, const struct file_slot *s)
 {
     int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&f->g->file_patience, memory_order_relaxed);
-    return slot_from_other(f, s) ? file_pace_until(&f->pace, s->since, least) : INT64_MAX;
+    return slot_from_other(f, s) ? file_pace_until(&line->pace, s->since, least) : INT64_MAX;
 }
 
 /* Begins to get the piece. Without room in the pool, asks for it once more, so that nobody waits for a copy at this node. */
-static int slot_begin(weft_file *f, struct file_slot *s)
+static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
-    s->kept = file_keep(f->g, f->node, 0);
-    bool other = slot_from_other(f, s);
+    bool wanted = s->index == line->wanted, other = slot_from_other(f, s);
+    s->kept = file_keep(f->g, f->node, line->maps && wanted ? s->bytes : 0);
+    if (!s->kept && line->maps) {
+        line->full = true;
+        return wanted ? -ENOMEM : 0;
+    }
     if (!s->kept)
         return slot_ask_again(f, s, 0);
-    bool before = fab_nowait(s->index != f->wanted);
+    bool before = fab_nowait(!wanted);
     int64_t deadline = fab_limit(INT64_MAX);
     s->since = base_now_ns();
-    int64_t until = slot_until(f, s);
+    int64_t until = slot_until(f, line, s);
     fab_limit(until < deadline ? until : deadline); /* the gateway gives the piece if that node does not */
     int rc = weft_get(w, weft_ptr(w, s->kept->at, s->bytes), s->at, s->bytes, &s->kept->op);
     fab_limit(deadline);
@@ -200,7 +232,7 @@ static int slot_begin(weft_file *f, struct file_slot *s)
     file_keep_leave(f->g, s->kept);
     s->kept = NULL;
     if (rc == -EAGAIN) {
-        f->full = true;
+        line->full = true;
         return 0;
     }
     return other ? slot_silent(f, s) : rc;
@@ -217,16 +249,16 @@ static void slot_hold(weft_file *f, struct file_slot *s)
 }
 
 /* Looks whether the bytes have come. */
-static int slot_look(weft_file *f, struct file_slot *s)
+static int slot_look(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     int rc = weft_test(w, &s->kept->op);
     bool other = slot_from_other(f, s);
     if (rc == -EINPROGRESS)
-        return base_now_ns() >= slot_until(f, s) ? slot_silent(f, s) : 0;
+        return base_now_ns() >= slot_until(f, line, s) ? slot_silent(f, s) : 0;
     if (rc)
         return other ? slot_silent(f, s) : rc;
-    slot_came(f, s);
+    slot_came(line, s);
     bool known = !other && base_now_ns() < s->until + FILE_COPY_NS;
     if (!known && file_hash(weft_ptr(w, s->kept->at, s->bytes), s->bytes) != s->hash)
         return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS);
@@ -236,44 +268,49 @@ static int slot_look(weft_file *f, struct file_slot *s)
 
 /* Takes the next step for each piece, in the order of the pieces. Returns the error of the piece for which the
  * thread waits, if it has one. */
-static int slots_move(weft_file *f)
+static int slots_move(weft_file *f, struct file_line *line)
 {
     int wanted = 0;
-    for (uint64_t i = f->wanted; i <= f->wanted + FILE_AHEAD_FAR; i++) {
-        struct file_slot *s = slot_of(f, i);
+    for (uint64_t i = line->wanted; i <= line->wanted + FILE_AHEAD_FAR; i++) {
+        struct file_slot *s = slot_of(line, i);
         if (!s)
             continue;
         int state = file_slot_state(s), rc = 0;
-        bool may = s->index == f->wanted || !f->full;
+        bool may = s->index == line->wanted || !line->full;
         if (state == SLOT_READY && s->keeps && !slot_is_fresh(s))
             file_slot_free(f, s); /* the lease is ending */
         else if (state == SLOT_READY && s->keeps && may)
-            rc = slot_begin(f, s);
+            rc = slot_begin(f, line, s);
         else if (state == SLOT_GETS)
-            rc = slot_look(f, s);
+            rc = slot_look(f, line, s);
         if (rc && file_slot_state(s) != SLOT_ASKED)
             file_slot_free(f, s);
-        if (rc && s->index == f->wanted)
+        if (rc && s->index == line->wanted)
             wanted = rc;
     }
     return wanted;
 }
 
+struct slot_wait {
+    weft_file *f;
+    struct file_line *line;
+};
+
 /* Whether the wanted piece is there, or there is a step to take. */
 static bool slots_moved(void *arg)
 {
-    weft_file *f = arg;
+    const struct slot_wait *wait = arg;
+    const struct file_line *line = wait->line;
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
-        struct file_slot *s = &f->slot[i];
+        const struct file_slot *s = &line->slot[i];
         int state = file_slot_state(s);
-        bool wanted = s->index == f->wanted;
-        if (s->index - f->wanted > FILE_AHEAD_FAR) /* slots_move() takes no step for it */
+        if (state == SLOT_FREE || state == SLOT_TAKEN || s->index - line->wanted > FILE_AHEAD_FAR) /* slots_move() takes no step for it */
             continue;
-        if (wanted && state != SLOT_ASKED && state != SLOT_GETS)
+        if (s->index == line->wanted && state != SLOT_ASKED && state != SLOT_GETS)
             return true;
-        if (state == SLOT_READY && s->keeps && !f->full)
+        if (state == SLOT_READY && s->keeps && !line->full)
             return true;
-        if (state == SLOT_GETS && weft_test(f->g->w, &s->kept->op) != -EINPROGRESS)
+        if (state == SLOT_GETS && weft_test(wait->f->g->w, &s->kept->op) != -EINPROGRESS)
             return true;
     }
     return false;
@@ -281,17 +318,17 @@ static bool slots_moved(void *arg)
 
 /* --- waiting --- */
 
-int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out)
+int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out)
 {
-    f->wanted = index;
-    f->full = false;
+    line->wanted = index;
+    line->full = false;
     for (;;) {
         int64_t before = fab_limit(deadline);
-        int rc = slots_move(f);
+        int rc = slots_move(f, line);
         fab_limit(before);
         if (rc)
             return rc;
-        struct file_slot *s = slot_of(f, index);
+        struct file_slot *s = slot_of(line, index);
         int state = s ? file_slot_state(s) : SLOT_FREE;
         if (state == SLOT_HELD || (state == SLOT_READY && !s->keeps && base_now_ns() < s->until)) {
             *out = s;
@@ -307,26 +344,26 @@ int file_slot_get(weft_file *f, uint64_t index, bool keeps, int64_t deadline, st
         if (base_now_ns() >= deadline)
             return base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node);
         if (state == SLOT_ASKED || state == SLOT_GETS) {
-            int64_t until = state == SLOT_GETS ? slot_until(f, s) : deadline;
-            rc = fab_wait(f->g->w, slots_moved, f, until < deadline ? until : deadline);
+            int64_t until = state == SLOT_GETS ? slot_until(f, line, s) : deadline;
+            rc = fab_wait(f->g->w, slots_moved, &(struct slot_wait){f, line}, until < deadline ? until : deadline);
             if (rc && rc != -ETIMEDOUT)
                 return rc;
             continue;
         }
         fab_limit(deadline);
-        rc = slot_ask(f, index, index, keeps ? FILE_KEEPS : 0, false);
+        rc = slot_ask(f, line, index, index, keeps ? FILE_KEEPS : 0, false);
         fab_limit(before);
         if (rc)
             return rc;
     }
 }
 
-void file_slots_expire(weft_file *f)
+void file_slots_expire(weft_file *f, struct file_line *line)
 {
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
-        int state = file_slot_state(&f->slot[i]);
+        int state = file_slot_state(&line->slot[i]);
         if (state == SLOT_GETS || state == SLOT_HELD)
-            file_slot_free(f, &f->slot[i]);
-        f->slot[i].until = INT64_MIN; /* the next request ends this lease; its answer is -ESTALE */
+            file_slot_free(f, &line->slot[i]);
+        line->slot[i].until = INT64_MIN; /* the next request ends this lease; its answer is -ESTALE */
     }
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * Inputs that only one node, their home, can read. If the nodes are on different hosts, the home offers its file service for these inputs
- * only. Pieces for other nodes are read through the service. Its cache is useful where two pieces share bytes, and when a piece is tried
- * again: these bytes do not come from the disk a second time.
+ * only. The service reads them from the disk into its cache, from where the home's carriers (carry.c) put them into the pools of other
+ * nodes. So bytes that several pieces have, and pieces that are tried again, do not come from the disk a second time.
  *
- * The service has two limits: it needs room in the home's pool, which may be full of outputs; and it ends a reader's handle when the file's
- * time changes, although a job goes on with a file that changes. So when the service fails, the piece is fetched from the home's carrier
- * (carry.c), which reads the file itself.
+ * The service has two limits: it needs room in the home's pool, which may be full of outputs; and it ends a handle when the file's time
+ * changes, although a job goes on with a file that changes. So when the service fails, the carrier reads the file itself.
  */
 #include "map/job.h"
 
@@ -18,6 +17,7 @@
 #define KNOWN_WAIT (30 * WEFT_SECOND)
 #define KNOWN_LOOK (5 * WEFT_MS)
 #define LOOK_BYTES ((uint64_t)MAP_CHUNK_BYTES)
+#define SHOW_AGAIN (100 * WEFT_MS)
 #define STEP_BYTES (UINT64_C(16) << 20) /* bytes of a read, after which the claim is renewed if that is due */
 
 uint64_t map_identity(uint64_t device, uint64_t inode)
@@ -115,6 +115,47 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
         done += n;
     }
     return (int64_t)done;
+}
+
+/* --- the carriers --- */
+
+void map_shown_close(struct map_shown *shown)
+{
+    weft_file_close(shown->f);
+    shown->f = NULL;
+}
+
+static int show_open(struct map_job *job, struct map_shown *shown, uint32_t input)
+{
+    const struct map_input *in = &job->inputs[input];
+    weft_file_info info;
+    if (shown->f && shown->input == input)
+        return 0;
+    map_shown_close(shown);
+    int rc = weft_file_open(job->w, job->rank, in->path, 0, &shown->f, job->renew_ns);
+    if (rc)
+        return rc;
+    shown->input = input;
+    rc = weft_file_stat(shown->f, &info, sizeof info, job->renew_ns);
+    return rc ? rc : info.device == in->device && info.inode == in->inode ? 0 : -ESTALE;
+}
+
+int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask *ask, weft_file_view *view)
+{
+    if (!job->inputs[ask->input].cached || ask->len == 0 || base_now_ns() < shown->not_before)
+        return -EAGAIN;
+    int rc = show_open(job, shown, ask->input);
+    if (!rc)
+        rc = weft_file_map(shown->f, ask->offset, view, job->renew_ns);
+    if (!rc && view->bytes < ask->len) { /* these are bytes of two pieces of the cache, or the file has fewer */
+        weft_file_unmap(shown->f, view);
+        return -ENODATA;
+    }
+    if (rc) {
+        map_shown_close(shown);
+        shown->not_before = base_deadline(SHOW_AGAIN);
+    }
+    return rc;
 }
 
 /* --- the pieces --- */

@@ -51,6 +51,7 @@
 #include "map/map.h"
 #include "kernel/kernel.h"
 #include "weft/fabric.h"
+#include "weft/file.h"
 #include "weft/node.h"
 #include "weft/pool.h"
 #include "weft/queue.h"
@@ -220,10 +221,12 @@ void map_apart_free(struct map_job *job);
 enum map_ask_what { MAP_ASK_FILE, MAP_ASK_SPOOL, MAP_ASK_SPILL, MAP_ASK_DROP };
 struct map_ask { /* asks to put `len` bytes to `to`, then to add to `word`: 1, plus an errno, if any, in the upper 32 bits */
     uint32_t what, input;
-    uint64_t offset, len; /* at most MAP_CHUNK_BYTES; any length for MAP_ASK_DROP, which frees this range of the spill file */
+    uint64_t file;        /* for MAP_ASK_FILE: which file it must be (map_identity()); 0: the one that this node has seen */
+    uint64_t offset, len; /* at most MAP_ASK_BYTES; any length for MAP_ASK_DROP, which frees this range of the spill file */
     weft_gaddr to, word;  /* at the asking node */
 };
-int map_carry_start(struct map_job *job); /* starts the thread that answers other nodes */
+#define MAP_ASK_BYTES (1u << 20)
+int map_carry_start(struct map_job *job); /* from now on, other nodes get answers */
 void map_carry_stop(struct map_job *job);
 /* Send a request. Its `word` lies in this node's pool; poll it, or wait with map_asked(), for the answer. */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
@@ -259,7 +262,17 @@ struct map_remote {
     uint32_t input;
 };
 int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset);
-/* Fetch a piece through the file service. Like map_bring(). */
+/* For the carriers: an input that is open at this node's own file service. */
+struct map_shown {
+    weft_file *f; /* NULL: none */
+    uint32_t input;
+    int64_t not_before; /* the service has failed; do without it until this time */
+};
+/* Finds the bytes of a request for an input of this node in the cache, into which the service reads them. They stay there until
+ * weft_file_unmap(). An error means only that they must be read in another way. */
+int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask *ask, weft_file_view *view);
+void map_shown_close(struct map_shown *shown);
+/* Fetch a piece from the home's cache by gets, which end with an error if there is no route. Like map_bring(). */
 int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
 
 /* --- spawn.c: the start of one command --- */

@@ -276,6 +276,13 @@ static bool is_here(const struct map_job *job, const struct map_piece *piece)
     return !map_is_apart(job);
 }
 
+/* Over tb, the route to the piece's home can end and come back, and a request or its answer may then be lost. A get tells of that. */
+static bool loses_requests(const struct map_job *job, const struct map_piece *piece)
+{
+    weft_link_stats s;
+    return weft_link_stat(job->w, job->inputs[piece->input].home, &s, sizeof s) == 0 && strcmp(s.transport, "tb") == 0;
+}
+
 static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *result)
 {
     struct map_job *job = slot->job;
@@ -303,7 +310,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
     } else if (piece.place == MAP_IN_POOL && (in.memory = weft_ptr(job->w, piece.at, piece.length))) {
         ;
     } else if (!is_here(job, &piece)) {
-        code = piece.place == MAP_IN_CACHE ? -map_bring_cached(slot, &piece, &in) : ENOTSUP;
+        code = piece.place == MAP_IN_CACHE && loses_requests(job, &piece) ? -map_bring_cached(slot, &piece, &in) : ENOTSUP;
         if (code && code != ENETDOWN)
             code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;

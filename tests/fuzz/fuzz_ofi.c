@@ -24,6 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (ofi_hello_valid(&h, 1, 2, 1 << 16)) {
         must(h.rank == 1 && h.pool_bytes >= 1 << 16 && h.pool_bytes <= WEFT_MAX_POOL_BYTES);
         must(h.address_bytes && h.address_bytes <= sizeof h.address && strlen(h.provider) < sizeof h.provider);
+        must(h.fixed <= 1);
         /* the segments cover the whole pool, and the number of keys is bounded */
         must(!h.keys || (h.pool_bytes - 1) >> h.shift == h.keys - 1);
         must((uint64_t)h.keys * sizeof(uint64_t) <= UINT64_C(1) << 24);

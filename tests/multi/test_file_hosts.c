@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 /* With room for copies of the whole file: a reader that is far behind still gets it from others. */
 static const char *const ROOMY[] = {"WEFT_SERVE=file", "WEFT_POOL=512M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
@@ -61,6 +62,51 @@ static void test_once(void **state)
     printf("given by the gateway %.2f times, passed on %.2f times\n", (double)b->given / (double)BYTES, (double)b->passed / (double)BYTES);
     assert_true(all == READERS * BYTES);
     assert_true(b->given >= BYTES && b->given < 2 * BYTES);
+}
+
+/* --- who asks first gets it first --- */
+
+/* Nodes ask one after the other for a piece that the gateway is still reading. The first one gets it from the gateway. */
+static void in_turn(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    be_patient(w);
+    if (weft_rank(w) == 0) {
+        /* The file's time is a whole second, as on file systems without fractions: the gateway reads it when it is two seconds old. */
+        struct timespec t[2];
+        clock_gettime(CLOCK_REALTIME, &t[0]);
+        t[0].tv_nsec = 0;
+        t[1] = t[0];
+        CHECK(utimensat(AT_FDCWD, in_folder("file"), t, 0) == 0);
+        atomic_store(&b->pid, 1);
+        wait_for(&b->done, weft_size(w) - 1);
+        return;
+    }
+    static uint8_t some[WEFT_FILE_PIECE];
+    weft_op op = {0};
+    size_t n;
+    wait_for(&b->pid, 1);
+    weft_file *f = open_together(w, b);
+    wait_for(&b->half, weft_rank(w) - 1);
+    OK(weft_file_read_start(f, some, PIECE, 0, &n, &op));
+    int64_t deadline = now_ns() + patience_ns(10);
+    while (cache_of(w).disk_reads + cache_of(w).hits < weft_rank(w)) /* the gateway has this request */
+        CHECK(now_ns() < deadline);
+    atomic_fetch_add(&b->half, 1);
+    OK(weft_wait(w, &op, DEFAULT_TIME));
+    CHECK(n == PIECE && right(some, SEED, 0, n));
+    for (unsigned i = 0; i < FILE_SLOTS; i++)
+        if (file_slot_state(&f->reads.slot[i]) == SLOT_HELD && f->reads.slot[i].index == 0)
+            CHECK((weft_gaddr_node(f->reads.slot[i].at) == 0) == (weft_rank(w) == 1));
+    meet(&b->done, weft_size(w) - 1);
+    OK(weft_file_close(f));
+}
+
+static void test_in_turn(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(4, in_turn, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
 }
 
 /* --- a reader ends in the middle, in several ways --- */
@@ -204,7 +250,7 @@ static void one_dies(weft_node *w, void *arg)
     bool gets = false;
     while (!gets && weft_test(w, &op) == -EINPROGRESS) /* over TCP a stopped process gives nothing; other networks need not ask it */
         for (unsigned i = 0; i < FILE_SLOTS; i++)
-            gets = gets || file_slot_state(&f->slot[i]) == SLOT_GETS;
+            gets = gets || file_slot_state(&f->reads.slot[i]) == SLOT_GETS;
     b->half = gets;
     CHECK(kill((pid_t)atomic_load(&b->pid), SIGKILL) == 0);
     OK(weft_wait(w, &op, patience_ns(30)));
@@ -395,7 +441,7 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_one_ends),    TEST(test_slow_links), TEST(test_one_dies),
+    const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_in_turn),     TEST(test_one_ends),    TEST(test_slow_links), TEST(test_one_dies),
                                        TEST(test_one_is_away), TEST(test_two_handles), TEST(test_left),       TEST(test_one_stops)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,8 +29,8 @@ static void overwritten(weft_node *w, void *arg)
         CHECK(gateway_is_far(w));
         read_pieces(f, 0, PIECES / 4);
         for (unsigned i = 0; i < FILE_SLOTS; i++)
-            if (file_slot_state(&f->slot[i]) == SLOT_HELD) {
-                memset(weft_ptr(w, f->slot[i].kept->at, PIECE), 0xee, PIECE);
+            if (file_slot_state(&f->reads.slot[i]) == SLOT_HELD) {
+                memset(weft_ptr(w, f->reads.slot[i].kept->at, PIECE), 0xee, PIECE);
                 spoilt++;
             }
         CHECK(spoilt > 0); /* at least the piece that was read last */
@@ -56,23 +56,39 @@ static void test_overwritten(void **state)
 
 /* --- memory --- */
 
-/* Copies take a part of the pool only, and are freed after the last handle. Bytes here and there are not copied in whole pieces. */
-static void memory(weft_node *w, void *arg)
+/* A reader that nobody gets copies from uses little memory again and again. */
+static void memory_alone(weft_node *w)
 {
-    (void)arg;
     weft_file *f;
     weft_pool_stats s;
     char byte;
     size_t n;
-    if (weft_rank(w) == 1) {
-        OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
-        for (uint64_t i = 0; i < PIECES; i++)
-            OK(weft_file_read(f, &byte, 1, i * PIECE, &n, DEFAULT_TIME));
-        OK(weft_pool_stat(w, &s, sizeof s));
-        CHECK(s.file_bytes == 0);
+    OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+    for (uint64_t i = 0; i < PIECES; i++)
+        OK(weft_file_read(f, &byte, 1, i * PIECE, &n, DEFAULT_TIME));
+    OK(weft_pool_stat(w, &s, sizeof s));
+    CHECK(s.file_bytes == 0);
+    read_pieces(f, 0, PIECES);
+    OK(weft_pool_stat(w, &s, sizeof s));
+    CHECK(s.file_bytes > 0 && s.file_bytes <= FILE_SLOTS * PIECE);
+    OK(weft_file_close(f));
+    wait_for_no_copies(w);
+}
+
+/* Copies take a part of the pool only, and are freed after the last handle. Bytes here and there are not copied in whole pieces. */
+static void memory(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    weft_pool_stats s;
+    if (weft_rank(w) == 1)
+        memory_alone(w);
+    OK(weft_barrier(w, DEFAULT_TIME));
+    if (weft_rank(w)) {
+        weft_file *f = open_together(w, b);
         read_pieces(f, 0, PIECES);
         OK(weft_pool_stat(w, &s, sizeof s));
         CHECK(s.file_bytes == w->pool_bytes / FILE_KEPT_PART);
+        meet(&b->done, 2);
         OK(weft_file_close(f));
         wait_for_no_copies(w);
     }
@@ -83,7 +99,7 @@ static void test_memory(void **state)
 {
     (void)state;
     write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
-    assert_int_equal(nodes_failed_with(2, memory, NULL, HOSTS), 0);
+    assert_int_equal(nodes_failed_with(3, memory, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
 }
 
 /* The pool is full, but with copies that nobody needs any more: their memory is used again for what is mapped. */
@@ -225,6 +241,85 @@ static void test_mapped(void **state)
     assert_int_equal(nodes_failed_with(3, mapped, b, HOSTS), 0);
     assert_int_equal(b->given + b->passed, 2 * (BYTES / 2));
     assert_true(b->passed > 0);
+}
+
+/* Mapped in order: the next pieces come in advance, each is sent once, and they take little memory. Then two threads map by one handle. */
+struct map_thread {
+    weft_file *f;
+    uint64_t from;
+};
+
+static void *map_every_other(void *arg)
+{
+    const struct map_thread *t = arg;
+    weft_file_view v;
+    for (uint64_t i = t->from; i < PIECES; i += 2) {
+        OK(weft_file_map(t->f, i * PIECE, &v, DEFAULT_TIME));
+        CHECK(v.bytes == PIECE && right(v.at, SEED, i * PIECE, PIECE));
+        weft_file_unmap(t->f, &v);
+    }
+    return NULL;
+}
+
+static bool comes_ahead(const weft_file *f, uint64_t index)
+{
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        int state = file_slot_state(&f->maps_far.slot[i]);
+        if (f->maps_far.slot[i].index == index && (state == SLOT_ASKED || state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD))
+            return true;
+    }
+    return false;
+}
+
+static void mapped_in_order(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_file *f;
+    weft_file_view v, kept = {.at = NULL};
+    weft_pool_stats s;
+    if (weft_rank(w) == 1) {
+        OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
+        for (uint64_t i = 0; i < PIECES; i++) {
+            OK(weft_file_map(f, i * PIECE + 9, &v, DEFAULT_TIME));
+            CHECK(v.bytes == PIECE - 9 && right((const uint8_t *)v.at - 9, SEED, i * PIECE, PIECE));
+            CHECK(comes_ahead(f, i + 1) == (i > 0 && i + 1 < PIECES)); /* in order, from the second one on */
+            CHECK(i < FILE_AHEAD_FAR || i + FILE_AHEAD_FAR >= PIECES || comes_ahead(f, i + FILE_AHEAD_FAR / 2));
+            if (i == PIECES / 2)
+                kept = v;
+            else
+                weft_file_unmap(f, &v);
+        }
+        CHECK(cache_of(w).given_bytes == BYTES);
+        OK(weft_pool_stat(w, &s, sizeof s));
+        CHECK(s.file_bytes <= (FILE_SLOTS + 1) * PIECE);
+        struct map_thread t[2] = {{f, 0}, {f, 1}};
+        pthread_t other;
+        CHECK(pthread_create(&other, NULL, map_every_other, &t[1]) == 0);
+        map_every_other(&t[0]);
+        pthread_join(other, NULL);
+        CHECK(kept.bytes == PIECE - 9 && right((const uint8_t *)kept.at - 9, SEED, PIECES / 2 * PIECE, PIECE));
+        write_file(in_folder("file"), SEED + 1, BYTES, 0);
+        int64_t deadline = now_ns() + patience_ns(10);
+        for (uint64_t i = 0; now_ns() < deadline; i++) { /* what came in advance is old, and is not used once this node knows */
+            int rc = weft_file_map(f, i % PIECES * PIECE, &v, DEFAULT_TIME);
+            CHECK(rc == -ESTALE || (rc == 0 && right(v.at, SEED, i % PIECES * PIECE, PIECE)));
+            if (rc)
+                break;
+            weft_file_unmap(f, &v);
+        }
+        CHECK(now_ns() < deadline);
+        CHECK(right((const uint8_t *)kept.at - 9, SEED, PIECES / 2 * PIECE, PIECE));
+        OK(weft_file_close(f));
+        wait_for_no_copies(w);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_mapped_in_order(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, mapped_in_order, NULL, HOSTS), 0);
 }
 
 /* --- a full disk --- */
@@ -408,6 +503,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {TEST(test_overwritten), TEST(test_memory), TEST(test_full_pool), TEST(test_no_room),
-                                       TEST(test_cramped),     TEST(test_mapped), TEST(test_full_disk), TEST(test_lies)};
+                                       TEST(test_cramped),     TEST(test_mapped), TEST(test_mapped_in_order),
+                                       TEST(test_full_disk),   TEST(test_lies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

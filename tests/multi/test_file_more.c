@@ -345,10 +345,10 @@ static void slot_in_use(weft_node *w, void *arg)
     struct file_slot *s;
     if (weft_rank(w) == 1) {
         OK(weft_file_open(w, 0, in_folder("big"), 0, &f, DEFAULT_TIME));
-        OK(file_slot_get(f, 1, false, now_ns() + 30 * WEFT_SECOND, &s));
+        OK(file_slot_get(f, &f->reads, 1, false, now_ns() + 30 * WEFT_SECOND, &s));
         uint64_t lease = s->lease;
         s->until = 0;
-        file_slot_ahead(f, 1, true, false, f->info.bytes);
+        file_slot_ahead(f, &f->reads, 1, true, false, f->info.bytes);
         CHECK(s->index == 1 && s->until == 0 && s->lease == lease && file_slot_state(s) == SLOT_READY);
         OK(weft_file_close(f));
     }

@@ -279,6 +279,33 @@ class Hosts(Map):
         _, err = start_here(f"1:{name}", "--", "cat").communicate(timeout=LIMIT)
         self.assertIn(b"give --cluster or --hostfile", err)
 
+    def test_a_stopped_node_holds_up_only_itself(self):
+        """Over TCP, what is put to a stopped node stays under way. The others get the rest of the file all the same. One of the node's
+        commands stops it, while its other slots wait for bytes."""
+        pieces, slots, block = 40, 4, 8 << 20  # so large that slots wait for bytes most of the time
+        path, go, begun, done = self.path("input", b""), self.path("go"), self.path("begun", b""), self.path("done", b"")
+        os.truncate(path, pieces * block)
+        once, counted = os.path.join(self.folder("once"), "once"), self.path("counted", b"")
+        hosts = self.there(1, 2)
+        command = f'''
+            case {{node}} in
+                0) until [ -e {go} ]; do sleep 0.02; done ;;
+                2) echo >>{counted}; [ $(wc -l <{counted}) -ge 5 ] && mkdir {once} 2>/dev/null && {{ echo $PPID >{begun}; kill -STOP $PPID; }} ;;
+            esac
+            wc -c; echo >>{done}'''
+        job = start(*hosts["args"], "--exact", "--block", str(block), "--slots", str(slots), path, "--", "sh", "-c", command,
+                    env={**hosts["env"], "WEFT_TRANSPORT": "ofi", "WEFT_LIVENESS": "600s"})
+        until("node 2 works", lambda: read(begun).count(b"\n"))
+        stopped = int(read(begun).split()[0])
+        try:
+            until("the others have got the rest", lambda: len(read(done)) >= pieces - 2 * slots)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+            open(go, "w", encoding="utf-8").close()
+            self.addCleanup(os.unlink, go)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual((job.returncode, out.split()), (0, [str(block).encode()] * pieces), err)
+
     def test_file_names_with_colons(self):
         """A file of this host goes before one of another host with the same name."""
         os.chdir(self.folder("colons"))

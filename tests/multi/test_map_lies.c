@@ -24,21 +24,23 @@
 #include "map/order.h"
 #include "queue/queue.h"
 
-enum record {           /* the record with the wrong value, and the node that writes it */
-              RESULT,   /* node 1: weft_result of a piece */
-              OUTCOME,  /* node 1: struct map_outcome, in its pool */
-              PART,     /* node 1: the first part of an outcome */
-              SUM,      /* node 1: the same, with the outcome's total changed to match */
-              REFUSED,  /* node 1: an outcome whose completion is refused: its slot drops it, and the piece runs again */
-              TASK,     /* node 0: weft_task */
-              ASK,      /* either node: struct map_ask */
-              ANSWER,   /* node 0: the value that its answer adds to the word of the asking node */
-              SPILL,    /* node 1: such a value, in answers about the spill file */
-              ORDER_AT, /* node 0: address and length of the job's description */
-              ORDER,    /* node 0: the head of the job's description (order.c) */
-              RELEASE,  /* node 0: addresses that node 1 may free */
-              PRINTS,   /* node 0 */
-              TALLY,    /* node 1: struct map_tally */
+enum record {              /* the record with the wrong value, and the node that writes it */
+              RESULT,      /* node 1: weft_result of a piece */
+              OUTCOME,     /* node 1: struct map_outcome, in its pool */
+              PART,        /* node 1: the first part of an outcome */
+              SUM,         /* node 1: the same, with the outcome's total changed to match */
+              REFUSED,     /* node 1: an outcome whose completion is refused: its slot drops it, and the piece runs again */
+              TASK,        /* node 0: weft_task */
+              ASK,         /* either node: struct map_ask */
+              FILE_ASK,    /* node 1: the same, about a file */
+              ANSWER,      /* node 0: the value that its answer adds to the word of the asking node */
+              FILE_ANSWER, /* node 0: the same, when the bytes are of a file */
+              SPILL,       /* node 1: such a value, in answers about the spill file */
+              ORDER_AT,    /* node 0: address and length of the job's description */
+              ORDER,       /* node 0: the head of the job's description (order.c) */
+              RELEASE,     /* node 0: addresses that node 1 may free */
+              PRINTS,      /* node 0 */
+              TALLY,       /* node 1: struct map_tally */
 };
 
 #define FORKS   1u /* the nodes are forks of the owner */
@@ -143,6 +145,15 @@ static const struct lie lies[] = {
     SET(ANSWER, COMMAND | HOSTS, WORD(0, 8), 1 | (uint64_t)UINT32_MAX << 32),
     SET(ANSWER, COMMAND | HOSTS, WORD(0, 8), 1 | TOP),
     SET(ANSWER, COMMAND | HOSTS, WORD(0, 8), 5),
+    SET(FILE_ASK, COMMAND | KERNEL | HOSTS, AK(what), MAP_ASK_SPOOL),
+    SET(FILE_ASK, COMMAND | KERNEL | HOSTS, AK(what), MAP_ASK_SPILL),
+    SET(FILE_ASK, COMMAND | KERNEL | HOSTS, AK(input), UINT32_MAX),
+    SET(FILE_ASK, COMMAND | KERNEL | HOSTS, AK(file), 1),
+    SET(FILE_ASK, COMMAND | KERNEL | HOSTS, AK(offset), UINT64_MAX),
+    SET(FILE_ASK, COMMAND | KERNEL | HOSTS, AK(offset), UINT64_C(1) << 40),
+    SET(FILE_ANSWER, COMMAND | KERNEL | HOSTS, WORD(0, 8), 1 | (uint64_t)EINPROGRESS << 32),
+    SET(FILE_ANSWER, COMMAND | KERNEL | HOSTS, WORD(0, 8), 1 | (uint64_t)ESTALE << 32),
+    SET(FILE_ANSWER, COMMAND | KERNEL | HOSTS, WORD(0, 8), 5),
     SET(SPILL, COMMAND | HOSTS, WORD(0, 8), 1 | (uint64_t)EINPROGRESS << 32),
     SET(SPILL, COMMAND | HOSTS, WORD(0, 8), 1 | (uint64_t)ECONNRESET << 32),
     SET(SPILL, COMMAND | HOSTS, WORD(0, 8), 1 | (uint64_t)ENETDOWN << 32),
@@ -243,7 +254,7 @@ int __real_weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t
 int __wrap_weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op);
 int __wrap_weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add, weft_op *op)
 {
-    if (lies_in(w->rank ? SPILL : ANSWER))
+    if (lies_in(w->rank ? SPILL : ANSWER) || (!w->rank && lies_in(FILE_ANSWER)))
         tell(&add);
     return __real_weft_put_signal(w, dst, src, len, signal, add, op);
 }
@@ -275,7 +286,8 @@ int __wrap_weft_send(weft_node *w, uint32_t node, uint32_t id, const void *heade
         memcpy(head, header, header_len);
     if (payload_len)
         memcpy(body, payload, payload_len);
-    if ((id == MAP_HANDLER_ASK && lies_in(ASK)) || (id == MAP_HANDLER_PRINTS && lies_in(PRINTS)) ||
+    bool of_file = id == MAP_HANDLER_ASK && w->rank == 1 && ((struct map_ask *)(void *)head)->what == MAP_ASK_FILE;
+    if ((id == MAP_HANDLER_ASK && lies_in(ASK)) || (of_file && lies_in(FILE_ASK)) || (id == MAP_HANDLER_PRINTS && lies_in(PRINTS)) ||
         (id == MAP_HANDLER_ORDER && lies_in(ORDER_AT)))
         tell(head);
     if (id == MAP_HANDLER_ORDER && lies_in(ORDER))
@@ -293,7 +305,7 @@ static char input[64], errors[64];
 /* The outputs of this command are larger than a pool, so a part is written to the spill file; 60 KB are in the outcome itself. */
 static char *const command[] = {"sh", "-c", "cat; head -c 6060000 /dev/zero; echo this is said >&2", NULL};
 
-/* Pieces of standard input are asked for; those of a file come by the file service. */
+/* For these, the pieces are those of standard input, which are not in the file service's cache. */
 static bool asks_for_input(void)
 {
     return lie && (lie->record == ASK || lie->record == ANSWER);

@@ -3,6 +3,7 @@
  * A network that fails, run by over_network.py: an interface goes down and comes up again, or the network of libfabric fails for good while
  * the side connections still work. Bytes must be correct and in order; every failure must come in time and have a reason.
  */
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
@@ -10,10 +11,12 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include <cmocka.h>
 
 #include "cluster_test.h"
+#include "fabric/ofi/ofi.h"
 
 #define WORDS 4096u
 
@@ -121,6 +124,135 @@ static void test_late(void **state)
     (void)state;
     static const char *const environment[] = {"WEFT_OFI_INTERFACE=net1", "WEFT_RECONNECT=20s", "WEFT_DEADLINE=100s", NULL};
     assert_int_equal(nodes_failed_with(2, late, shared_words(64), environment), 0);
+}
+
+/* --- an outage in the middle of a get --- */
+
+enum { LARGE = 4 << 20, VISITORS = 8 };
+
+struct middle {
+    _Atomic uint32_t down, up;
+    bool slow; /* the network is slow, so that a get can be interrupted in its middle */
+};
+
+/* Connects to the peer's endpoint, and sends nothing: the provider there has accepted a connection, and waits for its request. */
+static void visit(weft_node *w, uint32_t peer, int visitors[VISITORS])
+{
+    weft_link_stats s;
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    OK(weft_link_stat(w, peer, &s, sizeof s));
+    char *host = strrchr(s.devices, ' ') + 1, *port = strrchr(host, ':');
+    *port = 0;
+    at.sin_port = htons((uint16_t)atoi(port + 1));
+    CHECK(inet_pton(AF_INET, host, &at.sin_addr) == 1);
+    for (int i = 0; i < VISITORS; i++) {
+        visitors[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        CHECK(visitors[i] >= 0 && connect(visitors[i], (struct sockaddr *)&at, sizeof at) == 0);
+    }
+}
+
+static void leave(const int visitors[VISITORS])
+{
+    static const char words[] = "this is no request to connect";
+    for (int i = 0; i < VISITORS; i++) {
+        (void)send(visitors[i], words, sizeof words, MSG_NOSIGNAL | MSG_DONTWAIT); /* nobody may be there any more */
+        close(visitors[i]);
+    }
+}
+
+/* Whether a get that is under way has written this byte. Nothing orders this read and the write. */
+static __attribute__((no_sanitize("thread"), noinline)) bool written(const volatile uint8_t *at)
+{
+    return *at != 0;
+}
+
+/* The interface goes down when a part of the bytes has come. Node 0 opens a new endpoint; then the interface goes up. */
+static void interrupt_get(weft_node *w, weft_gaddr from, struct middle *m)
+{
+    static uint8_t in[LARGE];
+    weft_op op;
+    OK(weft_get(w, in, from, sizeof in, &op));
+    int64_t end = now_ns() + patience_ns(60);
+    while (!written(&in[0]) && now_ns() < end)
+        usleep(1000);
+    set_port("net1", 1, "down");
+    atomic_store(&m->down, 1);
+    CHECK(written(&in[0]) && !written(&in[LARGE - 1]));
+    OK(weft_wait(w, &op, patience_ns(60)));
+    for (uint32_t i = 0; i < LARGE; i++)
+        CHECK(in[i] == (uint8_t)(i % 251 + 1));
+}
+
+static void wait_for_new_endpoint(weft_node *w, uint32_t peer)
+{
+    weft_link_stats s = {.connects = 0};
+    for (int64_t end = now_ns() + patience_ns(60); now_ns() < end && s.connects == 0; usleep(10000))
+        OK(weft_link_stat(w, peer, &s, sizeof s));
+    CHECK(s.connects > 0);
+}
+
+/* The key by which a peer writes to this node's pool. */
+static uint64_t key_for(weft_node *w, uint32_t peer)
+{
+    struct ofi_link *l = w->links[peer].impl;
+    base_spin_lock(&l->ofi->calls);
+    uint64_t key = fi_mr_key(l->own.list[0]);
+    base_spin_unlock(&l->ofi->calls);
+    return key;
+}
+
+static void middle(weft_node *w, void *arg)
+{
+    struct middle *m = arg;
+    uint32_t me = weft_rank(w), other = 1 - me;
+    weft_gaddr large = symmetric_alloc(w, LARGE), a = symmetric_alloc(w, (WORDS + 8) * sizeof(uint64_t));
+    static uint64_t out[WORDS], in[WORDS];
+    int visitors[VISITORS];
+    uint64_t old;
+    uint8_t *mine = weft_ptr(w, large, LARGE);
+    for (uint32_t i = 0; i < LARGE; i++)
+        mine[i] = (uint8_t)(i % 251 + 1);
+    if (me == 1)
+        m->slow = system("tc qdisc add dev net1 root tbf rate 100mbit burst 64k latency 50ms") == 0;
+    OK(weft_barrier(w, patience_ns(60)));
+    if (!m->slow)
+        return;
+    OK(weft_get_blocking(w, in, on_node(a, other), sizeof in)); /* from now on there is a connection */
+    visit(w, other, visitors);
+    OK(weft_barrier(w, patience_ns(60)));
+    if (me == 0) {
+        interrupt_get(w, on_node(large, 1), m);
+    } else {
+        uint64_t key = key_for(w, 0);
+        wait_for(&m->down, 1);
+        wait_for_new_endpoint(w, 0);
+        CHECK(key_for(w, 0) != key); /* nothing late that names the former key can write here */
+        set_port("net1", 1, "up");
+    }
+    leave(visitors);
+    for (uint64_t r = 0; r < 40; r++) { /* more frames than the provider has entries that it could use twice */
+        fill(out, r);
+        OK(weft_put_blocking(w, on_node(a, other), out, sizeof out));
+        OK(weft_fetch_add_blocking(w, on_node(a, other) + WORDS * 8, 1, &old));
+        CHECK(old == r);
+        OK(weft_get_blocking(w, in, on_node(a, other), sizeof in));
+        CHECK(memcmp(in, out, sizeof in) == 0);
+    }
+    OK(weft_barrier(w, patience_ns(60)));
+}
+
+static void test_middle(void **state)
+{
+    (void)state;
+    static const char *const environment[] = {"WEFT_OFI_INTERFACE=net1", "WEFT_RECONNECT=10s", "WEFT_DEADLINE=100s", NULL};
+    struct middle *m = shared_words(sizeof *m);
+    int failed = nodes_failed_with(2, middle, m, environment);
+    set_port("net1", 1, "up");
+    assert_int_equal(failed, 0);
+    if (!m->slow) {
+        print_message("the network cannot be made slow here\n");
+        skip();
+    }
 }
 
 /* Each node gives up the other. The one that does so first knows the reason; the other may only see that its connection closes. */
@@ -297,7 +429,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
         cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
-        cmocka_unit_test(test_late),
+        cmocka_unit_test(test_late),      cmocka_unit_test(test_middle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

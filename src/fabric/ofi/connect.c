@@ -98,6 +98,7 @@ static uint32_t connect_introduce(struct ofi_link *l, struct ofi_hello *h)
                             .base = o->traits.virtual ? (uintptr_t)o->w->pool_base : 0,
                             .shift = o->shift,
                             .keys = r->count,
+                            .fixed = !ofi_keys_change(l),
                             .format = o->info->addr_format,
                             .address_bytes = (uint32_t)o->address_bytes};
     snprintf(h->provider, sizeof h->provider, "%s", o->info->fabric_attr->prov_name);
@@ -109,7 +110,7 @@ static uint32_t connect_introduce(struct ofi_link *l, struct ofi_hello *h)
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset)
 {
     return h->magic == OFI_HELLO && h->rank == node && h->size == size && h->pool_bytes >= heap_offset &&
-           h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->shift >= 24 && h->shift <= 40 &&
+           h->pool_bytes <= WEFT_MAX_POOL_BYTES && h->shift >= 24 && h->shift <= 40 && h->fixed <= 1 &&
            (h->keys == 0 || h->keys == (h->pool_bytes + (UINT64_C(1) << h->shift) - 1) >> h->shift) && h->address_bytes > 0 &&
            h->address_bytes <= sizeof h->address && memchr(h->provider, 0, sizeof h->provider);
 }
@@ -137,14 +138,16 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
 
 static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, int64_t deadline)
 {
-    const struct ofi *o = l->ofi;
+    struct ofi *o = l->ofi;
     const struct ofi_regions *r = l->own.count ? &l->own : &o->pool;
     uint64_t *mine = calloc(r->count + 1, sizeof *mine);
     l->keys = calloc(h->keys + 1, sizeof *l->keys);
     int err =
         mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node" BASE_MEMORY_HINT, h->keys);
+    base_spin_lock(&o->calls);
     for (uint32_t i = 0; i < r->count && !err; i++)
-        mine[i] = fi_mr_key(r->list[i]);
+        mine[i] = ofi_keys_change(l) ? r->keys[i] : r->list[i] ? fi_mr_key(r->list[i]) : 0;
+    base_spin_unlock(&o->calls);
     if (!err)
         err = connect_exchange(l->r.link->node, fd, mine, r->count * sizeof *mine, l->keys, h->keys * sizeof *l->keys, deadline);
     free(mine);
@@ -158,11 +161,14 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     struct fab_link *link = l->r.link;
     struct ofi_hello mine, theirs = {0};
     int err = 0;
-    if (o->traits.rma && !o->pool.count) {
-        base_spin_lock(&o->calls);
-        err = ofi_register(o, &l->own);
-        base_spin_unlock(&o->calls);
-    }
+    base_spin_lock(&o->receiving); /* this node may be replacing its endpoint, and with it the domain */
+    base_spin_lock(&o->calls);
+    if (!o->ep)
+        err = base_fail(-ENOTCONN, "provider %s of libfabric has failed on this node; restart it", o->info->fabric_attr->prov_name);
+    else if (o->traits.rma && !o->pool.count)
+        err = ofi_register_locked(o, &l->own);
+    base_spin_unlock(&o->calls);
+    base_spin_unlock(&o->receiving);
     const uint32_t introduced = connect_introduce(l, &mine);
     if (!err)
         err = base_random(&mine.session, sizeof mine.session);
@@ -176,19 +182,19 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
         return base_context(err, "link to node %u", link->node);
     l->base = theirs.base;
     l->shift = theirs.shift;
+    l->fixed = theirs.fixed;
     link->pool_bytes = theirs.pool_bytes;
     ofi_print_address(o->info, theirs.address, theirs.address_bytes, l->name, sizeof l->name);
     memcpy(l->address, theirs.address, theirs.address_bytes);
-    base_spin_lock(&o->calls);
-    bool inserted = fi_av_insert(o->av, theirs.address, 1, &l->peer, 0, NULL) == 1;
-    base_spin_unlock(&o->calls);
-    if (!inserted)
-        return base_fail(-EHOSTUNREACH,
-                         "link to node %u: %s of libfabric does not accept the node's address, %s; set WEFT_OFI_INTERFACE to an interface "
-                         "that reaches it",
-                         link->node, o->info->fabric_attr->prov_name, l->name);
     base_spin_lock(&o->receiving);
-    err = ofi_link_ready(l, mine.session + theirs.session);
+    base_spin_lock(&o->calls);
+    bool inserted = o->ep && fi_av_insert(o->av, theirs.address, 1, &l->peer, 0, NULL) == 1;
+    base_spin_unlock(&o->calls);
+    err = inserted ? ofi_link_ready(l, mine.session + theirs.session)
+                   : base_fail(-EHOSTUNREACH,
+                               "link to node %u: %s of libfabric does not accept the node's address, %s; set WEFT_OFI_INTERFACE to an "
+                               "interface that reaches it",
+                               link->node, o->info->fabric_attr->prov_name, l->name);
     if (!err && introduced != o->generation) /* this node has replaced its endpoint meanwhile: tell the peer */
         l->shut = l->tell = l->awaits = true;
     base_spin_unlock(&o->receiving);

@@ -32,15 +32,18 @@ static int device_failed(const struct ofi *o, int rc, const char *what)
 
 /* --- memory regions --- */
 
-static int register_one(struct ofi *o, void *at, uint64_t bytes, uint64_t access, struct fid_mr **out)
+/* Random, so that only nodes that were sent it know it. */
+static int region_key(const struct ofi *o, uint64_t *key)
 {
-    uint64_t key = 0;
-    int rc = base_random(&key, sizeof key); /* random, so that only nodes that were sent it know it */
-    if (rc)
-        return rc;
     size_t size = o->info->domain_attr->mr_key_size;
-    key = size >= sizeof key ? key >> 1 : key & ((UINT64_C(1) << (8 * (size ? size : 1))) - 1);
-    rc = fi_mr_reg(o->domain, at, bytes, access, 0, key, 0, out, NULL);
+    int rc = base_random(key, sizeof *key);
+    *key = size >= sizeof *key ? *key >> 1 : *key & ((UINT64_C(1) << (8 * (size ? size : 1))) - 1);
+    return rc;
+}
+
+static int region_open(struct ofi *o, void *at, uint64_t bytes, uint64_t access, uint64_t key, struct fid_mr **out)
+{
+    int rc = fi_mr_reg(o->domain, at, bytes, access, 0, key, 0, out, NULL);
     if (!rc && o->traits.bind_regions) {
         rc = fi_mr_bind(*out, &o->ep->fid, 0);
         rc = rc ? rc : fi_mr_enable(*out);
@@ -48,32 +51,83 @@ static int register_one(struct ofi *o, void *at, uint64_t bytes, uint64_t access
     return rc ? device_failed(o, rc, "registering memory") : 0;
 }
 
-int ofi_register(struct ofi *o, struct ofi_regions *r)
+static void device_close(struct fid *f)
 {
-    uint64_t all = o->w->pool_bytes, segment = UINT64_C(1) << o->shift;
-    uint32_t count = (uint32_t)((all + segment - 1) >> o->shift);
+    if (f)
+        fi_close(f);
+}
+
+static void region_close(struct fid_mr **mr)
+{
+    device_close(*mr ? &(*mr)->fid : NULL);
+    *mr = NULL;
+}
+
+static void regions_close(struct ofi_regions *r)
+{
+    for (uint32_t i = 0; i < r->count; i++)
+        region_close(&r->list[i]);
+}
+
+static int regions_open(struct ofi *o, struct ofi_regions *r)
+{
     int rc = 0;
-    r->list = calloc(count, sizeof *r->list);
-    if (!r->list)
-        return base_fail(-ENOMEM, "no memory for %u regions" BASE_MEMORY_HINT, count);
-    for (; r->count < count && !rc; r->count += rc == 0) {
-        uint64_t at = (uint64_t)r->count << o->shift, n = all - at < segment ? all - at : segment;
-        rc = register_one(o, o->w->pool_base + at, n, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE, &r->list[r->count]);
+    for (uint32_t i = 0; i < r->count && !rc; i++) {
+        uint64_t at = (uint64_t)i << o->shift, left = o->w->pool_bytes - at, segment = UINT64_C(1) << o->shift;
+        rc = region_open(o, o->w->pool_base + at, left < segment ? left : segment, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+                         ofi_key(r->keys[i], r->shift), &r->list[i]);
     }
-    if (rc)
-        ofi_unregister(r);
     return rc;
 }
 
-void ofi_unregister(struct ofi_regions *r)
+/* The regions of frames to send and to receive, if the provider needs local memory registered. */
+static int region_of_frames(struct ofi *o)
 {
-    while (r->count)
-        fi_close(&r->list[--r->count]->fid);
-    free(r->list);
-    r->list = NULL;
+    uint64_t key;
+    int rc = o->traits.local && !o->traits.bind_regions ? region_key(o, &key) : 1;
+    return rc ? rc < 0 ? rc : 0 : region_open(o, o->memory, o->memory_bytes, FI_SEND | FI_RECV, key, &o->memory_mr);
 }
 
-void *ofi_descriptor(const struct ofi *o, const void *at)
+int ofi_register_locked(struct ofi *o, struct ofi_regions *r)
+{
+    uint32_t count = (uint32_t)((o->w->pool_bytes + (UINT64_C(1) << o->shift) - 1) >> o->shift);
+    int rc = 0;
+    r->list = calloc(count, sizeof *r->list);
+    r->keys = calloc(count, sizeof *r->keys);
+    if (!r->list || !r->keys)
+        rc = base_fail(-ENOMEM, "no memory for %u regions" BASE_MEMORY_HINT, count);
+    for (uint32_t i = 0; i < count && !rc; i++)
+        rc = region_key(o, &r->keys[i]);
+    r->count = rc ? 0 : count;
+    r->next = o->regions;
+    o->regions = r;
+    rc = rc ? rc : regions_open(o, r);
+    if (rc)
+        ofi_unregister_locked(o, r);
+    return rc;
+}
+
+int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift)
+{
+    regions_close(r);
+    r->shift = shift;
+    return regions_open(o, r);
+}
+
+void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r)
+{
+    struct ofi_regions **at = &o->regions;
+    while (*at && *at != r)
+        at = &(*at)->next;
+    if (*at)
+        *at = r->next;
+    regions_close(r);
+    free(r->list);
+    free(r->keys);
+    *r = (struct ofi_regions){0};
+}
+
+void *ofi_descriptor_locked(const struct ofi *o, const void *at)
 {
     const uint8_t *p = at;
     if (!o->traits.local)
@@ -118,7 +172,7 @@ void ofi_request_free_locked(struct ofi *o, struct ofi_request *q)
 static bool receive_post(struct ofi *o, struct ofi_request *q)
 {
     void *at = o->receive_frames + (size_t)q->slot * TB_FRAME_BYTES;
-    q->busy = fi_recv(o->ep, at, TB_FRAME_BYTES, ofi_descriptor(o, at), FI_ADDR_UNSPEC, &q->context) == 0;
+    q->busy = fi_recv(o->ep, at, TB_FRAME_BYTES, ofi_descriptor_locked(o, at), FI_ADDR_UNSPEC, &q->context) == 0;
     return q->busy;
 }
 
@@ -176,18 +230,10 @@ bool ofi_queue_quiet_locked(struct ofi *o)
     return o->wait ? fi_wait(o->wait, 0) == -FI_ETIMEDOUT : o->fabric->ops->trywait(o->fabric, &queue, 1) == 0;
 }
 
-int ofi_queue_renew(struct ofi *o)
-{
-    fi_close(&o->cq->fid);
-    o->cq = NULL;
-    o->armed = false;
-    int rc = device_queue(o);
-    return rc ? device_failed(o, rc, "fi_cq_open") : 0;
-}
-
 /* --- the endpoint --- */
 
-int ofi_endpoint_open(struct ofi *o)
+/* Opens an endpoint, while there is none, and posts its receives. */
+static int device_endpoint(struct ofi *o)
 {
     const char *what = "fi_endpoint";
     int rc = fi_endpoint(o->domain, o->info, &o->ep, NULL);
@@ -274,16 +320,11 @@ static int device_refuse(const struct fi_info *info)
     return 0;
 }
 
-static int device_open(struct ofi *o)
+static int device_objects(struct ofi *o)
 {
     struct fi_info *info = o->info;
-    device_count(o);
-    o->shift = OFI_SEGMENT_SHIFT;
-    int rc = device_refuse(info);
-    if (rc)
-        return rc;
     const char *what = "fi_fabric";
-    rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
+    int rc = o->lib->fabric(info->fabric_attr, &o->fabric, NULL);
     if (!rc && (what = "fi_domain"))
         rc = fi_domain(o->fabric, info, &o->domain, NULL);
     struct fi_av_attr av = {.type = info->domain_attr->av_type, .count = o->w->founders};
@@ -291,34 +332,111 @@ static int device_open(struct ofi *o)
         rc = fi_av_open(o->domain, &av, &o->av, NULL);
     if (!rc && (what = "fi_cq_open"))
         rc = device_queue(o);
-    if (rc)
-        return device_failed(o, rc, what);
-    rc = device_memory(o);
-    if (!rc && o->traits.local && !o->traits.bind_regions)
-        rc = register_one(o, o->memory, o->memory_bytes, FI_SEND | FI_RECV, &o->memory_mr);
-    if (!rc)
-        rc = ofi_endpoint_open(o);
+    return rc ? device_failed(o, rc, what) : 0;
+}
+
+static int device_open(struct ofi *o)
+{
+    device_count(o);
+    o->shift = OFI_SEGMENT_SHIFT;
+    int rc = device_refuse(o->info);
+    rc = rc ? rc : device_objects(o);
+    rc = rc ? rc : device_memory(o);
+    rc = rc ? rc : region_of_frames(o);
+    rc = rc ? rc : device_endpoint(o);
     if (!rc && o->traits.rma && (o->traits.hardware || o->traits.local))
-        rc = ofi_register(o, &o->pool);
+        rc = ofi_register_locked(o, &o->pool);
     return rc;
 }
 
-static void device_close(struct fid *f)
+/* --- the end of the objects --- */
+
+static void device_shut_regions(struct ofi *o)
 {
-    if (f)
-        fi_close(f);
+    for (struct ofi_regions *r = o->regions; r; r = r->next)
+        regions_close(r);
+    region_close(&o->memory_mr);
 }
 
-void ofi_device_close(struct ofi *o)
+static void device_shut_endpoint(struct ofi *o)
 {
+    if (o->traits.bind_regions) /* an endpoint with regions cannot be closed */
+        device_shut_regions(o);
     device_close(o->ep ? &o->ep->fid : NULL);
-    ofi_unregister(&o->pool);
-    device_close(o->memory_mr ? &o->memory_mr->fid : NULL);
     device_close(o->cq ? &o->cq->fid : NULL);
+    o->ep = NULL;
+    o->cq = NULL;
+    o->armed = false;
+}
+
+/* Closes everything else. `net` of libfabric 1.17 leaves the sockets open of connections that it had accepted and that had sent no request.
+ * An object that cannot be closed because something still belongs to it is lost. Nothing uses it, because nobody polls it. */
+static void device_shut_objects(struct ofi *o)
+{
+    device_shut_regions(o);
     device_close(o->wait ? &o->wait->fid : NULL);
     device_close(o->av ? &o->av->fid : NULL);
     device_close(o->domain ? &o->domain->fid : NULL);
     device_close(o->fabric ? &o->fabric->fid : NULL);
+    o->wait = NULL;
+    o->av = NULL;
+    o->domain = NULL;
+    o->fabric = NULL;
+    o->fd = -1;
+}
+
+/* Over TCP the domain is replaced, too. When an endpoint of `net` of libfabric 1.17 is closed while a part of a get's bytes has arrived,
+ * the domain gets the get's entry back twice. Later it uses this entry for two requests at the same time: one is lost, or its bytes are
+ * written where those of the other belong. A domain in which a connection was just being made may also crash. */
+void ofi_device_shut_locked(struct ofi *o)
+{
+    device_shut_endpoint(o);
+    if (o->traits.tcp)
+        device_shut_objects(o);
+}
+
+static int device_queue_again(struct ofi *o)
+{
+    int rc = device_queue(o);
+    return rc ? device_failed(o, rc, "fi_cq_open") : 0;
+}
+
+static int device_insert_peers(struct ofi *o)
+{
+    for (uint32_t i = 0; i < o->w->size; i++) {
+        struct ofi_link *l = ofi_link_of(o, i);
+        if (l)
+            l->was = FI_ADDR_NOTAVAIL;
+        if (l && !l->r.closed && fi_av_insert(o->av, l->address, 1, &l->peer, 0, NULL) != 1)
+            return base_fail(-EHOSTUNREACH, "provider %s of libfabric does not accept the address of node %u again",
+                             o->info->fabric_attr->prov_name, i);
+    }
+    return 0;
+}
+
+int ofi_device_again_locked(struct ofi *o)
+{
+    if (o->traits.hardware && o->traits.bind_regions)
+        return base_fail(-EOPNOTSUPP,
+                         "%s of libfabric would give the memory of this node other keys; set WEFT_OFI_PROVIDER to another provider, on "
+                         "all nodes",
+                         o->info->fabric_attr->prov_name);
+    int rc = o->traits.tcp ? device_objects(o) : device_queue_again(o);
+    rc = rc || !o->traits.tcp ? rc : region_of_frames(o);
+    rc = rc ? rc : device_endpoint(o);
+    for (struct ofi_regions *r = o->traits.tcp || o->traits.bind_regions ? o->regions : NULL; r && !rc; r = r->next)
+        rc = regions_open(o, r);
+    rc = rc || !o->traits.tcp ? rc : device_insert_peers(o);
+    if (rc)
+        ofi_device_shut_locked(o);
+    return rc;
+}
+
+void ofi_device_close(struct ofi *o)
+{
+    device_shut_endpoint(o);
+    device_shut_objects(o);
+    ofi_unregister_locked(o, &o->pool);
     if (o->info)
         o->lib->freeinfo(o->info);
     free(o->receives);

@@ -47,7 +47,6 @@ static void link_keep_frames(struct ofi_link *l)
 void ofi_link_free(struct ofi_link *l)
 {
     stash_clear(&l->r.stash);
-    ofi_unregister(&l->own);
     free(l->r.inbox);
     free(l->keys);
     if (l->frames)
@@ -59,10 +58,8 @@ void ofi_link_free(struct ofi_link *l)
  * to the peer reports none afterwards, so the timer is set, too. */
 static bool link_no_room(struct ofi_link *l)
 {
-    int64_t at = base_recent_ns() + OFI_RETRY;
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
-    if (at < atomic_load_explicit(&l->ofi->due, memory_order_relaxed))
-        atomic_store_explicit(&l->ofi->due, at, memory_order_relaxed);
+    records_timer(&l->ofi->due, base_recent_ns() + OFI_RETRY);
     return false;
 }
 
@@ -121,7 +118,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
         struct ofi_request *q = ofi_request_take_locked(o, OFI_FRAME, l->r.link->node);
         if (q) {
             q->slot = slot;
-            rc = fi_send(o->ep, frame, bytes, ofi_descriptor(o, frame), l->peer, &q->context);
+            rc = fi_send(o->ep, frame, bytes, ofi_descriptor_locked(o, frame), l->peer, &q->context);
             if (rc)
                 ofi_request_free_locked(o, q);
         }
@@ -149,11 +146,14 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     struct iovec here = {.iov_base = local, .iov_len = len};
     uint64_t offset = l->base ? l->base + remote : remote & ((UINT64_C(1) << l->shift) - 1);
     struct fi_rma_iov there = {.addr = offset, .len = len, .key = l->keys[remote >> l->shift]};
-    void *descriptor = ofi_descriptor(o, local);
+    void *descriptor = NULL;
+    if (!l->fixed)
+        there.key = ofi_key(there.key, l->keys_shift);
     struct fi_msg_rma m = {.msg_iov = &here, .desc = &descriptor, .iov_count = 1, .rma_iov = &there, .rma_iov_count = 1};
     base_spin_lock(&o->calls);
     struct ofi_request *q = o->ep ? ofi_request_take_locked(o, get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
     if (q) {
+        descriptor = ofi_descriptor_locked(o, local);
         q->cookie = cookie;
         q->bytes = (uint32_t)len;
         m.addr = l->peer;

@@ -8,7 +8,7 @@
  *   device.c      a device: the provider's objects, memory regions, receives
  *   link.c        creates links; sends frames and starts RMA for a link's endpoint
  *   poll.c        progress: completions, timers
- *   watch.c       links that make no progress; replaces the endpoint
+ *   watch.c       links that make no progress; replaces the device's objects
  *   connect.c     when two nodes join: they agree on a provider, and exchange addresses and keys
  *   transport.c   opening, joining, the end of a link; the transport's table
  *
@@ -62,9 +62,13 @@ struct ofi_request {
     void *cookie;   /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
+/* The pool, registered for a peer or for all: one region for each segment. Under `calls`. */
 struct ofi_regions {
-    struct fid_mr **list; /* [count] segments of the pool */
+    struct fid_mr **list; /* [count] */
+    uint64_t *keys;       /* [count] as the peer was sent them */
+    uint64_t shift;       /* what is added to them now; see ofi_key() */
     uint32_t count;
+    struct ofi_regions *next; /* in ofi->regions */
 };
 
 struct ofi_link {
@@ -78,7 +82,9 @@ struct ofi_link {
     uint64_t base;   /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
     uint32_t shift;  /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
-    uint64_t *keys;         /* the keys of the peer's segments */
+    uint64_t *keys;         /* the keys of the peer's segments, as the peer has sent them; see ofi_key() */
+    uint64_t keys_shift;    /* what is added to them now; under the link's lock */
+    bool fixed;             /* the peer's keys do not change */
     uint8_t *frames;        /* frames to send from, if one of the two nodes joined later; NULL: the link uses a part of ofi->memory */
     struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
     char name[64];          /* the peer's address as text */
@@ -130,10 +136,11 @@ struct ofi {
     struct fid_av *av;
     struct fid_cq *cq;
     struct fid_wait *wait;   /* the wait set that the queue signals, if fi_trywait() does not work (device_wait_set()); else NULL */
-    struct fid_ep *ep;       /* NULL: there is none; written under `receiving` and `calls` */
+    struct fid_ep *ep;       /* NULL: there is none; written under `receiving` and `calls`, like the objects above */
     int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled. Written like `ep` */
     bool armed;              /* ofi_idle() found no completion: the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool; /* if registering is expensive: the pool, registered once for all peers */
+    struct ofi_regions *regions; /* all that are registered; under `calls` */
     uint32_t shift;
     uint8_t *memory; /* frames to send and to receive */
     uint64_t memory_bytes;
@@ -181,13 +188,31 @@ static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 
 /* device.c */
 int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out);
-void ofi_device_close(struct ofi *o);                   /* closes the device and frees its memory */
-int ofi_register(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys */
-void ofi_unregister(struct ofi_regions *r);
-void *ofi_descriptor(const struct ofi *o, const void *at); /* the descriptor of local memory; NULL if the provider needs none */
-int ofi_endpoint_open(struct ofi *o);                      /* opens an endpoint, while there is none, and posts its receives */
-int ofi_queue_renew(struct ofi *o);                        /* replaces the completion queue, while there is no endpoint */
-bool ofi_queue_quiet_locked(struct ofi *o);                /* whether a thread may sleep on o->fd; under `calls` */
+void ofi_device_close(struct ofi *o);                          /* closes the device and frees its memory */
+int ofi_register_locked(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next two */
+int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* with other keys */
+void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r);
+/* The sum of a key and what ofi_key_shift() returns. */
+static inline uint64_t ofi_key(uint64_t key, uint64_t shift)
+{
+    return (key + shift) & (UINT64_MAX >> 1);
+}
+/* Whether the keys of this node's memory for this peer change. */
+static inline bool ofi_keys_change(const struct ofi_link *l)
+{
+    return l->ofi->traits.tcp && l->own.count && l->ofi->info->domain_attr->mr_key_size >= sizeof(uint64_t);
+}
+/* What is added to the keys of a peer's memory after this node has opened its endpoint number `number`. */
+static inline uint64_t ofi_key_shift(uint32_t number)
+{
+    return number * UINT64_C(0x9e3779b97f4a7c15);
+}
+/* The descriptor of local memory; NULL if the provider needs none. Under `calls`. */
+void *ofi_descriptor_locked(const struct ofi *o, const void *at);
+/* Replace the provider's objects. Between the two calls there is no endpoint. Under `receiving` and `calls`. */
+void ofi_device_shut_locked(struct ofi *o);
+int ofi_device_again_locked(struct ofi *o);
+bool ofi_queue_quiet_locked(struct ofi *o); /* whether a thread may sleep on o->fd; under `calls` */
 void ofi_receive_again_locked(struct ofi *o,
                               struct ofi_request *q); /* posts a receive, or keeps the request to post it later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
@@ -244,7 +269,7 @@ struct ofi_hello {
     uint32_t rank, size, session;
     uint32_t shift, keys; /* the pool's segments have 2^shift bytes; keys: how many segments, 0 without RMA */
     uint32_t format, address_bytes;
-    uint32_t reserved;
+    uint32_t fixed; /* 1: these keys never change; 0: see ofi_key() */
     uint64_t base;
     char provider[OFI_PROVIDER_NAME];
     uint8_t address[OFI_ADDRESS];

@@ -83,7 +83,7 @@ static uint32_t poll_take(struct ofi *o, struct event *e)
 void ofi_pump_all(struct ofi *o, int64_t now)
 {
     int64_t due = INT64_MAX;
-    atomic_store_explicit(&o->due, INT64_MAX, memory_order_relaxed);
+    records_timers_begin(&o->due);
     for (uint32_t i = 0; i < o->w->size; i++) {
         struct ofi_link *l = ofi_link_of(o, i);
         if (!l)
@@ -101,8 +101,7 @@ void ofi_pump_all(struct ofi *o, int64_t now)
             at = now + OFI_RETRY;
         due = at < due ? at : due;
     }
-    if (due < atomic_load_explicit(&o->due, memory_order_relaxed))
-        atomic_store_explicit(&o->due, due, memory_order_relaxed);
+    records_timer(&o->due, due);
 }
 
 int ofi_poll(struct ofi *o)

@@ -201,10 +201,10 @@ static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
     uint32_t left = end ? transport_give_up(o, l, &e) : 0;
     base_spin_unlock(&l->r.lock);
     base_spin_lock(&o->calls);
-    ofi_unregister(&l->own);
-    if (end)
+    ofi_unregister_locked(o, &l->own);
+    if (end && o->av)
         (void)fi_av_remove(o->av, &l->peer, 1, 0);
-    if (end && l->probes)
+    if (end && o->av && l->probes && l->was != FI_ADDR_NOTAVAIL)
         (void)fi_av_remove(o->av, &l->was, 1, 0);
     l->probes = false;
     base_spin_unlock(&o->calls);

@@ -12,6 +12,8 @@
  *     node's kernel sends what a closed socket holds. If the peer received them after the second put, they could overwrite newer bytes.
  *     Also the peer's own requests on the former connection end only with it. So the peer first sees to it that the former connection is
  *     gone: it waits for its end, which comes at once if the network works (watch_probe()), and otherwise replaces its own endpoint, too.
+ *     A connection that the peer's provider is still making counts as gone, because nothing was received through it. For what may come
+ *     later through such a connection, the peer changes the keys of its memory: a put that names the former key is refused.
  *   - When one connection ends, `net` of libfabric 1.17 forgets all requests for connections that have come and are not handled yet. Such
  *     a request is never answered, and the node that made it connects never. So no connection is made before the end of the former one is
  *     handled, and not by both nodes at the same time. The node with the lower address begins: if its request is lost, the peer's is
@@ -56,6 +58,14 @@ static bool watch_say(struct ofi_link *l, enum side_kind kind)
         memcpy(m.address, o->address, o->address_bytes);
     }
     return fab_side_send(l->r.link, &m, sizeof m) == 0;
+}
+
+/* The peer's memory has other keys from now on. */
+static void watch_new_keys(struct ofi_link *l, uint32_t number)
+{
+    base_spin_lock(&l->r.lock);
+    l->keys_shift = ofi_key_shift(number);
+    base_spin_unlock(&l->r.lock);
 }
 
 bool ofi_side_valid(const void *bytes, size_t len)
@@ -126,9 +136,20 @@ static bool watch_connected(struct ofi_link *l)
     if (!o->traits.tcp)
         return false;
     base_spin_lock(&o->calls);
-    bool is = o->ep && fi_inject(o->ep, &nothing, sizeof nothing, l->was) == 0;
+    bool is = o->ep && l->was != FI_ADDR_NOTAVAIL && fi_inject(o->ep, &nothing, sizeof nothing, l->was) == 0;
     base_spin_unlock(&o->calls);
     return is;
+}
+
+/* The connection to the peer's former endpoint is gone. */
+static void watch_forget(struct ofi_link *l)
+{
+    struct ofi *o = l->ofi;
+    base_spin_lock(&o->calls);
+    if (l->was != FI_ADDR_NOTAVAIL && o->av)
+        (void)fi_av_remove(o->av, &l->was, 1, 0);
+    base_spin_unlock(&o->calls);
+    l->probes = false;
 }
 
 static void watch_probe(struct ofi_link *l, int64_t now)
@@ -144,36 +165,18 @@ static void watch_probe(struct ofi_link *l, int64_t now)
     l->settle_at = l->settle_at ? l->settle_at : now + SETTLE;
     if (now < l->settle_at)
         return;
-    base_spin_lock(&o->calls);
-    (void)fi_av_remove(o->av, &l->was, 1, 0);
-    base_spin_unlock(&o->calls);
-    l->probes = false;
+    watch_forget(l);
     l->confirm = true;
 }
 
-/* The peer has announced a new endpoint. */
-static void watch_moved(struct ofi_link *l, const struct side_message *m)
+/* Takes over the peer's new address, after which nothing is sent until the link is open again. Under `calls`. False: the provider does not
+ * accept the address. `probes`: keep the former one as l->was. */
+static bool watch_follow_locked(struct ofi_link *l, const struct side_message *m, bool probes)
 {
     struct ofi *o = l->ofi;
     fi_addr_t peer = FI_ADDR_NOTAVAIL;
-    if (m->address_bytes != o->address_bytes) {
-        records_break(
-            &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
-        return;
-    }
-    base_spin_lock(&l->r.lock);
-    base_spin_lock(&o->calls);
-    if (fi_av_insert(o->av, m->address, 1, &peer, 0, NULL) != 1) {
-        base_spin_unlock(&o->calls);
-        base_spin_unlock(&l->r.lock);
-        records_break(&l->r,
-                      "it opened a new endpoint, and provider %s of libfabric on this node does not accept its address: set "
-                      "WEFT_OFI_PROVIDER to another provider, on all nodes",
-                      o->info->fabric_attr->prov_name);
-        return;
-    }
-    /* While this node waits for a confirmation, it has sent nothing from its own new endpoint, so that has no connection to the peer. */
-    bool probes = !l->probes && !l->awaits && !l->confirm;
+    if (!o->ep || fi_av_insert(o->av, m->address, 1, &peer, 0, NULL) != 1)
+        return false;
     if (probes)
         l->was = l->peer;
     else
@@ -181,10 +184,37 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     l->peer = peer;
     memcpy(l->address, m->address, m->address_bytes);
     ofi_print_address(o->info, m->address, m->address_bytes, l->name, sizeof l->name);
+    return true;
+}
+
+/* The peer has announced a new endpoint. */
+static void watch_moved(struct ofi_link *l, const struct side_message *m)
+{
+    struct ofi *o = l->ofi;
+    if (m->address_bytes != o->address_bytes) {
+        records_break(
+            &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
+        return;
+    }
+    /* While this node waits for a confirmation, it has sent nothing from its own new endpoint, so that has no connection to the peer. */
+    bool probes = !l->probes && !l->awaits && !l->confirm;
+    /* The new endpoint may have got the port of the former one. Then nothing but a new endpoint here tells their connections apart. */
+    bool same = memcmp(l->address, m->address, m->address_bytes) == 0;
+    base_spin_lock(&l->r.lock);
+    base_spin_lock(&o->calls);
+    bool follows = watch_follow_locked(l, m, probes);
+    int rc = follows && ofi_keys_change(l) ? ofi_register_again_locked(o, &l->own, ofi_key_shift(m->number)) : 0;
     base_spin_unlock(&o->calls);
     l->shut = true;
     l->open_at = 0;
     base_spin_unlock(&l->r.lock);
+    if (!follows || rc) {
+        records_break(&l->r,
+                      "it opened a new endpoint, and provider %s of libfabric on this node does not accept its address: set "
+                      "WEFT_OFI_PROVIDER to another provider, on all nodes",
+                      o->info->fabric_attr->prov_name);
+        return;
+    }
     l->theirs = m->number;
     l->confirm = !probes && !l->probes;
     if (probes) {
@@ -193,6 +223,7 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
         l->settle_at = 0;
         l->gone_at = base_now_ns() + GONE;
     }
+    o->renew = o->renew || (probes && same);
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
 }
 
@@ -218,6 +249,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
         watch_moved(l, &m);
     if (m.kind == SIDE_CONFIRM && l->awaits && m.number == o->generation) {
         l->awaits = false;
+        watch_new_keys(l, m.number);
         watch_open(l, base_now_ns());
     }
     base_spin_unlock(&o->receiving);
@@ -246,14 +278,11 @@ void ofi_renew(struct ofi *o, const char *why)
     if (!o->ep)
         return; /* an earlier attempt to open an endpoint has failed, and has broken all links */
     base_spin_lock(&o->calls);
-    fi_close(&o->ep->fid);
-    o->ep = NULL;
+    ofi_device_shut_locked(o);
     base_spin_unlock(&o->calls);
     watch_take_back(o);
     base_spin_lock(&o->calls);
-    int rc =
-        ofi_queue_renew(o); /* drops the old endpoint's completions; libfabric 1.17 also keeps a reference to that endpoint in the queue */
-    rc = rc ? rc : ofi_endpoint_open(o);
+    int rc = ofi_device_again_locked(o);
     base_spin_unlock(&o->calls);
     base_log(BASE_LOG_WARN, "provider %s of libfabric: this node replaces its endpoint, because %s; the new one is at %s%s",
              o->info->fabric_attr->prov_name, why, rc ? "no address: " : o->name, rc ? base_error() : "");
@@ -267,15 +296,16 @@ void ofi_renew(struct ofi *o, const char *why)
         base_spin_unlock(&l->r.lock);
         l->tell = rc == 0;
         l->awaits = true;
-        if (l->probes) /* the former connection of the peer's was one of this node's former endpoint */
-            l->settle_at = 1;
+        l->confirm = l->confirm || l->probes; /* the connection to the peer's former endpoint was one of this node's former endpoint */
+        if (l->probes)
+            watch_forget(l);
         if (rc)
             records_break(&l->r, "this node could not open a new endpoint: %s", base_error());
     }
 }
 
-/* Whether RMA requests are under way and none has ended for long, although frames get through. libfabric 1.17's `net` sometimes loses a
- * request that it was given just after a connection was made. `now - l->moves_at`: at MOVES_RATE, all of them would have ended. */
+/* Whether RMA requests are under way and none has ended for long, although frames get through: the provider has lost them. `now -
+ * l->moves_at`: at MOVES_RATE, all of them would have ended. */
 static bool watch_moves_lost(struct ofi_link *l, int64_t now)
 {
     base_spin_lock(&l->r.lock);
@@ -340,9 +370,7 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     }
     if (!l->answered || now - l->answered < AFTER)
         return;
-    /* Not for a peer that was never heard: many nodes may be connecting, slowly, on a busy machine. Closing an endpoint of net in libfabric
-       1.17 while others are connecting to it makes a later fi_cq_read() crash, since the connections that it has accepted still refer to
-       it. */
+    /* Not for a peer that was never heard: many nodes may be connecting, slowly, on a busy machine, and would have to begin again. */
     if (!l->renewed && l->heard) { /* ask the peer again afterwards: it may get through to the new endpoint */
         l->renewed = o->renew = true;
         l->asked = false;
@@ -369,7 +397,7 @@ static int64_t watch_device(struct ofi *o, int64_t now)
         next = l->still_at ? WATCH : next;
         next = l->tell || l->probes || l->confirm || l->open_at ? WEFT_MS : next;
     }
-    if (o->renew && !o->traits.bind_regions)
+    if (o->renew && !(o->traits.hardware && o->traits.bind_regions))
         ofi_renew(o, "requests to another node, or from it, make no progress");
     o->renew = false;
     if (now >= atomic_load_explicit(&o->due, memory_order_relaxed))

@@ -48,6 +48,21 @@ struct records_link {
     char why[320]; /* written before `broken` is set */
 };
 
+/* Lowers the transport's earliest timer to `at`. Always a read-modify-write, even if the timer is earlier already: so either
+ * records_timers_begin() sees what this thread stored before (a link's `due` and `no_room`), or its result stays as low as `at`. */
+static inline void records_timer(_Atomic int64_t *earliest, int64_t at)
+{
+    int64_t was = atomic_load_explicit(earliest, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(earliest, &was, at < was ? at : was, memory_order_acq_rel, memory_order_relaxed))
+        ;
+}
+
+/* Call before the timers of all links are looked at; records_timer() with the earliest of them follows. */
+static inline void records_timers_begin(_Atomic int64_t *earliest)
+{
+    (void)atomic_exchange_explicit(earliest, INT64_MAX, memory_order_acq_rel);
+}
+
 /* Lets the endpoint send what it can. Called under the endpoint's lock. */
 static inline void records_pump_locked(struct records_link *l, int64_t now)
 {
@@ -55,8 +70,7 @@ static inline void records_pump_locked(struct records_link *l, int64_t now)
     tb_endpoint_pump(&l->endpoint, now);
     int64_t due = tb_endpoint_due(&l->endpoint);
     atomic_store_explicit(&l->due, due, memory_order_relaxed);
-    if (due < atomic_load_explicit(l->earliest, memory_order_relaxed))
-        atomic_store_explicit(l->earliest, due, memory_order_relaxed);
+    records_timer(l->earliest, due);
 }
 
 /* message.c */

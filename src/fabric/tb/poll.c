@@ -133,7 +133,7 @@ static void poll_pump_all(struct tb *tb, int64_t now)
     for (uint32_t i = 0; i < tb->device_count; i++)
         tb_watch(tb, &tb->devices[i], now, LOOK);
     tb_routes_apply(tb);
-    atomic_store_explicit(&tb->due, INT64_MAX, memory_order_relaxed);
+    records_timers_begin(&tb->due);
     for (uint32_t i = 0; i < tb->w->founders; i++) {
         struct tb_link *l = tb_link_of(tb, i);
         if (!l)
@@ -149,8 +149,7 @@ static void poll_pump_all(struct tb *tb, int64_t now)
         int64_t at = atomic_load_explicit(&l->r.due, memory_order_relaxed);
         due = at < due ? at : due;
     }
-    if (due < atomic_load_explicit(&tb->due, memory_order_relaxed))
-        atomic_store_explicit(&tb->due, due, memory_order_relaxed);
+    records_timer(&tb->due, due);
 }
 
 /* Prefetches all lines of the frame together: they are in another processor's cache, and would else be fetched one after another. */
