@@ -104,8 +104,8 @@ WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec
  * with weft_process_close() in any case. If the program could not be started, weft_process_wait() returns the error and sets weft_error().
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
  * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests
- * are outstanding at the node; -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the node is gone;
- * the other errors of weft_spawn() are results of the op. */
+ * are outstanding at the node; -ENOMEM no memory, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the node is gone.
+ * The other errors of weft_spawn() are results of the op. */
 WEFT_API int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, weft_op *op);
 
 /* The node on which the process runs, and its process ID there; 0 before it runs. */

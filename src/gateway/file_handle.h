@@ -39,8 +39,8 @@ struct file_kept {
     weft_gaddr at;
     uint32_t room;  /* bytes there; only memory for whole pieces is used again */
     uint32_t times; /* how often the memory was used */
-    bool told;     /* the gateway knows of it */
-    weft_op op;    /* the get that fills it */
+    bool told;      /* the gateway knows of it */
+    weft_op op;     /* the get that fills it */
 };
 struct file_slot {
     _Atomic int state; /* enum slot_state; the answer writes it after all other members */

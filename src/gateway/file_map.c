@@ -205,13 +205,14 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
     return right ? 0 : other || !rc ? MAP_AGAIN : rc;
 }
 
-/* From another host, in sequence: as a reader gets it, but the view takes the copy. MAP_AGAIN: not possible, because another thread does this
- * now, or because the handle is for writing: what was got in advance may be older than what another thread has written. */
+/* From another host, in sequence: as a reader gets it, but the view takes the copy. MAP_AGAIN: not possible, because another thread does
+ * this now, or because the handle is for writing: what was got in advance may be older than what another thread has written. */
 static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_kept **out)
 {
     struct file_line *line = &f->maps_far;
     struct file_slot *s;
-    if (f->flags & WEFT_FILE_WRITE || atomic_exchange_explicit(&f->lining, true, memory_order_acquire)) /* acquire: pairs with the release below */
+    if (f->flags & WEFT_FILE_WRITE ||
+        atomic_exchange_explicit(&f->lining, true, memory_order_acquire)) /* acquire: pairs with the release below */
         return MAP_AGAIN;
     if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
         file_slots_expire(f, line);
