@@ -65,7 +65,8 @@ static __device__ __forceinline__ void ping_by(const weft_device *d, uint64_t th
     }
 }
 
-__global__ void ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, enum when when, int *failed)
+__global__ void ping(const weft_device *d, uint64_t there, uint64_t here, uint64_t from, uint64_t n, bool second, enum when when,
+                     int *failed)
 {
     ping_by(d, there, here, from, n, second, when, failed);
 }
