@@ -139,8 +139,7 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
     if (fresh && !(k = kept_new(g, size))) {
         base_spin_lock(&g->lock);
         all->bytes -= size;
-        k = size == WEFT_FILE_PIECE ? kept_take(g, false)
-                                    : NULL; /* the pool is full, so take an old copy although the limit allows a new one */
+        k = size == WEFT_FILE_PIECE ? kept_take(g, false) : NULL; /* the pool is full, so use an old copy, whatever the limit */
         base_spin_unlock(&g->lock);
     }
     if (!k)
