@@ -143,8 +143,8 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
 /* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can do so in three kinds of
  * memory: the pools of all nodes on its host, the arenas of its own GPU, and arenas of other nodes on its host that its GPU has mapped
  * (weft_link_stats.arena_way). NULL also if the `bytes` bytes are not all inside the pool or arena.
- * The kernel may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of
- * a microsecond. A kernel that waits before it uses the pointer should call this before the wait, so that the two overlap. */
+ * The kernel may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths
+ * of a microsecond. A kernel that waits before it uses the pointer should call this before the wait, so that the two overlap. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;

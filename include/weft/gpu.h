@@ -84,9 +84,9 @@ WEFT_API int weft_gpu_close(weft_gpu *g);
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
 /* Copy the weft_device into `*out`, so that a program can pass the structure itself to its kernels. In CUDA, a kernel whose parameter is
- * `const __grid_constant__ weft_device d` calls the functions of weft/device.h with &d. The GPU keeps parameters in constant memory: reading
- * them takes no time, unlike memory, which a waiting thread must read anew after each wait. `bytes` is sizeof *out. The copy is valid as
- * long as the pointer from weft_gpu_device(). */
+ * `const __grid_constant__ weft_device d` calls the functions of weft/device.h with &d. The GPU keeps parameters in constant memory:
+ * reading them takes no time, unlike memory, which a waiting thread must read anew after each wait. `bytes` is sizeof *out. The copy is
+ * valid as long as the pointer from weft_gpu_device(). */
 WEFT_API void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes);
 
 /* Open an arena: memory of the GPU that has addresses in the cluster. `*space` receives its number, 1 to 15. All operations of

@@ -335,7 +335,7 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
     struct look look;
     look.count = 0; /* `words` is not set: that would cost more than the rest of a claim here */
     look.from = 0;
-    look.next = 1; /* most often the first one is ready */
+    look.next = 1;                              /* most often the first one is ready */
     uint64_t end = p + (max < lag ? max : lag); /* where the claim ends if all slots are ready */
     fetch_first(s, p, end - p);
     for (; p != tail && got < max; p++) {

@@ -26,7 +26,7 @@ struct table_entry {
     _Alignas(BASE_CACHE_LINE) weft_task task;
     _Alignas(BASE_CACHE_LINE) uint32_t generation; /* generation of the current id; never 0 */
     uint32_t next, prev;                           /* in the free or pending list; prev only in pending */
-    uint16_t home;       /* in state OUT: the node whose shard has the task */
+    uint16_t home;                                 /* in state OUT: the node whose shard has the task */
     uint8_t state;
     uint8_t tries;  /* how many times the task was placed again */
     int32_t status; /* this and the next fields are from the completion */
