@@ -19,7 +19,7 @@ int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask)
 }
 
 /* No time-out: late bytes are written to the same place, so it must stay reserved until the other node answers or dies. */
-int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
+int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_slot *slot, int64_t *next)
 {
     uint64_t seen = 0;
     for (;;) {
@@ -29,6 +29,8 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word)
             return map_answer(seen);
         if (rc != -ETIMEDOUT)
             return rc;
+        if (slot)
+            map_slot_renew(slot, next);
         if (!there)
             return base_fail(-ECONNRESET, "node %u, which reads the input for this node, is gone; run the job again", node);
     }
@@ -109,10 +111,10 @@ static int start_chunk(struct map_slot *slot, const struct map_piece *piece, uin
     return map_ask(job, home_of(job, piece), &ask);
 }
 
-static int end_chunk(struct map_slot *slot, const struct map_piece *piece, unsigned k, weft_op *op)
+static int end_chunk(struct map_slot *slot, const struct map_piece *piece, unsigned k, weft_op *op, int64_t *next)
 {
     if (piece->place != MAP_IN_POOL)
-        return map_asked(slot->job, home_of(slot->job, piece), slot->words + k * sizeof(uint64_t));
+        return map_asked(slot->job, home_of(slot->job, piece), slot->words + k * sizeof(uint64_t), slot, next);
     return map_ended(slot->job, op);
 }
 
@@ -151,8 +153,8 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
     weft_op ops[MAP_BRING_DEPTH];
     uint64_t started = 0, ended = 0;
     int rc = 0;
-    for (unsigned head = 0, tail = 0; ended < started || (!rc && started < piece->length);) {
-        if (!rc && started < piece->length && head - tail < MAP_BRING_DEPTH) {
+    for (unsigned head = 0, tail = 0; ended < started || (!rc && !slot->lost && started < piece->length);) {
+        if (!rc && !slot->lost && started < piece->length && head - tail < MAP_BRING_DEPTH) {
             unsigned k = head % MAP_BRING_DEPTH;
             size_t len = chunk_bytes(piece, started, whole);
             rc = start_chunk(slot, piece, started, len, whole ? to + started : to + k * (uint64_t)MAP_CHUNK_BYTES, k, &ops[k]);
@@ -164,7 +166,7 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         }
         unsigned k = tail++ % MAP_BRING_DEPTH;
         size_t len = chunk_bytes(piece, ended, whole);
-        int end = end_chunk(slot, piece, k, &ops[k]);
+        int end = end_chunk(slot, piece, k, &ops[k], &next);
         rc = rc ? rc : end;
         if (!rc && !whole)
             rc = map_scratch_write(&job->spill, slot->brought_at + ended, weft_ptr(job->w, to + k * (uint64_t)MAP_CHUNK_BYTES, len), len);

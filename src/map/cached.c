@@ -98,7 +98,7 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
             .what = MAP_ASK_FILE, .input = r->input, .offset = offset + done, .len = n, .to = job->look, .word = job->look + LOOK_BYTES};
         int rc = map_ask(job, r->in->home, &ask);
         if (!rc)
-            rc = map_asked(job, r->in->home, ask.word);
+            rc = map_asked(job, r->in->home, ask.word, NULL, NULL);
         if (rc == -ENETDOWN &&
             weft_alive(job->w, r->in->home)) { /* there is no route now; if there is none for long, the node is given up */
             base_sleep_ns(KNOWN_LOOK);

@@ -21,6 +21,7 @@
 #define PUTS_LEAST 4u
 #define PUTS_MOST  16u
 #define PUTS_QUEUE 4
+#define PUT_AGAIN  (10 * WEFT_MS)
 #define PARTS      (MAP_ASK_BYTES / MAP_CHUNK_BYTES)
 /* The most requests of one node that can wait here. A node that sends more violates the protocol. */
 #define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH)
@@ -206,6 +207,25 @@ static int parts_wait(struct asker *f, struct part *parts, uint32_t *tail, uint3
     return rc;
 }
 
+/* A put could not begin. Whether to try again: the asking node waits for an answer as long as this node is alive. `*rc`: the error for the
+ * answer, if the bytes are not put. */
+static bool put_again(struct asker *f, const struct map_ask *ask, int begun, int *rc)
+{
+    struct map_job *job = f->carry->job;
+    uint32_t node = weft_gaddr_node(ask->to);
+    pthread_mutex_lock(&f->carry->lock);
+    bool stop = f->carry->stop;
+    pthread_mutex_unlock(&f->carry->lock);
+    while (!stop && weft_flush(job->w, node, WEFT_TIMEOUT_DEFAULT) == -ETIMEDOUT && weft_alive(job->w, node))
+        ; /* a part of this put may be under way, and its memory is used again */
+    if (stop || !weft_alive(job->w, node))
+        return false;
+    if (begun != -ETIMEDOUT && begun != -ENETDOWN && !*rc)
+        *rc = begun; /* not for lack of room or of a route, so the next try is the answer alone */
+    base_sleep_ns(PUT_AGAIN);
+    return true;
+}
+
 /* Puts the bytes, which are at `view`, or are read into the carrier's memory part by part (NULL). Then changes the word. */
 static void put_answer(struct asker *f, struct carrier *r, const struct map_ask *ask, const uint8_t *view, int rc)
 {
@@ -218,7 +238,9 @@ static void put_answer(struct asker *f, struct carrier *r, const struct map_ask 
         last = rc || done + n == ask->len;
         if (last || !view) { /* the word is changed when all bytes are there; and the memory is used again */
             int ended = parts_wait(f, parts, &tail, head);
-            rc = rc ? rc : ended;
+            rc = rc                                             ? rc
+                 : ended == -ENETDOWN || ended == -ECONNABORTED ? -EAGAIN
+                                                                : ended; /* no route for a while: the node may ask again */
         }
         if (!rc && !view)
             rc = read_asked(job, ask, &r->held, done, r->memory, n);
@@ -235,9 +257,10 @@ static void put_answer(struct asker *f, struct carrier *r, const struct map_ask 
                          : weft_put(job->w, ask->to + done, from, n, &p->op);
         if (begun) {
             put_ended(f, 0);
-            last = true; /* the node is gone */
+            last = !put_again(f, ask, begun, &rc);
+            continue;
         }
-        head += !begun;
+        head++;
         done += n;
     }
     (void)parts_wait(f, parts, &tail, head);
@@ -268,6 +291,11 @@ static void *carrier_main(void *arg)
     struct carrier r = {.held.fd = -1};
     pthread_mutex_lock(&c->lock);
     for (;;) {
+        if (!f->first && !c->stop && r.shown.f) { /* an open handle holds pieces of the cache: those that it has asked for in advance */
+            pthread_mutex_unlock(&c->lock);
+            map_shown_close(&r.shown);
+            pthread_mutex_lock(&c->lock);
+        }
         f->idle++;
         while (!f->first && !c->stop)
             pthread_cond_wait(&f->more, &c->lock);

@@ -234,10 +234,11 @@ void map_carry_stop(struct map_job *job);
 /* Send a request. Its `word` lies in this node's pool; poll it, or wait with map_asked(), for the answer. */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
 int map_answer(uint64_t word); /* decodes the answer in a word; sets no error text; -EINPROGRESS: none yet; -EPROTO: invalid */
-int map_asked(struct map_job *job, uint32_t node, weft_gaddr word);
+struct map_slot;
+/* Waits for the answer, as long as the node is alive. Renews the slot's claim meanwhile (map_slot_renew()); `slot` may be NULL. */
+int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_slot *slot, int64_t *next);
 int map_ended(struct map_job *job, weft_op *op); /* waits for the end of an operation */
 struct map_span;
-struct map_slot;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
 /* Finds room for a piece that is fetched. True: `*to` has room for the whole piece. False: `*to` has room for MAP_BRING_DEPTH chunks at a

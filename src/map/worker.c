@@ -314,8 +314,8 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
         if (code && code != ENETDOWN)
             code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;
-        if (code == ENETDOWN) {              /* there is no route to the node now, so the piece has not failed */
-            weft_release(job->queue, claim); /* if this fails, the lease ends later */
+        if (code == ENETDOWN || code == EAGAIN) { /* there is or was no route to the node, so the piece has not failed */
+            weft_release(job->queue, claim);      /* if this fails, the lease ends later */
             slot->lost = true;
         }
     } else {

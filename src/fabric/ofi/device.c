@@ -403,8 +403,8 @@ static int device_queue_again(struct ofi *o)
 
 static int device_insert_peers(struct ofi *o)
 {
-    for (uint32_t i = 0; i < o->w->size; i++) {
-        struct ofi_link *l = ofi_link_of(o, i);
+    for (uint32_t i = 0; i < o->w->room; i++) {
+        struct ofi_link *l = ofi_link_joining(o, i);
         if (l)
             l->was = FI_ADDR_NOTAVAIL;
         if (l && !l->r.closed && fi_av_insert(o->av, l->address, 1, &l->peer, 0, NULL) != 1)

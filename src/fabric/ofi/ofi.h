@@ -226,6 +226,11 @@ static inline struct ofi_link *ofi_link_of(const struct ofi *o, uint32_t node)
     /* acquire: pairs with the release that published the complete link */
     return node < o->w->size ? __atomic_load_n(&o->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
+/* Also the link of a node that is joining, whose number is not below w->size yet. `node` is below w->room. */
+static inline struct ofi_link *ofi_link_joining(const struct ofi *o, uint32_t node)
+{
+    return __atomic_load_n(&o->links[node], __ATOMIC_ACQUIRE);
+}
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);

@@ -286,8 +286,8 @@ void ofi_renew(struct ofi *o, const char *why)
     base_spin_unlock(&o->calls);
     base_log(BASE_LOG_WARN, "provider %s of libfabric: this node replaces its endpoint, because %s; the new one is at %s%s",
              o->info->fabric_attr->prov_name, why, rc ? "no address: " : o->name, rc ? base_error() : "");
-    for (uint32_t i = 0; i < o->w->size; i++) {
-        struct ofi_link *l = ofi_link_of(o, i);
+    for (uint32_t i = 0; i < o->w->room; i++) {
+        struct ofi_link *l = ofi_link_joining(o, i);
         if (!l)
             continue;
         base_spin_lock(&l->r.lock);
@@ -394,8 +394,8 @@ static int64_t watch_device(struct ofi *o, int64_t now)
         if (!l || l->r.closed)
             continue;
         watch_link(o, l, now);
-        next = l->still_at ? WATCH : next;
-        next = l->tell || l->probes || l->confirm || l->open_at ? WEFT_MS : next;
+        int64_t in = l->tell || l->probes || l->confirm || l->open_at ? WEFT_MS : l->still_at ? WATCH : INT64_MAX;
+        next = in < next ? in : next;
     }
     if (o->renew && !(o->traits.hardware && o->traits.bind_regions))
         ofi_renew(o, "requests to another node, or from it, make no progress");
