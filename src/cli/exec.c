@@ -329,6 +329,7 @@ static int exec_take_over(const struct exec_options *o, struct exec_run *x)
     sigaddset(&held, SIGPIPE);
     for (size_t i = 0; i < ENDING_SIGNALS; i++)
         sigaddset(&held, caught_signals[i]);
+    signals_are_read = true; /* the job runs: exec_loop() passes on all signals that were held back */
     sigprocmask(SIG_UNBLOCK, &held, NULL);
     fcntl(o->connected, F_SETFD, FD_CLOEXEC);
     x->status = o->status;

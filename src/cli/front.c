@@ -228,21 +228,34 @@ static long whole_path(const char *place, struct text *path)
     return is_trusted(path->bytes) && is_trusted(self) ? 0 : -EPERM;
 }
 
+/* The path of the whole command; "": not known yet. */
+static char whole[PATH_MAX];
+
+static long find_whole(void)
+{
+    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* where it is installed; where it is built */
+    struct text path = {.bytes = whole, .room = sizeof whole};
+    long error = whole[0] ? 0 : -ENOENT;
+    for (size_t i = 0; i < sizeof places / sizeof places[0] && error == -ENOENT; i++)
+        error = whole_path(places[i], &path);
+    if (error)
+        whole[0] = '\0';
+    return error;
+}
+
 /* Replaces this process by the whole command. */
 static _Noreturn void become_whole(char **arguments)
 {
-    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* where it is installed; where it is built */
-    static char bytes[PATH_MAX], line[2 * PATH_MAX];
-    struct text path = {.bytes = bytes, .room = sizeof bytes}, message = {.bytes = line, .room = sizeof line};
-    long error = -ENOENT;
-    for (size_t i = 0; i < sizeof places / sizeof places[0] && error == -ENOENT; i++) {
-        error = whole_path(places[i], &path);
-        if (!error)
-            error = SYS(execve, bytes, arguments, environment, 0, 0, 0);
-    }
+    static char line[2 * PATH_MAX];
+    struct text message = {.bytes = line, .room = sizeof line};
+    long error = find_whole();
+    if (!error)
+        error = SYS(execve, whole, arguments, environment, 0, 0, 0);
     add(&message, "weft: " WEFT_WHOLE ", which has all commands, cannot be executed: ");
     if (error == -EPERM || error == -ENOENT || error == -EACCES)
         add(&message, error == -EPERM ? "another user may have put it there" : error == -ENOENT ? "No such file" : "Permission denied");
+    else if (error == -E2BIG)
+        add(&message, "the arguments and the environment are too long");
     else {
         add(&message, "error ");
         add_number(&message, (unsigned long)-error);
@@ -413,16 +426,19 @@ static int connect_to_node(void)
     return -1;
 }
 
+/* The signals that were blocked before the job began. */
+static uint64_t blocked_before;
+
 /* Sends the request, and holds back signals until the job is over or handed over. False: nothing was started. */
 static bool begin_job(int fd, const struct text *request)
 {
-    uint64_t held = HELD_SIGNALS, before = 0;
-    if (SYS(rt_sigprocmask, SIG_BLOCK, &held, &before, sizeof held, 0, 0))
+    uint64_t held = HELD_SIGNALS;
+    if (SYS(rt_sigprocmask, SIG_BLOCK, &held, &blocked_before, sizeof held, 0, 0))
         return false;
     /* A signal that was held back already would no longer be so after hand_over(). */
-    if (!(before & held) && SYS(sendto, fd, request->bytes, request->len, MSG_NOSIGNAL, NULL, 0) == (long)request->len)
+    if (!(blocked_before & held) && SYS(sendto, fd, request->bytes, request->len, MSG_NOSIGNAL, NULL, 0) == (long)request->len)
         return true;
-    SYS(rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before, 0, 0);
+    SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
     return false;
 }
 
@@ -478,7 +494,7 @@ static bool print(const struct control_frame *f, const char *payload)
         return false;
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
-        end(STATUS_PIPE);
+        end(job.status ? job.status : STATUS_PIPE);
     return n == (long)f->bytes; /* if the disk is full: the whole command writes it again, and has the message */
 }
 
@@ -510,8 +526,11 @@ static bool handle_frames(int fd)
     while (fine && !job.over && frame_at(job.done, &f))
         if ((fine = handle(&f, job.bytes + job.done + sizeof f)))
             job.done += sizeof f + f.bytes;
-    if (job.over)
+    if (job.over) {
+        /* A signal that came meanwhile now has its effect: else a loop of a shell, whose commands are short, would not end by Ctrl-C. */
+        SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
         end(job.status);
+    }
     fine = fine && job.done;
     for (size_t left = job.done; left; left -= (size_t)n)
         if ((n = SYS(recvfrom, fd, job.bytes, left, MSG_DONTWAIT, NULL, NULL)) <= 0)
@@ -534,8 +553,8 @@ static void run_here(void)
 {
     static char bytes[REQUEST_MAX];
     struct text request = {.bytes = bytes, .room = sizeof bytes};
-    if (!is_for_here() || !write_request(&request))
-        return;
+    if (!is_for_here() || !write_request(&request) || find_whole())
+        return; /* a job that was begun must be able to go on in the whole command */
     int fd = connect_to_node();
     if (fd < 0)
         return;

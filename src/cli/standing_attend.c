@@ -59,6 +59,8 @@ static void job_hear(struct job *j, bool *there)
     if ((*there = job_listen(j, j->buf)))
         return;
     j->stop = true;
+    if (j->leave_at == INT64_MAX)
+        j->leave_at = base_deadline(LEAVE_NS); /* nobody waits for a host that does not answer */
     shutdown(j->fd, SHUT_RDWR);
     job_signal(j, SIGKILL, NULL);
 }
