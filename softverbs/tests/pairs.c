@@ -203,6 +203,13 @@ int to_rtr(struct ibv_qp *qp, struct ibv_qp_attr *a)
     return ibv_modify_qp(qp, a, IBV_QP_STATE | required);
 }
 
+const char *new_directory(void)
+{
+    static char memory[] = "/dev/shm/softverbs-pairs-XXXXXX", disk[] = "/tmp/softverbs-pairs-XXXXXX";
+    const char *directory = mkdtemp(memory);
+    return directory ? directory : mkdtemp(disk);
+}
+
 int in_child(const char *directory, const char *fabric, const char *profile, int words, const char *const *word, int (*run)(void))
 {
     struct sv_why why = {""};

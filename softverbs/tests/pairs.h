@@ -16,6 +16,7 @@ extern struct ibv_cq *cq;
 /* Set up and tear down a group of tests. */
 int open_device(void **state);
 int close_device(void **state);
+const char *new_directory(void); /* for the fabrics of this process; NULL: it cannot be made */
 /* Runs a group in a child process, on a new fabric. Returns 0 if all passed. */
 int in_child(const char *directory, const char *fabric, const char *profile, int words, const char *const *word, int (*run)(void));
 

@@ -333,10 +333,9 @@ static int run_tb5_error(void)
 int main(void)
 {
     static const char *const joined[] = {"switch", "3"}, *const ring[] = {"ring", "3"};
-    char memory[] = "/dev/shm/softverbs-objects-XXXXXX", disk[] = "/tmp/softverbs-objects-XXXXXX";
-    const char *directory = mkdtemp(memory);
+    const char *directory = new_directory();
 
-    if (!directory && !(directory = mkdtemp(disk)))
+    if (!directory)
         return 1;
     int failed = in_child(directory, "generic", "generic", 2, joined, run_generic);
     failed |= in_child(directory, "tb5", "tb5", 2, ring, run_tb5);

@@ -18,7 +18,7 @@ import time
 import unittest
 
 import test_standing
-from test_standing import CLUSTER, LIMIT, WEFT, Standing, marked, until
+from test_standing import LIMIT, WEFT, Standing, Up, marked, until
 
 CTRL_C, CTRL_D, CTRL_Z, ESC = b"\x03", b"\x04", b"\x1a", b"\x1b"
 
@@ -99,18 +99,7 @@ class Base(Standing):
         until("the terminal has its settings back", lambda: termios.tcgetattr(t.theirs) == t.before)
 
 
-class Tty(Base):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        subprocess.run([WEFT, "up", *CLUSTER], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
-
-    @classmethod
-    def tearDownClass(cls):
-        subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
-        until("no process is left", lambda: not marked())
-        super().tearDownClass()
-
+class Tty(Up, Base):
     def test_terminal_of_the_program(self):
         """The program's three descriptors are one terminal, its session's; size and type of the terminal are right; the exit status
         arrives."""

@@ -185,6 +185,14 @@ static void give_all(struct rc_link *l, void *stages[], uint32_t n)
         rc_give_stage(l, stages[--n], false);
 }
 
+/* Fills a block, and puts it to both peers: then they are connected. */
+static void connect_both(weft_node *w, weft_gaddr there, uint8_t from[4096])
+{
+    memset(from, 7, 4096);
+    for (uint32_t p = 1; p < 3; p++)
+        OK(weft_put_blocking(w, on_node(there, p), from, 4096));
+}
+
 static void given_back(weft_node *w, void *arg)
 {
     enum { ROUNDS = 40 };
@@ -196,9 +204,7 @@ static void given_back(weft_node *w, void *arg)
         void *stages[RC_STAGES + 1];
         uint8_t from[4096];
         weft_op op;
-        memset(from, 7, sizeof from);
-        for (uint32_t p = 1; p < 3; p++)
-            OK(weft_put_blocking(w, on_node(there, p), from, sizeof from));
+        connect_both(w, there, from);
         int64_t end =
             now_ns() +
             patience_ns(5); /* if each round waited for the progress thread's sleep, up to a second, this would take four times as long */
@@ -241,9 +247,7 @@ static void own_stages(weft_node *w, void *arg)
         struct rc_link *l = w->links[1].impl;
         void *stages[RC_STAGES + 1];
         uint8_t from[4096];
-        memset(from, 7, sizeof from);
-        for (uint32_t p = 1; p < 3; p++)
-            OK(weft_put_blocking(w, on_node(there, p), from, sizeof from));
+        connect_both(w, there, from);
         int64_t end = now_ns() + patience_ns(5); /* the progress thread requests a completion after a second */
         for (int i = 0; i < ROUNDS; i++) {
             for (uint32_t k = 0; k < RC_SIGNAL_EVERY / 2; k++)

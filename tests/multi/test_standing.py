@@ -164,6 +164,23 @@ class Standing(unittest.TestCase):
         return found
 
 
+class Up(Standing):
+    """One cluster for all tests of the class."""
+    OPTIONS = ()
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        subprocess.run([WEFT, "up", *CLUSTER, *cls.OPTIONS], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
+
+    @classmethod
+    def tearDownClass(cls):
+        subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
+        until("no process is left", lambda: not marked())
+        cls.nothing_reported(os.path.join(cls.tmp.name, "weft", "default", "log"))
+        super().tearDownClass()
+
+
 class UpAndDown(Standing):
     def test_life(self):
         out = self.weft("up", *CLUSTER)
@@ -291,18 +308,8 @@ class UpAndDown(Standing):
         self.assertEqual(nodes[0].wait(LIMIT), 0)
 
 
-class Exec(Standing):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        subprocess.run([WEFT, "up", *CLUSTER, "--metrics", "127.0.0.1:0"], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
-
-    @classmethod
-    def tearDownClass(cls):
-        subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
-        until("no process is left", lambda: not marked())
-        cls.nothing_reported(os.path.join(cls.tmp.name, "weft", "default", "log"))
-        super().tearDownClass()
+class Exec(Up):
+    OPTIONS = ("--metrics", "127.0.0.1:0")
 
     def test_output_and_status(self):
         p = self.exec("--on", "1", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7)

@@ -21,7 +21,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 import processes  # noqa: E402
-from test_standing import CLUSTER, LIMIT, NOBODY, WEFT, Standing, marked, until  # noqa: E402
+from test_standing import LIMIT, NOBODY, WEFT, Standing, Up, until  # noqa: E402
 
 WHOLE = os.path.join(os.path.dirname(WEFT), "whole", "weft")
 REQUEST, STARTED, OUT, ENDED, TAKEN, TEXT, ERROR, DONE = 1, 4, 5, 6, 7, 8, 9, 10
@@ -54,18 +54,7 @@ class Both(Standing):
         return small
 
 
-class Small(Both):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        subprocess.run([WEFT, "up", *CLUSTER], env=cls.env, check=True, timeout=LIMIT, stderr=subprocess.DEVNULL)
-
-    @classmethod
-    def tearDownClass(cls):
-        subprocess.run([WEFT, "down"], env=cls.env, check=True, timeout=LIMIT)
-        until("no process is left", lambda: not marked())
-        super().tearDownClass()
-
+class Small(Up, Both):
     def alone(self):
         """A copy of the small command, without the whole one beside it."""
         folder = tempfile.mkdtemp(dir=self.tmp.name)
