@@ -248,6 +248,18 @@ class Frames(Both):
             self.both([start, out, wrong, ended + done])
             self.both([wrong])
 
+    def test_a_signal_and_the_end(self):
+        """A signal that comes just before the end of the job ends the command, too: else a loop of a shell would go on."""
+        def once():
+            p = self.start("exec", "--on", "1", "--", "true")
+            with self.listener.accept()[0] as s:
+                s.recv(4096)
+                p.send_signal(signal.SIGINT)
+                s.sendall(frame(STARTED, 1, 77, b"host") + frame(ENDED, 1, 3) + frame(DONE, NOBODY_MORE, 1))
+                p.communicate(timeout=LIMIT)
+            return p.returncode == -signal.SIGINT  # 3: the whole command has taken over before
+        until("it ends by the signal", once)
+
     def test_random(self):
         """Any bytes: never a crash, and the same status."""
         rng = random.Random(seed := random.randrange(1 << 32))

@@ -107,6 +107,18 @@ class Stopped(Standing):
             processes.go_on(pid)
         until("all have ended", lambda: not self.sleepers("623") and not self.sleepers("624"))
 
+    def test_killed(self):
+        """The command is killed while a host hangs: its job does not wait for that host."""
+        p = self.start("exec", "--on", "1", "--", "sleep", "626")
+        until("it runs", lambda: self.sleepers("626"))
+        self.stop()
+        p.kill()
+        p.communicate(timeout=LIMIT)
+        until("no job is left", lambda: json.loads(self.weft("ps", "--json").stdout) == [])
+        for pid in self.stopped:
+            processes.go_on(pid)
+        until("it has ended", lambda: not self.sleepers("626"))
+
     def test_interrupted_behind_many(self):
         """A host that hangs has no room for more requests: also then a signal is read at once."""
         self.stop()
