@@ -28,7 +28,8 @@
  * the order is certain, but it goes through that node's memory, where the thread sanitizer cannot follow it, and it would report a race.
  * With a word of its own, it sees the order here: the first carrier takes and releases `lock` after its bytes and before the word
  * (put_ended()); the handler of the next request takes `lock` before it gives the request to another carrier (asker_add()). Bytes that are
- * put later than that would still be reported. In other builds one operation does both, since a second one makes a map up to 15 % slower. */
+ * put later than that would still be reported. In other builds one operation does both, since a second one makes a map up to 15 % slower.
+ */
 #define WORD_APART BASE_THREAD_SANITIZER
 /* The most requests of one node that can wait here. A node that sends more violates the protocol. */
 #define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH)
