@@ -346,7 +346,7 @@ struct cast_disk {
     /* The file that is being written. */
     uint32_t open_index;
     int open;      /* -1: none */
-    bool open_cut; /* nothing follows the bytes that are right */
+    bool open_cut; /* nothing follows the right bytes in the file: it is new, or was truncated there */
     uint64_t at;
     uint64_t written; /* where the last write ended, since the file was opened; 0: nothing was written */
     /* Files that are complete and get their names together. */

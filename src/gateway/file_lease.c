@@ -60,8 +60,8 @@ static void lease_answer_far(struct files *all, struct gateway_call *c, struct f
     gateway_answer(c, 0, (const uint64_t[6]){at, p->bytes, l->id, hash_of(all, p), several, p->body->generation}, 6, NULL, 0);
 }
 
-/* Returns the requests of a list in the order in which they came; each was added to the list in front. The order matters: if another asker
- * got the piece from the gateway each time, the askers would overtake each other, and each time this costs as much as several pieces. */
+/* Returns the requests of a list in the order in which they came; each was added to the list in front. The order matters: otherwise one
+ * asker would overtake another with each piece, which costs the time of several pieces each time. */
 static struct gateway_call *in_order(struct gateway_call *last)
 {
     struct gateway_call *first = NULL;
@@ -217,7 +217,8 @@ static int lease_try(struct files *all, struct gateway_call *c)
     return rc == -EAGAIN ? rc : 0;
 }
 
-/* The asker has got wrong bytes from another node, or no answer; then that node is probably of no use for other pieces either. */
+/* The asker has got wrong bytes from another node; or no answer (FILE_SILENT), then that node's copies of other pieces are probably of no
+ * use either. */
 static void copy_lost(struct files *all, const struct file_body *b, const weft_request *r)
 {
     uint64_t node = r->arg[FILE_LOST_AT] - 1;

@@ -182,8 +182,8 @@ static bool slot_from_other(const weft_file *f, const struct file_slot *s)
     return weft_gaddr_node(s->at) != f->node;
 }
 
-/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS: the copy is not right; with
- * FILE_SILENT: its node does not answer; 0: this node has no room for a copy. */
+/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS if the copy is not right, with
+ * FILE_SILENT added if its node does not answer; 0 if this node has no room for a copy. */
 static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
 {
     weft_request r = file_request(f, FILE_LEASE);
