@@ -17,8 +17,8 @@
 
 #define LISTEN_MS 2000
 #define LEAVE_MS  100
-#define KILLED_NS (3 * WEFT_SECOND) /* after a second signal, this command ends within this time; the control node needs one second of it \
-                                     */
+/* After a second signal, this command ends within this time. The control node needs one second of it. */
+#define KILLED_NS (3 * WEFT_SECOND)
 
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
