@@ -98,8 +98,8 @@ void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state
     l->transport->last_words(w, l);
     handler_depth--;
     /* Done under the lock: a thread that delivers after this sees the state and takes nothing more from this peer. release: a thread that
-       sees the state sees the effects of the last messages. seq_cst: a sender that has just kept a message reads the state afterwards, and
-       fails the message itself (shm/message.c, send_slow()). */
+     * sees the state sees the effects of the last messages. seq_cst: a sender that has just queued a message for this peer reads the state
+     * afterwards, and then fails the message itself (shm/message.c, send_slow()). */
     atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
     base_spin_unlock(&w->progress);
 }

@@ -146,7 +146,8 @@ static void *progress_thread(void *arg)
             next = progress_ticks(w);
             ticked = now;
         }
-        /* If a waiting thread has polled since the last round, leave the work to it: else it would sleep, and be woken for each message. */
+        /* If a waiting thread has polled since the last round, leave the work to that thread: otherwise it would sleep, and would have to
+         * be woken for each message. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;

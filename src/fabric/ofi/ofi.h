@@ -14,8 +14,8 @@
  *
  * A node has one reliable datagram endpoint for all peers that it reaches by the same provider: a device (struct ofi). It has a second
  * device only if it reaches some peers by another provider, because their libfabric has another version. Small operations are records in
- * frames, as on tb: frames that are lost with a broken connection are sent again, and each record is executed once. Large puts and gets are
- * RMA between the pools, if the provider supports it.
+ * frames, as on tb: frames that are lost with a broken connection are sent again, and each record is executed once. Large puts and gets
+ * (moves) are RMA between the pools, if the provider supports it.
  *
  * Locks, outer first: ofi->receiving (held by the thread that polls), a link's lock, ofi->calls. ofi->calls is held during every call of
  * libfabric that uses the endpoint or its queue (FI_THREAD_DOMAIN).
@@ -38,7 +38,7 @@
 
 #define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
 #define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
-#define OFI_SHARE         2u         /* as many more for each peer, which no other peer can hold */
+#define OFI_SHARE         2u         /* more requests for each peer, which no other peer can use */
 #define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
 #define OFI_MOVES         32u        /* the most RMA requests under way to a peer */
 #define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* the most bytes of these: few, because frames wait behind them */
@@ -65,7 +65,7 @@ struct ofi_request {
 /* The pool, registered for a peer or for all: one region for each segment. Under `calls`. */
 struct ofi_regions {
     struct fid_mr **list; /* [count] */
-    uint64_t *keys;       /* [count] as the peer was sent them */
+    uint64_t *keys;       /* [count] as they were sent to the peer */
     uint64_t shift;       /* what is added to them now; see ofi_key() */
     uint32_t count;
     struct ofi_regions *next; /* in ofi->regions */
@@ -197,7 +197,7 @@ static inline uint64_t ofi_key(uint64_t key, uint64_t shift)
 {
     return (key + shift) & (UINT64_MAX >> 1);
 }
-/* Whether the keys of this node's memory for this peer change. */
+/* Whether this node gives its memory new keys for each new endpoint of this peer. */
 static inline bool ofi_keys_change(const struct ofi_link *l)
 {
     return l->ofi->traits.tcp && l->own.count && l->ofi->info->domain_attr->mr_key_size >= sizeof(uint64_t);
@@ -216,7 +216,7 @@ bool ofi_queue_quiet_locked(struct ofi *o); /* whether a thread may sleep on o->
 void ofi_receive_again_locked(struct ofi *o,
                               struct ofi_request *q); /* posts a receive, or keeps the request to post it later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
-/* NULL: all requests are under way. Under `calls`, like the next function. */
+/* NULL: no request is free for this peer now. Under `calls`, like the next function. */
 struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind kind, uint32_t node);
 void ofi_request_free_locked(struct ofi *o, struct ofi_request *q);
 

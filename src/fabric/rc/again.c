@@ -2,8 +2,8 @@
  *
  * Requests that a broken queue pair left undone are posted again on the next one, in the same order.
  *
- * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. The call for a
- * new queue pair says how many frames its sender has received. The sender has destroyed its old queue pair by then, so no more frames
+ * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. To make a new
+ * queue pair, each end tells the other how many frames it has received. It has destroyed its old queue pair by then, so no more frames
  * arrive over that one. So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's
  * processor does.
  *

@@ -42,7 +42,7 @@ struct rc_call {
     uint32_t kind, generation;
     uint32_t connected; /* RC_CALL: the sender is connected to the receiver's queue pair */
     uint32_t reserved;
-    /* RC_CALL: how many of the receiver's frames arrived by earlier queue pairs, and how many were processed */
+    /* RC_CALL: how many of the receiver's frames arrived over earlier queue pairs, and how many were processed */
     uint32_t received[RC_LANES], taken[RC_LANES];
     struct verbs_address address; /* RC_CALL */
     char text[256];               /* RC_FAILED: the reason */

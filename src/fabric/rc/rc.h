@@ -219,7 +219,8 @@ struct rc_link {
         uint64_t fence_other;      /* how many works of the other lane precede the last fence */
     } lane[RC_LANES];
     struct { /* Answers to the peer that found no room. They are posted before the backlogs: a work in a backlog may wait behind a fence for
-                the peer's answers, and the peer's works for ours. Their bytes are counted with the main lane's. */
+                the peer's answers, and the peer's works for ours: without this order, both nodes could wait for ever. Their bytes are
+                counted with the main lane's. */
         struct rc_work *first, **end;
         uint32_t count;
     } answers;
@@ -239,7 +240,7 @@ struct rc_link {
     /* How many fences precede the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE: the queue pair
        starts it, and those behind it, when all earlier reads are done. */
     uint32_t fences_posted;
-    uint32_t fence_proved;  /* the last fence whose works may be striped */
+    uint32_t fence_proved;  /* the last fence before which everything has arrived at the peer: works behind it may be striped */
     uint64_t stripe;        /* puts and gets of at least this many bytes are striped; UINT64_MAX: no further rail is up */
     uint64_t fence_stripes; /* how many works of the main lane precede the last fence */
     uint64_t stripes_done;  /* the number of the first striped work that is not done; UINT64_MAX: all are done */

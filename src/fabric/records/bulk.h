@@ -8,7 +8,7 @@
  * A lane that loses a message delivers all following ones to a receive too early. The checksums show the loss. If the last message is lost,
  * a receive stays incomplete. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more
  * (TB_QUIET), and sends again exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm:
- * memory is only ever written through a posted receive, and each piece is checked after its own.
+ * memory is only ever written through a posted receive, and each piece is checked after its own receive has completed.
  *
  * All pieces on a lane have the lane's message size. The last piece of a transfer ends at the transfer's end, so it overlaps the piece
  * before. The overlap is harmless: when both pieces have been verified, no receive for either is posted any more, and the piece that was

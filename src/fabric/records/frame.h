@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What two nodes of the tb transport send to each other: frames of at most 4096 bytes, and the records in them.
+ * What two nodes send to each other over the transports tb and ofi: frames of at most 4096 bytes, and the records in them.
  * docs/thunderbolt-protocol.md describes the same. All numbers are little-endian, as on all processors that weft supports.
  */
 #ifndef WEFT_RECORDS_FRAME_H
