@@ -147,7 +147,7 @@ int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask 
     int rc = show_open(job, shown, ask->input);
     if (!rc)
         rc = weft_file_map(shown->f, ask->offset, view, job->renew_ns);
-    if (!rc && view->bytes < ask->len) { /* these are bytes of two pieces of the cache, or the file has fewer */
+    if (!rc && view->bytes < ask->len) { /* the bytes are in two pieces of the cache, or the file has fewer bytes */
         weft_file_unmap(shown->f, view);
         return -ENODATA;
     }
