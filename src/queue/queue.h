@@ -52,7 +52,8 @@
            the fetch only costs time */
 #define QUEUE_SLOTS    4096u
 #define QUEUE_LEASE_NS (60 * WEFT_SECOND)
-#define CLAIM_FIRST_NS WEFT_MS /* a claimer that waits looks again after this time, and then after twice as long each time, at most: */
+#define CLAIM_FIRST_NS \
+    WEFT_MS /* a claimer that waits looks again after this time, and then after twice as long each time, at most CLAIM_SLICE_NS */
 #define CLAIM_SLICE_NS (10 * WEFT_MS)
 /* How long a call waits for the answer of one node. QUEUE_LOOK_NS: a call with time-out 0. QUEUE_ANSWER_NS: any other call; it does not
  * spend more on one silent node, since another may have what it needs. */
@@ -120,7 +121,7 @@ struct weft_queue {
     base_spin unsent_lock;
     struct queue_unsent *unsent;
 
-    /* Home. Used by the progress thread only. */
+    /* For this node's own shard. Used by the progress thread only. */
     _Alignas(BASE_CACHE_LINE) struct slot_watch watch;
     _Atomic uint64_t requeued;
     int64_t next_scan;

@@ -154,8 +154,8 @@ bool verbs_port_up(struct verbs_device *d); /* asks the device now; a device tha
    NULL allowed. */
 void verbs_device_close(struct verbs_device *d);
 
-/* --- guard.c: devices that a process of its own, the guard, owns and frees, whatever happens to this process --- Such devices offer UC and
-   RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
+/* --- guard.c: devices that a process of its own, the guard, owns and frees, whatever happens to this process --- */
+/* Such devices offer UC and RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
 struct verbs_guard;
 /* Start or join a guard. `command`: the command weft, looked up in PATH. `path` (NULL or "": none): the Unix socket of a guard of several
  * programs of this user. If no guard listens there, one is started, unless `command` is "". Programs with the same guard share the regions
