@@ -69,9 +69,9 @@ int fab_messages(struct weft_node *w)
 BASE_COLD void fab_last_look(struct weft_node *w)
 {
     int n = 0;
-    /* Wake the progress thread if messages may be left. That is so if another thread was delivering, since it may have passed their ring
-     * already, and if there were more messages than one call delivers. Also wake it once in LAST_LOOKS calls: it then sees that the program
-     * polls again and again, and stops napping, so that these calls are no longer needed. */
+    /* Wake the progress thread if messages may be left. That is so if another thread was delivering, since it may have looked for them
+     * before they came, and if there were more messages than one call delivers. Also wake it once in LAST_LOOKS calls: it then sees that
+     * the program polls again and again, and stops napping, so that these calls are no longer needed. */
     bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
     if (!deliver(w, &n) || n > 0 || often)
         fab_kick(w);

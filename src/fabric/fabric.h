@@ -35,8 +35,8 @@
 #include "weft/node.h"
 #include "weft/pool.h"
 
-/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow,
-   fab_config.system_bytes of them, shared out among the higher layers. The heap begins at w->heap_offset. */
+/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow, in
+ * fab_config.system_bytes bytes, which the higher layers share. The heap begins at w->heap_offset. */
 #define FAB_NULL_BYTES 4096u
 
 /* Handler numbers: first the program's, then eight for each folder of a higher layer, which names its own in its header. Messages to the
@@ -274,8 +274,7 @@ struct weft_node {
     uint64_t heap_offset; /* offset of the heap in every pool: the system words are below it, and no program may address them */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
-    /* A GPU of this process has memory, so a local pointer may be one of its addresses. Every put and get reads this and the fields beside.
-     */
+    /* A GPU of this process has memory, so a local pointer may be one of its addresses. Stands here because each put and get reads it. */
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */

@@ -4,8 +4,8 @@
  * runs the upkeep of transports and of the higher layers (fabric.h).
  *
  * It naps in poll(). Senders wake it with a byte on the side connection, but only if `napping` says that it sleeps and `pollers` that
- * nobody else looks at the rings. While the program polls by itself, this thread stays out of its way: it looks every LAZY_MS, and takes
- * over when the program stops polling or goes to sleep.
+ * no other thread polls for messages. While the program polls by itself, this thread stays out of its way: it looks every LAZY_MS, and
+ * takes over when the program stops polling or goes to sleep.
  */
 #include "fabric/fabric.h"
 

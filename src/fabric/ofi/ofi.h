@@ -45,7 +45,7 @@
 #define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u                  /* bytes of a provider's address */
-#define OFI_RETRY         (WEFT_MS)             /* the pause before a frame that found no room is tried again, while nobody polls */
+#define OFI_RETRY         (WEFT_MS) /* after so long the progress thread tries again to send a frame for which the provider had no room */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
@@ -58,7 +58,7 @@ struct ofi_request {
     uint16_t node;
     bool busy;      /* under way at the provider */
     bool given_up;  /* the request's link has ended: the completion is ignored */
-    uint32_t bytes; /* OFI_PUT, OFI_GET: of the move */
+    uint32_t bytes; /* OFI_PUT, OFI_GET: how many bytes it moves */
     void *cookie;   /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
@@ -106,8 +106,8 @@ struct ofi_link {
     /* After one of the two nodes has replaced its endpoint; see watch.c. `shut` is under the link's lock, the others are the progress
      * thread's. */
     bool shut;    /* nothing is sent now */
-    bool tell;    /* this node's new address must be sent to the peer, ... */
-    bool awaits;  /* ... which has not confirmed it yet */
+    bool tell;    /* this node's new address must be sent to the peer */
+    bool awaits;  /* the peer has not confirmed this node's new address yet */
     bool probes;  /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
     bool confirm; /* the peer's endpoint number `theirs` must be confirmed */
     uint32_t theirs;
@@ -115,8 +115,8 @@ struct ofi_link {
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
     int64_t gone_at;              /* if it is not gone by then, this node replaces its endpoint */
-    int64_t settle_at;            /* the former connection is gone, and its end is handled by then; 0: it is not gone */
-    int64_t open_at;              /* when the link is open again, although nothing came from the peer; 0: no time is set */
+    int64_t settle_at; /* the former connection is gone; this node confirms the new endpoint at this time, not earlier; 0: it is not gone */
+    int64_t open_at;   /* at this time the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
 
 struct ofi_late {
@@ -258,8 +258,8 @@ void ofi_renew(struct ofi *o, const char *why);
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
-/* The providers that a node can use, which it sends to a peer first. The provider of the pair is the first of the lower node's list that
-   the other node has, too. */
+/* The providers that a node can use. When two nodes join, they send each other these lists first. They use the first provider in the list
+ * of the node with the lower number that the other node has, too. */
 struct ofi_offer {
     uint64_t magic;
     uint32_t count, reserved;
@@ -281,7 +281,7 @@ struct ofi_hello {
 };
 /* Whether those fields are valid that do not depend on this node's provider. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
-/* Agrees with the peer on a provider: the index of this node's choice, or a negative errno with base_fail(). */
+/* Agrees with the peer on a provider. Returns its index in `choices` of this node, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
 int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 

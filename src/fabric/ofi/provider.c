@@ -153,8 +153,8 @@ struct choices {
     uint32_t count;
 };
 
-/* Adds a provider: behind those that are as good or, if the user has named it, behind all. Of a provider with several infos the first one
- * counts, because libfabric lists the requested address first. */
+/* Adds a provider to the list, behind those that are as good as it; if the user has named it, at the end. Of a provider with several infos
+ * the first one counts, because libfabric lists the requested address first. */
 static int choices_add(const struct ofi_library *lib, struct choices *c, struct fi_info *info, bool named)
 {
     const char *name = info->fabric_attr->prov_name;

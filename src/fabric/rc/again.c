@@ -43,8 +43,8 @@ static bool was_received(const struct rc_slot *s, const uint32_t received[RC_LAN
     return s->kind == RC_SLOT_FRAME && before(s->number, received[s->lane]);
 }
 
-/* Frames whose requests have completed, but which the peer has not received: they were in its device when its queue pair was destroyed.
-   They are older than all requests that are not done, and may be of both lanes. */
+/* Frames whose requests have completed, but which the peer has not received: they were in the peer's device when the peer destroyed its
+   queue pair. They are older than all requests that are not done, and may be of both lanes. */
 static uint32_t gather_older(struct rc_link *l, struct rc_slot *list, const uint32_t from[RC_LANES], const uint32_t to[RC_LANES])
 {
     uint32_t n = 0, at[RC_LANES];

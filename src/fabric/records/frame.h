@@ -47,7 +47,7 @@ enum tb_record_kind {
     TB_SIGNAL,  /* offset, a: to be added. No answer */
     TB_MESSAGE, /* detail: handler, a: length of its header; then header, padded to 8, and payload */
     /* of bulk transfers (bulk.h) */
-    TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, b: where to add, more: what (0: nothing) */
+    TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, token: whether to add `more` to the word at offset b */
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
     TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
     TB_SUM,     /* lane, token: number, a: checksum of the piece that was sent for it */

@@ -34,7 +34,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tb *nodes; /* the nodes of this process, linked by next_ending */
 static int told[2] = {-1, -1};
 static bool fork_handled;
-static _Atomic pid_t owner; /* the process that owns the nodes; a forked child still reads its parent's number here */
+static _Atomic pid_t owner; /* the process that owns the nodes; in a forked child this is still its parent's process id */
 
 static void ending_on_signal(int number)
 {
