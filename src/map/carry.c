@@ -14,10 +14,10 @@
 
 #include "weft/file.h"
 
-#define CARRIERS 8u /* threads that answer a node: some wait for the disk while others put */
+#define CARRIERS 8u /* threads that answer one node: some wait for the disk while others put bytes into the node's pool */
 /* The bytes are put in parts of MAP_CHUNK_BYTES. Few of them are under way to a node, because everything else that this node sends to it,
- * as claims of pieces, waits behind them. But if a part takes long only because the network has a long delay, more are needed to fill the
- * network (put_ended()). */
+ * such as claims of pieces, waits behind them. But if a part takes long only because the network has a long delay, more are needed to fill
+ * the network (put_ended()). */
 #define PUTS_LEAST 4u
 #define PUTS_MOST  16u
 #define PUTS_QUEUE 4
@@ -249,7 +249,7 @@ static void put_answer(struct asker *f, struct carrier *r, const struct map_ask 
             rc = read_asked(job, ask, &r->held, done, r->memory, n);
         last = last || rc;
         n = rc ? 0 : n;
-        while (!put_may(f, tail == head)) { /* this thread's own parts come first, or all threads could wait for each other */
+        while (!put_may(f, tail == head)) { /* first wait for this thread's own parts: otherwise all threads could wait for each other */
             int ended = part_wait(f, &parts[tail++]);
             rc = rc ? rc : ended;
         }
