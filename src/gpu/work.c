@@ -121,7 +121,8 @@ static uint32_t finish(weft_gpu_worker *k)
     uint32_t n = 0;
     if (tail == k->done_head)
         return 0;
-    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++) /* all at once: the serving thread has written them */
+    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH;
+         i++) /* fetch them together: the serving thread has written them, so they are in another processor's cache */
         base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
     pthread_mutex_lock(&k->lease_lock); /* a renewal that has begun ends first: the completion needs its outcome */
     for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
