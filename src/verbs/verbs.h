@@ -63,8 +63,8 @@ int verbs_load(const struct verbs_library **out);
  * Thunderbolt device uses macOS's numbers, even if it is simulated on another system (`thunderbolt`). `returned` 0: only errno counts (the
  * verb returned NULL). `raw` (may be NULL): the number before the conversion, for messages. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
-/* ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions, ..." for an error; "" if the library does not know it.
- */
+/* The end of an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions". "": the library
+ * does not know who has objects of the device. */
 const char *verbs_holders(const struct verbs_library *lib, struct ibv_context *context, char *out, size_t len);
 
 /* --- traits.c --- */
