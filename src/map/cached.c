@@ -29,7 +29,7 @@ int map_homes_serve(void)
 {
     /* Commands do not get these environment variables: the environment for commands has been saved before. */
     if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1))
-        return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory to set environment variables" BASE_MEMORY_HINT);
     return 0;
 }
 

@@ -205,7 +205,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
         l->tries++;
-        base_log(BASE_LOG_DEBUG, "link to node %u: attempt %u: %s", l->link->node, l->tries, why);
+        base_log(BASE_LOG_DEBUG, "the link to node %u does not work yet, attempt %u: %s", l->link->node, l->tries, why);
     }
 }
 
