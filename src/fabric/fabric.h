@@ -181,8 +181,8 @@ struct fab_link {
     void *impl;    /* the transport's own state */
     int side_fd;   /* the side connection, whose end shows that the peer has died; -1 for this node itself */
     int pid_fd;    /* a pidfd of the peer's process, where the system has such; else -1 */
-    char host[64]; /* for messages */
-    int pid;       /* for messages */
+    char host[64]; /* for error messages and the log */
+    int pid;       /* the same */
     base_spin side_lock;
     struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
     int64_t gone_ns; /* when the peer left or died, or could not join (fab_abandon()); 0: none of these. After that only the progress thread

@@ -419,7 +419,7 @@ void map_gpu_report(struct map_job *job);  /* owner only: say which nodes do wit
 /* --- emit.c: the output --- */
 struct map_emit {
     int fd;
-    const char *name;     /* for messages */
+    const char *name;     /* for error messages */
     char *final_path;     /* NULL: written directly */
     char *temporary_path; /* NULL: the file has no name yet */
     bool exists;          /* a file existed at final_path before the job */

@@ -228,7 +228,7 @@ struct verbs_address {
     uint32_t qpn, psn;
     uint16_t lid;
     uint8_t mtu, rd_atomic, global, port, gid_index, reserved;
-    char device[32]; /* for messages */
+    char device[32]; /* for error messages */
 };
 struct verbs_qp {
     struct verbs_device *device;

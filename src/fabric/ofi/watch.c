@@ -33,7 +33,7 @@
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
 #define GONE       WEFT_SECOND     /* how long this node waits for the end of a former connection before it replaces its endpoint */
-#define FIRST      8               /* the node with the higher address waits for the other to begin for this part of WEFT_RECONNECT */
+#define FIRST      8               /* the node with the higher address waits WEFT_RECONNECT / FIRST for the other to begin */
 #define SIDE_MAGIC 0x32696677u     /* "wfi2" */
 
 enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS, SIDE_CONFIRM };

@@ -131,7 +131,7 @@ struct tb {
     bool watched;
     int64_t ports_at;         /* when the ports without a known node at the other end were last queried */
     struct tb_routes *routes; /* routes.c; under `receiving` */
-    struct tb_leave *leave;   /* leave.c; likewise */
+    struct tb_leave *leave;   /* leave.c; under `receiving` */
     base_spin receiving;
     uint64_t passed_on, dropped; /* counts of frames that this node forwarded, and that it dropped instead */
     int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
