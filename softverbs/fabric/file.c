@@ -225,7 +225,7 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
 {
     struct sf_fabric *f = v->fabric;
     uint32_t found = 0;
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): attached, or sf_attach() had returned an error */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): the fabric is mapped here, else sf_attach() has returned an error */
     for (uint32_t p = 1; p <= f->process_top && p <= SF_PROCESSES; p++) {
         struct sf_process *e = &f->processes[p - 1];
         uint32_t owner = atomic_load_explicit(&e->owner, memory_order_acquire);
