@@ -56,6 +56,7 @@
 #define SLOT_WORDS      16u /* 128 bytes */
 #define SLOT_TASK_WORDS 8u
 #define SLOT_COUNT_MAX  (UINT32_C(1) << 20)
+#define SLOT_BEHIND     (UINT32_C(1) << 20)
 
 /* Words of the header. Words with different writers are two cache lines apart: processors fetch lines in pairs. */
 enum slot_header {
@@ -149,7 +150,11 @@ struct slot_shard {
     _Atomic uint64_t *mem; /* NULL: through `remote` */
     const struct slot_remote *remote;
     void *arg;
-    uint32_t slots; /* a power of two; 0: the shard has only a header */
+    uint32_t slots;       /* a power of two; 0: the shard has only a header */
+    uint32_t incarnation; /* of the home's queue, for `tried` */
+    /* [slots]; only of a shard that is reached through the fabric: the READY word that this node has last tried to claim, as
+     * incarnation(32) . version(32). Shards of several incarnations may share it. */
+    _Atomic uint64_t *tried;
 };
 
 struct slot_claim {

@@ -560,8 +560,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_overwritten),     TEST(test_memory),    TEST(test_full_pool),
-                                       TEST(test_no_room),         TEST(test_cramped),   TEST(test_mapped),
-                                       TEST(test_mapped_in_order), TEST(test_mapped_without_room), TEST(test_full_disk), TEST(test_lies)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_overwritten), TEST(test_memory),          TEST(test_full_pool),           TEST(test_no_room),   TEST(test_cramped),
+        TEST(test_mapped),      TEST(test_mapped_in_order), TEST(test_mapped_without_room), TEST(test_full_disk), TEST(test_lies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
