@@ -47,6 +47,8 @@
  *   complete, release    makes it ready again: the caller is told that it was refused, so another worker must do the task
  *   renew                nothing: the caller keeps its word, and the next call finds that word or its successor in the slot
  *   free                 frees it: through the fabric the home always does this, since the submitter must not wait
+ * All threads of a node would swap a READY word for the same claimed word. So a node tries each READY word only once through the fabric
+ * (slot_shard.tried): settling a claim that one thread has given up cannot undo the claim of another one.
  */
 #ifndef WEFT_QUEUE_SLOT_H
 #define WEFT_QUEUE_SLOT_H
