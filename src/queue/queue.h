@@ -71,6 +71,8 @@ struct queue_view {
     _Atomic uint32_t attempts;    /* number of attempts to take a slot */
     _Atomic int64_t silent_until; /* the node did not answer: until this time other nodes are asked first; 0: the node answers. Only a hint,
                                      so relaxed */
+    uint32_t tried_room;          /* length of shard.tried */
+    _Atomic uint64_t *tried_own;  /* shard.tried, if it is not that of an older view */
     uint32_t former;              /* number of older views of the same node, kept until this node closes the queue */
     struct queue_view *retired;
 };
@@ -191,6 +193,7 @@ void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q a
 
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
+void queue_view_free(struct queue_view *v); /* no later view of the node may be in use */
 /* The view of a node's shard; NULL if the node has none that is known, or is gone. */
 static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
 {
