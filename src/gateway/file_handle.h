@@ -29,7 +29,7 @@ enum slot_state {
     SLOT_FAILED,
     SLOT_GETS, /* a copy for this node's pool is under way */
     SLOT_HELD, /* the copy is there, and is right */
-    SLOT_TAKEN /* a view has the copy now; the next request ends the lease */
+    SLOT_TAKEN /* a view has the copy now, and the lease is about to end */
 };
 /* A copy of a piece in this node's pool, for a file of another host. Other nodes may get it from here, and check what they have got. */
 struct file_kept {
@@ -64,6 +64,7 @@ struct file_line {
     uint64_t last;         /* the piece that was used last; UINT64_MAX: none */
     uint32_t ahead;        /* how many pieces of a file of another host are requested in advance now */
     bool full;             /* a get found no room: no further ones are begun in this call */
+    bool cramped;          /* there is no memory for a further copy: no further pieces are requested in advance in this call */
     uint64_t wanted;       /* the piece for which the thread waits */
     int64_t left;          /* when the last call has ended; 0: none */
     bool away;             /* the program does much between its calls, so it may fetch a piece long after it has asked for it */
@@ -142,6 +143,7 @@ int file_sync(weft_file *f, int64_t timeout_ns);
 /* --- file_slot.c --- */
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
+void file_slot_return(weft_file *f, struct file_slot *s); /* ends the lease of a slot, and frees the slot */
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 /* Call it when a call that uses the line begins, and when it ends. */
 void file_line_begin(weft_file *f, struct file_line *line);

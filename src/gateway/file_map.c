@@ -222,10 +222,12 @@ static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_
     file_line_begin(f, line);
     int rc = file_slot_get(f, line, index, true, deadline, &s);
     if (!rc) {
-        file_slot_ahead(f, line, index, false, true, file_size(f));
         *out = s->kept;
         s->kept = NULL;
         atomic_store_explicit(&s->state, SLOT_TAKEN, memory_order_relaxed);
+        file_slot_ahead(f, line, index, false, true, file_size(f)); /* the first request ends the lease, and frees the slot */
+        if (file_slot_state(s) == SLOT_TAKEN)
+            file_slot_return(f, s);
     }
     file_line_end(line);
     atomic_store_explicit(&f->lining, false, memory_order_release);

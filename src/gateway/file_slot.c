@@ -42,6 +42,13 @@ int file_slot_error(const weft_file *f, const struct file_slot *s)
     return gateway_ask_status(f->g, &r, s->error, s->text);
 }
 
+void file_slot_return(weft_file *f, struct file_slot *s)
+{
+    if (s->lease)
+        file_post_return(f->g, f->node, s->lease);
+    file_slot_free(f, s);
+}
+
 static struct file_slot *slot_of(struct file_line *line, uint64_t index)
 {
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
@@ -149,7 +156,7 @@ static int slot_ask(weft_file *f, struct file_line *line, uint64_t from, uint64_
 /* How many more pieces may be requested. To map a piece, this node needs room for a copy of it. */
 static uint64_t line_room(weft_file *f, struct file_line *line)
 {
-    uint64_t room = line->maps ? file_keep_room(f->g) : UINT64_MAX;
+    uint64_t room = line->cramped ? 0 : line->maps ? file_keep_room(f->g) : UINT64_MAX;
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         int state = file_slot_state(&line->slot[i]);
         room -= line->maps && room && (state == SLOT_ASKED || state == SLOT_READY);
@@ -206,14 +213,16 @@ static int64_t slot_until(const weft_file *f, const struct file_line *line, cons
     return slot_from_other(f, s) ? file_pace_until(&line->pace, s->since, least) : INT64_MAX;
 }
 
-/* Begins to get the piece. Without room in the pool, asks for it once more, so that nobody waits for a copy at this node. */
+/* Begins to get the piece. Without room in the pool, asks for it once more, or gives it back if it is mapped, so that nobody waits for a
+ * copy at this node. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     bool wanted = s->index == line->wanted, other = slot_from_other(f, s);
     s->kept = file_keep(f->g, f->node, line->maps && wanted ? s->bytes : 0);
     if (!s->kept && line->maps) {
-        line->full = true;
+        line->cramped = true;
+        file_slot_return(f, s);
         return wanted ? -ENOMEM : 0;
     }
     if (!s->kept)
@@ -322,7 +331,7 @@ static bool slots_moved(void *arg)
 int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out)
 {
     line->wanted = index;
-    line->full = false;
+    line->full = line->cramped = false;
     for (;;) {
         int64_t before = fab_limit(deadline);
         int rc = slots_move(f, line);
