@@ -592,7 +592,7 @@ struct fab_look {
 /* Returns false when the search failed; base_error() then says why. */
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w));
 
-int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler; accepts also the system's ids */
+int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler of the program or of a layer */
 int fab_hook(struct weft_node *w, const struct fab_hook *hook);
 void fab_run_close(struct weft_node *w); /* calls the close hooks, the last installed first */
 

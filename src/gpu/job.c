@@ -248,7 +248,7 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
                                                         memory_order_acq_rel, memory_order_acquire)) {
         if (expected == PIECE_CAME)
             return;              /* the owner has answered although the send failed: the answer counts */
-        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged */
+        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged: look again */
     }
     if (rc && rc != -EAGAIN)
         piece_end(p, rc);

@@ -29,7 +29,7 @@ struct verbs_library {
     int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
     int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills in the older, smaller structure */
     int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
-    /* _ibv_query_gid_ex: the kind of an entry. NULL: this library does not say. */
+    /* _ibv_query_gid_ex, which tells the kind of a GID entry (enum verbs_gid_kind). NULL: the library does not have it. */
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
                         size_t entry_size);
     struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
