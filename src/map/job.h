@@ -199,7 +199,7 @@ struct map_tally { /* counts that the node writes, in the owner's pool */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
     uint64_t gpu_failed; /* 0 or 1 */
 };
-struct map_telling { /* the node's side: the copy that the node sends */
+struct map_telling { /* at the node: its counts, which it puts into the owner's pool */
     pthread_mutex_t lock;
     struct map_tally tally;
     weft_op op;
