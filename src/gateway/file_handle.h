@@ -67,7 +67,7 @@ struct file_line {
     bool cramped;          /* there is no memory for a further copy: no further pieces are requested in advance in this call */
     uint64_t wanted;       /* the piece for which the thread waits */
     int64_t left;          /* when the last call has ended; 0: none */
-    bool away;             /* the program does much between its calls, so pieces that are read ahead are not got soon */
+    bool away;             /* the program does much between its calls, so it may fetch a piece long after it has asked for it */
     struct file_pace pace; /* of the pieces */
     struct file_slot slot[FILE_SLOTS];
 };

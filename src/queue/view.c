@@ -62,9 +62,7 @@ static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, 
 
 static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap, remote_number, remote_settle};
 
-/* The record of what this node has tried to claim in a node's shard. All views of the node share one, so that a node that opens the queue
- * again and again takes no more memory. */
-static bool view_tried(struct queue_view *v, const struct queue_view *old)
+bool queue_view_tried(struct queue_view *v, const struct queue_view *old)
 {
     v->shard.tried = old ? old->shard.tried : NULL;
     v->tried_room = old ? old->tried_room : 0;
@@ -90,7 +88,7 @@ struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t
     v->shard.incarnation = incarnation;
     v->shard.arg = v;
     if (!v->shard.mem) {
-        if (!view_tried(v, atomic_load_explicit(&q->views[node], memory_order_relaxed))) {
+        if (!queue_view_tried(v, atomic_load_explicit(&q->views[node], memory_order_relaxed))) {
             queue_view_free(v);
             return NULL;
         }
