@@ -515,7 +515,8 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* if the disk is full, the whole command writes the rest, or prints the error */
+    /* if the disk is full, the whole command writes the rest, or prints the error */
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0;
     return n == (long)f->bytes;
 }
 
