@@ -68,8 +68,7 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
 #error "the small command is for x86-64 and arm64; see meson.build"
 #endif
 
-/* `softverbs run` warns of programs without a loader, into which it cannot put its library. This note says that the whole command has one.
- */
+/* `softverbs run` warns of programs without a loader, as these cannot load its library. This note says that the whole command has one. */
 __asm__(".pushsection .note.softverbs, \"a\", %note\n\t.balign 4\n\t.long 10, 0, 1\n\t.asciz \"softverbs\"\n\t.balign 4\n\t.popsection\n");
 
 #define SYS(name, a, b, c, d, e, f) call(SYS_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
@@ -515,8 +514,7 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    /* if the disk is full, the whole command writes the rest, or prints the error */
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0;
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* disk full: the whole command writes the rest, or fails */
     return n == (long)f->bytes;
 }
 
