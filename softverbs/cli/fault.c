@@ -329,7 +329,7 @@ static int rule_option(int c, struct request *q)
     default:
         return cli_parse_verb(optarg, &q->verb) == 0
                    ? 0
-                   : cli_usage("fault", "--verb '%s': no call that can be refused. These can: %s", optarg, cli_verbs());
+                   : cli_usage("fault", "--verb '%s': expected a call that can be refused, one of: %s", optarg, cli_verbs());
     }
 }
 

@@ -17,7 +17,8 @@
 
 #define LISTEN_MS 2000
 #define LEAVE_MS  100
-#define KILLED_NS (3 * WEFT_SECOND) /* after a second signal, this command ends within this time; the control node needs a second */
+/* After a second signal, this command ends within this time. The control node needs one second of it. */
+#define KILLED_NS (3 * WEFT_SECOND)
 
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
@@ -55,9 +56,9 @@ struct exec_options {
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
-    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; the
-     * frames that it has handled are not in the socket any more. `status`: the exit status so far. `written`: bytes that it has written of
-     * the output in the first frame */
+    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; frames
+     * that the small command has handled are not in the socket any more. `status`: the exit status so far. `written`: how many bytes of the
+     * next output it has written */
     int connected, status;
     uint32_t written;
 };
@@ -79,7 +80,7 @@ struct exec_run {
 /* --- running --- */
 
 static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT};
-#define ENDING_SIGNALS 4u /* of these; the others are only for --tty */
+#define ENDING_SIGNALS 4u /* the first four end the job; the others are only for --tty */
 static int signal_pipe[2] = {-1, -1};
 static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
 static volatile sig_atomic_t signal_came;
@@ -343,8 +344,8 @@ static int exec_take_over(const struct exec_options *o, struct exec_run *x)
     return o->connected;
 }
 
-/* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output comes after it: the nodes work
- * meanwhile. */
+/* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output is allocated after that, while
+ * the nodes are working. */
 static void exec_run_attached(struct exec_run *x, struct exec_options *o)
 {
     if (o->connected >= 0 && (x->fd = exec_take_over(o, x)) < 0)

@@ -453,7 +453,7 @@ static bool begin_job(int fd, const struct text *request)
     uint64_t held = HELD_SIGNALS;
     if (SYS(rt_sigprocmask, SIG_BLOCK, &held, &blocked_before, sizeof held, 0, 0))
         return false;
-    /* A signal that was held back already would no longer be so after hand_over(). */
+    /* After hand_over() the whole command would unblock these signals. So if one of them is blocked already, nothing is begun here. */
     if (!(blocked_before & held) && SYS(sendto, fd, request->bytes, request->len, MSG_NOSIGNAL, NULL, 0) == (long)request->len)
         return true;
     SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
@@ -562,7 +562,7 @@ static bool is_for_here(void)
 {
     const char *preloaded = variable("LD_PRELOAD=");
     if (word_count < 3 || word_count > WORDS_MAX || !equal(words[1], "exec") || (preloaded && *preloaded))
-        return false; /* libraries that the user puts into every program are for this one, too */
+        return false; /* the user wants libraries in every program, which this one cannot load: leave the job to the whole command */
     for (int fd = 0; fd < 3; fd++)
         if (SYS(fcntl, fd, F_GETFD, 0, 0, 0, 0) < 0)
             return false;
@@ -574,7 +574,7 @@ static void run_here(void)
     static char bytes[REQUEST_MAX];
     struct text request = {.bytes = bytes, .room = sizeof bytes};
     if (!is_for_here() || !write_request(&request) || !has_room() || find_whole())
-        return; /* a job that was begun must be able to go on in the whole command */
+        return; /* without the whole command nothing is begun, because a job that was begun here may have to go on there */
     int fd = connect_to_node();
     if (fd < 0)
         return;

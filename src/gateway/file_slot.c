@@ -70,7 +70,8 @@ void file_line_end(struct file_line *line)
     line->left = base_now_ns();
 }
 
-/* `keeps`: whole pieces are got from another host. Others are only requested, so that they are in the gateway's cache. */
+/* How many pieces to request in advance. `keeps`: the pieces are copied from another host as a whole; otherwise they are only requested, so
+ * that the gateway reads them into its cache. */
 static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool keeps)
 {
     return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
@@ -152,7 +153,7 @@ static int slot_ask(weft_file *f, struct file_line *line, uint64_t from, uint64_
     return slot_send(f, s, &r, post);
 }
 
-/* For how many more pieces there is room. What is mapped has no other use for a piece than a copy. */
+/* How many more pieces may be requested. To map a piece, this node needs room for a copy of it. */
 static uint64_t line_room(weft_file *f, struct file_line *line)
 {
     uint64_t room = line->cramped ? 0 : line->maps ? file_keep_room(f->g) : UINT64_MAX;
@@ -188,8 +189,8 @@ static bool slot_from_other(const weft_file *f, const struct file_slot *s)
     return weft_gaddr_node(s->at) != f->node;
 }
 
-/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS: the copy is not right; with
- * FILE_SILENT: its node does not answer; 0: this node has no room for a copy. */
+/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS if the copy is not right, with
+ * FILE_SILENT added if its node does not answer; 0 if this node has no room for a copy. */
 static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
 {
     weft_request r = file_request(f, FILE_LEASE);
@@ -205,7 +206,7 @@ static int slot_silent(weft_file *f, struct file_slot *s)
     return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS | FILE_SILENT);
 }
 
-/* Until when to wait for the piece. From the gateway it is not limited, because nobody else has it for sure. */
+/* How long to wait for the piece. A get from the gateway has no limit, because it is not certain that another node has the piece. */
 static int64_t slot_until(const weft_file *f, const struct file_line *line, const struct file_slot *s)
 {
     int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&f->g->file_patience, memory_order_relaxed);

@@ -2,7 +2,7 @@
  *
  * Persistent workers. For each worker a thread of the node claims tasks ahead and puts them into a ring, from which the blocks take them.
  * Blocks return results by requests. The serving thread passes them on to a second thread of the worker, which completes the tasks. Claims
- * and completions take about as long as each other, and a GPU does more tasks a second than one thread could claim and complete.
+ * and completions have a thread each, because a GPU does more tasks a second than one thread could claim and complete.
  *
  * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
  * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
@@ -130,7 +130,8 @@ static uint32_t finish(weft_gpu_worker *k)
     uint32_t n = 0;
     if (tail == k->done_head)
         return 0;
-    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++) /* all at once: the serving thread has written them */
+    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH;
+         i++) /* fetch them together: the serving thread has written them, so they are in another processor's cache */
         base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
     pthread_mutex_lock(&k->lease_lock); /* a renewal that has begun ends first: the completion needs its outcome */
     for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
@@ -228,7 +229,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     if (k->finished || k->stalled || !room)
         return 0;
     int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
-    for (int i = 0; i < n; i++) { /* these were last used a round of the ring ago, and the device has read the slots since */
+    for (int i = 0; i < n; i++) { /* prefetch: these were last used a round of the ring ago, and the device has read the slots since */
         uint64_t at = (k->next + (uint64_t)i) & k->mask;
         base_fetch_to_write(&k->tasks[at]);
         base_fetch_to_write(&k->slots[at].number);

@@ -51,7 +51,7 @@ struct weft_gpu_worker {
     /* Written by the second thread. */
     _Alignas(BASE_CACHE_LINE) uint64_t done_head;
     _Atomic uint64_t completed, refused;
-    _Atomic uint64_t done_reached; /* all tasks before this number are known to be taken, because blocks have done one behind them */
+    _Atomic uint64_t done_reached; /* blocks are known to have taken all tasks before this number, because a block has done a later task */
 
     /* Used by the first thread. */
     _Alignas(BASE_CACHE_LINE) uint64_t next; /* number of the next task to put into the ring */

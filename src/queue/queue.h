@@ -52,7 +52,8 @@
            the fetch only costs time */
 #define QUEUE_SLOTS    4096u
 #define QUEUE_LEASE_NS (60 * WEFT_SECOND)
-#define CLAIM_FIRST_NS WEFT_MS /* a claimer that waits looks again after this time, and then after twice as long each time, at most: */
+#define CLAIM_FIRST_NS \
+    WEFT_MS /* a claimer that waits looks again after this time, and then after twice as long each time, at most CLAIM_SLICE_NS */
 #define CLAIM_SLICE_NS (10 * WEFT_MS)
 /* How long a call waits for the answer of one node. QUEUE_LOOK_NS: a call with time-out 0. QUEUE_ANSWER_NS: any other call; it does not
  * spend more on one silent node, since another may have what it needs. */
@@ -122,7 +123,7 @@ struct weft_queue {
     base_spin unsent_lock;
     struct queue_unsent *unsent;
 
-    /* Home. Used by the progress thread only. */
+    /* For this node's own shard. Used by the progress thread only. */
     _Alignas(BASE_CACHE_LINE) struct slot_watch watch;
     _Atomic uint64_t requeued;
     int64_t next_scan;
@@ -195,7 +196,7 @@ struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t
 /* Makes the record of what this node has tried to claim through the fabric, for a view without one. All views of a node share one (`old`),
  * so that a node that opens the queue again and again takes no more memory. False: no memory. */
 bool queue_view_tried(struct queue_view *v, const struct queue_view *old);
-void queue_view_free(struct queue_view *v); /* no later view of the node may be in use */
+void queue_view_free(struct queue_view *v); /* no later view of the same node may be in use: it may use this view's `tried` */
 /* The view of a node's shard; NULL if the node has none that is known, or is gone. */
 static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
 {

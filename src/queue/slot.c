@@ -320,9 +320,9 @@ static int look_at(const struct slot_shard *s, struct look *l, uint64_t position
     return 0;
 }
 
-/* Whether this thread may swap the READY `word` of a slot through the fabric: no thread of this node has tried it before. The others pass
- * the slot: this thread claims the task, or gives the swap up, and the home shows the slot again. A word up to SLOT_BEHIND versions older
- * than the one tried last was read long ago. Relaxed: only the entry decides. */
+/* Whether this thread may try to claim the READY `word` of a slot through the fabric: only the first thread of this node to read the word
+ * may. No task is lost: if that thread gives its swap up, the home makes claimers look at the slot again. A word up to SLOT_BEHIND versions
+ * older than the one tried last is outdated. Relaxed: no other memory is read depending on the entry. */
 static bool try_once(const struct slot_shard *s, uint32_t slot, uint64_t word)
 {
     uint64_t seen = atomic_load_explicit(&s->tried[slot], memory_order_relaxed), mine = (uint64_t)s->incarnation << 32 | word >> 32;

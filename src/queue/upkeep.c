@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#define SCAN_NS    (50 * WEFT_MS) /* at most, between two checks of a shard's leases */
+#define SCAN_NS    (50 * WEFT_MS) /* the longest time between two checks of a shard's leases */
 #define PENDING_NS (2 * WEFT_MS)  /* between two attempts to place pending tasks */
 
 void queue_free_watch(struct slot_watch *watch)
