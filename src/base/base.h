@@ -31,6 +31,23 @@
 #define BASE_THREAD_LOCAL _Thread_local
 #endif
 
+/* 1 in a build with that sanitizer, 0 in others. gcc and clang say so in different ways. */
+#if !defined(__has_feature)
+#define BASE_HAS_FEATURE(x) 0
+#else
+#define BASE_HAS_FEATURE(x) __has_feature(x)
+#endif
+#if defined(__SANITIZE_THREAD__) || BASE_HAS_FEATURE(thread_sanitizer)
+#define BASE_THREAD_SANITIZER 1
+#else
+#define BASE_THREAD_SANITIZER 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || BASE_HAS_FEATURE(address_sanitizer)
+#define BASE_ADDRESS_SANITIZER 1
+#else
+#define BASE_ADDRESS_SANITIZER 0
+#endif
+
 static inline uint64_t base_round_up(uint64_t n, uint64_t to)
 {
     return (n + to - 1) / to * to;

@@ -514,7 +514,7 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* the disk is full: the whole command writes the rest, or has the message */
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* the disk is full: the whole command writes the rest, or has the error */
     return n == (long)f->bytes;
 }
 

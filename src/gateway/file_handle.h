@@ -48,9 +48,10 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed; /* a map slot: a thread waits for it */
-    bool keeps, tell,
-        lost; /* keeps: asked with FILE_KEEPS; tell: the gateway wants to know when the copy is there; lost: asked with FILE_HERE */
+    bool claimed;              /* a map slot: a thread waits for it */
+    bool keeps;                /* the piece was asked for with FILE_KEEPS */
+    bool tell;                 /* the gateway wants to know when the copy is there */
+    bool lost;                 /* another node's copy was not right, so this node asked for the gateway's piece, with FILE_HERE */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */

@@ -77,8 +77,8 @@ static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool 
     return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
 }
 
-/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link only few
- * are read ahead, because other nodes wait for them. */
+/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, and other nodes
+ * wait for pieces that this node still reads. So over a slow link only few are read ahead. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
     int64_t now = base_now_ns();

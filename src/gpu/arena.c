@@ -157,8 +157,8 @@ int arena_free(struct arenas *c, weft_gaddr addr)
     struct gpu_arena *a = own_open(c, weft_gaddr_space(addr));
     int rc = a ? mem_free(a->books, weft_gaddr_offset(addr))
                : base_fail(-EFAULT,
-                           "cannot free address %#llx: this node has no arena in space %u: free it before its arena is closed, on the node "
-                           "that has it",
+                           "cannot free address %#llx: this node has no arena in space %u; call this on the node that owns the arena, and "
+                           "before the arena is closed",
                            (unsigned long long)addr, weft_gaddr_space(addr));
     pthread_rwlock_unlock(&c->table_lock);
     return rc;

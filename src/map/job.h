@@ -220,7 +220,9 @@ void map_apart_free(struct map_job *job);
 
 /* --- carry.c: bytes that only another node can read: input files, and its spool and spill files --- */
 enum map_ask_what { MAP_ASK_FILE, MAP_ASK_SPOOL, MAP_ASK_SPILL, MAP_ASK_DROP };
-struct map_ask { /* asks to put `len` bytes to `to`, then to add to `word`: 1, plus an errno, if any, in the upper 32 bits */
+/* Asks the carrier to put `len` bytes to `to`. Afterwards the carrier adds 1 to `word` if all bytes are there; else it adds 1 plus the
+ * errno shifted left by 32 bits. */
+struct map_ask {
     uint32_t what, input;
     uint64_t file;        /* for MAP_ASK_FILE: which file it must be (map_identity()); 0: the one that this node has seen */
     uint64_t offset, len; /* at most MAP_ASK_BYTES; any length for MAP_ASK_DROP, which frees this range of the spill file */
