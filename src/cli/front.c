@@ -275,9 +275,8 @@ static bool has_room(void)
     size_t bytes = ROOM_MORE;
     for (char **s = words; s <= words + word_count || *s; s++) /* the environment comes behind the arguments */
         bytes += (*s ? strlen(*s) + 1 : 0) + sizeof *s;
-    if (SYS(prlimit64, 0, RLIMIT_STACK, NULL, &stack, 0, 0))
-        return false;
-    return bytes <= ROOM_LEAST || (bytes <= ROOM_MOST && bytes <= stack.rlim_cur / 4);
+    return bytes <= ROOM_LEAST ||
+           (bytes <= ROOM_MOST && SYS(prlimit64, 0, RLIMIT_STACK, NULL, &stack, 0, 0) == 0 && bytes <= stack.rlim_cur / 4);
 }
 
 /* The whole command goes on with a job that was started. `status`: the exit status so far. `written`: how many bytes of the output in the

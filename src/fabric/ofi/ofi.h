@@ -114,7 +114,9 @@ struct ofi_link {
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    int64_t gone_at;              /* if it is not gone by then, this node replaces its endpoint */
+    int64_t renew_at;    /* this node replaces its endpoint then, because the peer's new one has the address of the former one; 0: no */
+    int64_t renewed_for; /* when it has last done that; 0: never */
+    int64_t gone_at;     /* if it is not gone by then, this node replaces its endpoint */
     int64_t settle_at; /* the former connection is gone; this node confirms the new endpoint at this time, not earlier; 0: it is not gone */
     int64_t open_at;   /* at this time the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
