@@ -12,6 +12,8 @@
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
 #define FILE_AHEAD_FAR    8u /* the same for a file of another host: first 1, at last so many, and fewer if pieces take FILE_SLOW_NS */
 #define FILE_SLOW_NS      WEFT_SECOND
+#define FILE_QUEUE_NS     (8 * WEFT_MS) /* pieces that are got at the same time: so many as come in this time, and FILE_GETS_LEAST at least */
+#define FILE_GETS_LEAST   2u
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
 #define FILE_HOLDER_TIMES 5  /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
 #define FILE_AWAY_PART    4  /* a program is away if it does something else for this part of gateway.file_patience between two reads */
@@ -56,6 +58,7 @@ struct file_slot {
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
     int64_t since; /* when the answer came; then, when the get was begun */
+    int64_t named; /* when the answer came */
     char text[FILE_TEXT];
 };
 /* Pieces that are read, or mapped on another host, mostly in order: those that were asked for. One thread at a time uses it. */
@@ -68,6 +71,7 @@ struct file_line {
     int64_t left;          /* when the last call has ended; 0: none */
     bool away;             /* the program does much between its calls, so pieces that are read ahead are not got soon */
     struct file_pace pace; /* of the pieces */
+    int64_t gap;           /* how long after one piece the next one comes, if it is under way already; 0: not known */
     struct file_slot slot[FILE_SLOTS];
 };
 struct weft_file {
