@@ -3,7 +3,6 @@
  * The file service, beside what a program does without it. Node 0 is the gateway, the last node reads; a file of BYTES, in $TMPDIR or /tmp.
  *
  *   read   weft_file_read() of the cached file, one piece after the other; GB/s
- *   large  the same, LARGE bytes in each call; GB/s
  *   map    weft_file_map() of each piece, and a sum of its words; GB/s
  *   get    weft_get() of as many bytes from the gateway's pool: what the transport can do; GB/s
  *   cold   all nodes but node 0 read, at the same time, a file that neither weft nor the system has cached; ms for the slowest
@@ -20,7 +19,6 @@
 #include "weft.h"
 
 #define PIECE WEFT_FILE_PIECE
-#define LARGE ((uint64_t)16 << 20)
 
 static char path[4096];
 static uint8_t *buffer;
@@ -71,8 +69,7 @@ static int by_weft(weft_node *w, const struct spec *s, weft_file *f, weft_gaddr 
 {
     int rc = 0;
     size_t n;
-    const uint64_t step = strcmp(s->test, "large") == 0 ? LARGE : PIECE;
-    for (uint64_t i = 0; !rc && i < s->bytes; i += step) {
+    for (uint64_t i = 0; !rc && i < s->bytes; i += PIECE) {
         weft_file_view v;
         if (strcmp(s->test, "get") == 0) {
             rc = weft_get_blocking(w, buffer, at + i, PIECE);
@@ -83,7 +80,7 @@ static int by_weft(weft_node *w, const struct spec *s, weft_file *f, weft_gaddr 
                 weft_file_unmap(f, &v);
             }
         } else {
-            rc = weft_file_read(f, buffer, step, i, &n, WEFT_TIMEOUT_DEFAULT);
+            rc = weft_file_read(f, buffer, PIECE, i, &n, WEFT_TIMEOUT_DEFAULT);
         }
     }
     return rc ? failed(s->test, rc) : 0;
@@ -181,11 +178,11 @@ int main(int argc, char **argv)
     struct spec s;
     const char *folder = getenv("TMPDIR");
     if (argc < 2 || spec_parse(&s, argv[1]) || s.bytes % PIECE || !s.bytes) {
-        fprintf(stderr, "usage: %s read|large|map|get|cold|pread|mmap|mounted:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n",
+        fprintf(stderr, "usage: %s read|map|get|cold|pread|mmap|mounted:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n",
                 argv[0]);
         return 2;
     }
-    buffer = malloc(LARGE);
+    buffer = malloc(PIECE);
     if (!buffer)
         return 1;
     if (strcmp(s.test, "pread") == 0 || strcmp(s.test, "mmap") == 0) {

@@ -18,8 +18,8 @@ TOPO_BLOCK = 1 << 20
 LINK_BITS = 10**9  # of each host's link, in the rows with several hosts
 # group: (test, nodes, bytes, iterations, warm-up). After the warm-up all pieces are in huge pages.
 TESTS = {"read": ("read", 2, 64 * MIB, 60, 150), "map": ("map", 2, 64 * MIB, 60, 150), "cold": ("cold", 5, 256 * MIB, 1, 0),
-         "far": ("read", 2, 64 * MIB, 20, 2), "far large": ("large", 2, 64 * MIB, 20, 2), "far map": ("map", 2, 64 * MIB, 20, 2), "hosts": ("cold", 5, 128 * MIB, 1, 0)}
-FAR = ("far", "far large", "far map")
+         "far": ("read", 2, 64 * MIB, 20, 2), "far map": ("map", 2, 64 * MIB, 20, 2), "hosts": ("cold", 5, 128 * MIB, 1, 0)}
+FAR = ("far", "far map")
 if nfs.inside():  # an emulated processor: less work, and only what NFS can do as well
     TESTS = {"read": ("read", 2, 16 * MIB, 10, 20), "cold": ("cold", 5, 64 * MIB, 1, 0)}
 
@@ -31,7 +31,6 @@ def rows(context):
             Row("cold", f"four nodes read {cold} MiB that nobody has cached, beside one node", "ms", "lower", 1.2, ["one node"]),
             Row("mounted", f"four nodes read {cold} MiB that nobody has cached, beside four programs below a mount", "ms", "lower", 1, ["sshfs", "nfs"]),
             Row("far", "read a cached file of another host (namespaces)", "GB/s", "higher", 0.9, ["topo"]),
-            Row("far large", "the same, 16 MiB in each call", "GB/s", "higher", 0.9, ["topo"]),
             Row("far map", "map a cached file of another host and sum its words", "GB/s", "higher", 0.9, ["topo"]),
             Row("hosts", "four hosts read 128 MiB that nobody has cached, links of 1 Gb/s, beside one host", "ms", "lower", 1.2, ["one host"]),
             Row("sent", "of it: what the gateway's host sends, in files", "copies", "lower")]

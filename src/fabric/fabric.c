@@ -54,13 +54,6 @@ int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab
     return BASE_LIKELY(*link != NULL) ? 0 : base_failure(fabric_refuse(w, addr, bytes));
 }
 
-bool fab_direct(const struct weft_node *w, uint32_t node, const void *local, size_t len)
-{
-    struct fab_link *l = &w->links[node];
-    uintptr_t at = (uintptr_t)local - (uintptr_t)w->pool_base;
-    return (at < w->pool_bytes && len <= w->pool_bytes - at) || (l->transport->direct && l->transport->direct(l, local, len));
-}
-
 /* The link to a node; NULL if the node is not alive. */
 static inline struct fab_link *living(struct weft_node *w, uint32_t node)
 {

@@ -137,10 +137,10 @@ struct fab_transport {
     /* may be NULL; does the transport's work that needs no handler. Any thread calls this, also while a handler runs. */
     int (*service)(struct weft_node *w);
     int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events the transport handled */
-    bool (*idle)(struct weft_node *w);    /* true: nothing to do. Called after the progress thread has announced that it will sleep */
+    bool (*idle)(struct weft_node
+                     *w); /* whether the transport has nothing to do. Called after the progress thread has announced that it will sleep */
     /* NULL: the peer's pool cannot be accessed by loads and stores (fab_no_pointer()) */
     void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset);
-    bool (*direct)(struct fab_link *l, const void *local, size_t len); /* see fab_direct(). NULL: none outside the pool */
     /* Wakes the threads of the peer that wait for its memory to change (weft_wait_until). */
     void (*wake)(struct weft_node *w, struct fab_link *l);
     /* may be NULL; `out` contains the transport's name already */
@@ -334,7 +334,8 @@ int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can 
 
 /* --- wake.c --- */
 void fab_wake_here(struct weft_node *w); /* wakes this node's own waiting threads; call this after changing what they wait for */
-void fab_wake(struct weft_node *w, uint32_t node); /* the same for another node; call this after putting to its memory */
+void fab_wake(struct weft_node *w,
+              uint32_t node);       /* wakes the waiting threads of another node; call this after putting to that node's memory */
 void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 
 /* --- deliver.c --- */
@@ -374,8 +375,6 @@ int64_t fab_run_ticks(struct weft_node *w);                                    /
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */
 int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
-/* Whether a get from the node writes the bytes straight to this local memory, which need not be in the pool. */
-bool fab_direct(const struct weft_node *w, uint32_t node, const void *local, size_t len);
 /* Whether this is local memory that only a GPU can access. */
 static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 {

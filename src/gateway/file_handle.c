@@ -61,7 +61,6 @@ void file_slot_free(weft_file *f, struct file_slot *s)
     if (s->kept)
         file_keep_leave(f->g, s->kept);
     s->kept = NULL;
-    s->to = NULL;
     atomic_store_explicit(&s->state, SLOT_FREE, memory_order_relaxed);
 }
 

@@ -39,7 +39,7 @@ struct file_kept {
     uint32_t node;                     /* the gateway */
     uint64_t generation, index;        /* set when the gateway is told */
     weft_gaddr at;
-    uint32_t room;  /* bytes there; only memory for whole pieces is used again. 0: none, the bytes go to the buffer of a call */
+    uint32_t room;  /* bytes there; only memory for whole pieces is used again */
     uint32_t times; /* how often the memory was used */
     bool told;      /* the gateway knows of it */
     weft_op op;     /* the get that fills it */
@@ -55,7 +55,6 @@ struct file_slot {
         lost; /* keeps: asked with FILE_KEEPS; tell: the gateway wants to know when the copy is there; lost: asked with FILE_HERE */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
-    uint8_t *to;               /* where in the buffer of the call the bytes go; then `kept` has no memory. NULL: to the copy */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
     int64_t since; /* when the answer came; then, when the get was begun */
@@ -73,9 +72,6 @@ struct file_line {
     bool away;             /* the program does much between its calls, so pieces that are read ahead are not got soon */
     struct file_pace pace; /* of the pieces */
     int64_t gap;           /* how long after one piece the next one comes, if it is under way already; 0: not known */
-    /* the buffer of the call that reads: the bytes of the file from `into_from` to `into_end`. NULL: a piece needs a copy */
-    uint8_t *into;
-    uint64_t into_from, into_end;
     struct file_slot slot[FILE_SLOTS];
 };
 struct weft_file {
@@ -108,7 +104,6 @@ struct weft_file {
 /* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses.
  * `bytes`: the size, if the copy is for a view, to which the limit does not apply; 0: it is not for a view. NULL: there is none. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
-struct file_kept *file_keep_none(struct gateway *g, uint32_t node); /* without memory, for its op. NULL: no memory for it */
 /* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. */
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
@@ -160,12 +155,7 @@ int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool kee
 /* Asks for the pieces after `index` in advance, if this call goes on beyond the piece (`more`) or the previous call was for the piece
  * before; but not for pieces that begin at the offset `end` of the file, or later. `keeps`: copies of them are wanted. */
 void file_slot_ahead(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end);
-/* The call reads `bytes` bytes of the file from `from` on to `buf`: their pieces may go straight there, until file_slots_land(). */
-void file_line_into(const weft_file *f, struct file_line *line, uint8_t *buf, uint64_t from, uint64_t bytes);
 void file_slots_expire(weft_file *f, struct file_line *line); /* call it when the file has changed */
-void file_slot_done(weft_file *f, struct file_slot *s);       /* the caller has the bytes, and the copy, if any; the next request ends the lease */
-/* Call it when a call ends whose buffer was `line->into`: waits until no get writes to the buffer any more. -ETIMEDOUT: one may still do so. */
-int file_slots_land(weft_file *f, struct file_line *line, int64_t deadline);
 
 /* --- file_read.c --- */
 /* between file_use() and file_unuse() */

@@ -153,19 +153,6 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
     return k;
 }
 
-struct file_kept *file_keep_none(struct gateway *g, uint32_t node)
-{
-    struct file_kept *k = calloc(1, sizeof *k);
-    if (!k)
-        return NULL;
-    k->node = node;
-    k->at = WEFT_NULL;
-    base_spin_lock(&g->lock);
-    list_put(&g->file_keeps->used, k);
-    base_spin_unlock(&g->lock);
-    return k;
-}
-
 void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
 {
     const weft_request r = {.version = WEFT_REQUEST_VERSION,

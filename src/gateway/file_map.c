@@ -222,7 +222,7 @@ static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_
         file_slot_ahead(f, line, index, false, true, file_size(f));
         *out = s->kept;
         s->kept = NULL;
-        file_slot_done(f, s);
+        atomic_store_explicit(&s->state, SLOT_TAKEN, memory_order_relaxed);
     }
     file_line_end(line);
     atomic_store_explicit(&f->lining, false, memory_order_release);

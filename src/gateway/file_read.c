@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the
- * lease of their piece has not ended meanwhile. Of a file of another host, pieces that are read whole are got in advance (file_slot.c):
- * straight to the caller's buffer if the call asks for them and no other node needs a copy, otherwise to copies in this node's pool. Other
- * bytes are got one after the other. A call reads ahead, beyond the bytes it was asked for, only if the program reads in order: if the call
- * begins where the previous call ended, or in the next piece.
+ * lease of their piece has not ended meanwhile. Of a file of another host, pieces that are read whole come through copies in this node's
+ * pool (file_slot.c); other bytes are got directly. A call reads ahead, beyond the bytes it was asked for, only if the program reads in
+ * order: if the call begins where the previous call ended, or in the next piece.
  */
 #include "gateway/file_handle.h"
 
@@ -14,8 +13,6 @@
 static int copy_out(weft_file *f, const struct file_slot *s, uint8_t *to, uint64_t within, size_t n, int64_t deadline)
 {
     weft_node *w = f->g->w;
-    if (s->to) /* it went straight there */
-        return 0;
     if (s->kept && !fab_gpu_memory(w, to)) {
         memcpy(to, weft_ptr(w, s->kept->at + within, n), n);
         return 0;
@@ -38,13 +35,9 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     /* One call that reads a few MiB in the middle of a file, as each slot of weft map does, must not carry more over the network. */
     const bool follows = offset == f->ends, next = line->last != UINT64_MAX && line->last + 1 == offset / WEFT_FILE_PIECE;
     const uint64_t end = follows || next ? f->info.bytes : offset + left;
-    file_line_into(f, line, to, offset, left);
     while (!rc && left) {
-        if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_READ], false, memory_order_relaxed)) {
-            if ((rc = file_slots_land(f, line, deadline)))
-                break;
+        if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_READ], false, memory_order_relaxed))
             file_slots_expire(f, line);
-        }
         uint64_t index = offset / WEFT_FILE_PIECE, within = offset % WEFT_FILE_PIECE;
         uint64_t bytes = file_piece_bytes(f->info.bytes, index), n = bytes - within < left ? bytes - within : left;
         bool keeps = f->far && (n == bytes || follows);
@@ -53,8 +46,6 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
             break;
         file_slot_ahead(f, line, index, n < left, keeps, end);
         rc = copy_out(f, s, to, within, (size_t)n, deadline);
-        if (s->to)
-            file_slot_done(f, s);
         if (rc == -EAGAIN) {
             rc = 0; /* read again */
         } else if (!rc) {
@@ -65,9 +56,8 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
             f->ends = offset;
         }
     }
-    int landed = file_slots_land(f, line, deadline); /* after an error some may be under way */
     file_line_end(line);
-    return landed ? landed : rc;
+    return rc;
 }
 
 int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns)

@@ -220,32 +220,12 @@ static int64_t slot_until(const weft_file *f, const struct file_line *line, cons
     return slot_from_other(f, s) ? file_pace_until(&line->pace, s->since, least) : INT64_MAX;
 }
 
-/* Where in the buffer of the call the piece belongs. NULL: its bytes go to a copy: it is not in the buffer as a whole, or other nodes are to
- * have it, too, or another node gives it. A get from another node may be given up and go on, and would write to the buffer later; one from
- * the gateway is never given up before the call ends. */
-static uint8_t *slot_into(const weft_file *f, const struct file_line *line, const struct file_slot *s)
-{
-    uint64_t from = s->index * WEFT_FILE_PIECE;
-    if (!line->into || from < line->into_from || from + s->bytes > line->into_end || s->tell || slot_from_other(f, s))
-        return NULL;
-    uint8_t *to = line->into + (from - line->into_from);
-    return fab_direct(f->g->w, f->node, to, s->bytes) ? to : NULL;
-}
-
-static uint8_t *slot_bytes(const weft_file *f, const struct file_slot *s)
-{
-    return s->to ? s->to : weft_ptr(f->g->w, s->kept->at, s->bytes);
-}
-
 /* Begins to get the piece. Without room in the pool, asks for it once more, so that nobody waits for a copy at this node. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     bool wanted = s->index == line->wanted, other = slot_from_other(f, s);
-    s->to = slot_into(f, line, s);
-    s->kept = s->to ? file_keep_none(f->g, f->node) : file_keep(f->g, f->node, line->maps && wanted ? s->bytes : 0);
-    if (!s->kept)
-        s->to = NULL;
+    s->kept = file_keep(f->g, f->node, line->maps && wanted ? s->bytes : 0);
     if (!s->kept && line->maps) {
         line->full = true;
         return wanted ? -ENOMEM : 0;
@@ -257,7 +237,7 @@ static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
     s->since = base_now_ns();
     int64_t until = slot_until(f, line, s);
     fab_limit(until < deadline ? until : deadline); /* the gateway gives the piece if that node does not */
-    int rc = weft_get(w, slot_bytes(f, s), s->at, s->bytes, &s->kept->op);
+    int rc = weft_get(w, weft_ptr(w, s->kept->at, s->bytes), s->at, s->bytes, &s->kept->op);
     fab_limit(deadline);
     fab_nowait(before);
     if (!rc) {
@@ -266,7 +246,6 @@ static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
     }
     file_keep_leave(f->g, s->kept);
     s->kept = NULL;
-    s->to = NULL;
     if (rc == -EAGAIN) {
         line->full = true;
         return 0;
@@ -296,7 +275,7 @@ static int slot_look(weft_file *f, struct file_line *line, struct file_slot *s)
         return other ? slot_silent(f, s) : rc;
     slot_came(line, s);
     bool known = !other && base_now_ns() < s->until + FILE_COPY_NS;
-    if (!known && file_hash(slot_bytes(f, s), s->bytes) != s->hash)
+    if (!known && file_hash(weft_ptr(w, s->kept->at, s->bytes), s->bytes) != s->hash)
         return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS);
     slot_hold(f, s);
     return 0;
@@ -402,46 +381,4 @@ void file_slots_expire(weft_file *f, struct file_line *line)
             file_slot_free(f, &line->slot[i]);
         line->slot[i].until = INT64_MIN; /* the next request ends this lease; its answer is -ESTALE */
     }
-}
-
-void file_line_into(const weft_file *f, struct file_line *line, uint8_t *buf, uint64_t from, uint64_t bytes)
-{
-    line->into = f->far && !fab_gpu_memory(f->g->w, buf) ? buf : NULL;
-    line->into_from = from;
-    line->into_end = from + bytes;
-}
-
-void file_slot_done(weft_file *f, struct file_slot *s)
-{
-    if (s->kept)
-        file_keep_leave(f->g, s->kept);
-    s->kept = NULL;
-    s->to = NULL;
-    atomic_store_explicit(&s->state, SLOT_TAKEN, memory_order_relaxed);
-}
-
-struct slot_op {
-    weft_node *w;
-    weft_op *op;
-};
-
-static bool slot_op_ended(void *arg)
-{
-    const struct slot_op *o = arg;
-    return weft_test(o->w, o->op) != -EINPROGRESS;
-}
-
-int file_slots_land(weft_file *f, struct file_line *line, int64_t deadline)
-{
-    int rc = 0;
-    line->into = NULL;
-    for (unsigned i = 0; i < FILE_SLOTS; i++) {
-        struct file_slot *s = &line->slot[i];
-        if (!s->to)
-            continue;
-        if (fab_wait(f->g->w, slot_op_ended, &(struct slot_op){f->g->w, &s->kept->op}, deadline))
-            rc = -ETIMEDOUT;
-        file_slot_done(f, s); /* an op that goes on stays with the copies until it has ended */
-    }
-    return rc ? base_fail(rc, "%s at node %u: not all bytes came before the deadline; try again, or allow more time", f->path, f->node) : 0;
 }

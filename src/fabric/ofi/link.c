@@ -191,12 +191,6 @@ static bool link_movable(void *ctx, const uint8_t *local, uint64_t len)
            (at - base) >> o->shift == (at - base + len - 1) >> o->shift;
 }
 
-bool ofi_link_direct(struct fab_link *link, const void *local, size_t len)
-{
-    const struct ofi_link *l = link->impl;
-    return len >= l->r.endpoint.move_least && link_movable((void *)(uintptr_t)l, local, len);
-}
-
 static void link_completed(void *ctx, weft_op *op, int status)
 {
     (void)ctx;

@@ -232,7 +232,6 @@ static inline struct ofi_link *ofi_link_joining(const struct ofi *o, uint32_t no
     return __atomic_load_n(&o->links[node], __ATOMIC_ACQUIRE);
 }
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
-bool ofi_link_direct(struct fab_link *link, const void *local, size_t len); /* fab_direct() */
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
 void ofi_link_open_locked(struct ofi_link *l); /* under the link's lock; the caller pumps the link */

@@ -278,7 +278,6 @@ const struct fab_transport fab_ofi = {
     .progress = ofi_progress,
     .idle = ofi_idle,
     .pointer = fab_no_pointer,
-    .direct = ofi_link_direct,
     .wake = records_no_wake,
     .stat = ofi_stat,
     .regions = ofi_regions,
