@@ -263,7 +263,7 @@ static void watch_take_back(struct ofi *o)
         struct ofi_link *l = q->busy && !q->given_up ? ofi_link_of(o, q->node) : NULL;
         if (l) {
             base_spin_lock(&l->r.lock);
-            ofi_ended_locked(l, q, -EAGAIN);
+            ofi_ended_locked(l, q, -EAGAIN, 0);
             base_spin_unlock(&l->r.lock);
         }
         base_spin_lock(&o->calls);
