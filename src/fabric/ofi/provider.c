@@ -29,20 +29,20 @@
  * makes none while nobody polls. efa has no descriptor. */
 static const struct known {
     const char *name;
-    bool plain, wakes;
+    bool plain, wakes, tried;
     uint32_t rank;
 } known[] = {
-    {"cxi", false, false, 1},
-    {"efa", false, false, 2},
-    {"psm3", false, false, 3},
-    {"opx", false, false, 4},
-    {"psm2", false, false, 5},
-    {"net", true, true, 10},
-    {"tcp", true, true, 11},
-    {"verbs", false, true, OFI_NEVER},
-    {"shm", false, true, OFI_NEVER},
-    {"udp", true, true, OFI_NEVER},
-    {"sockets", true, true, OFI_NEVER},
+    {"cxi", false, false, false, 1},
+    {"efa", false, false, false, 2},
+    {"psm3", true, false, true, 3}, /* on Ethernet */
+    {"opx", false, false, false, 4},
+    {"psm2", false, false, false, 5},
+    {"net", true, true, true, 10},
+    {"tcp", true, true, true, 11},
+    {"verbs", false, true, true, OFI_NEVER},
+    {"shm", false, true, true, OFI_NEVER},
+    {"udp", true, true, true, OFI_NEVER},
+    {"sockets", true, true, true, OFI_NEVER},
 };
 
 static const struct known *provider_known(const char *name)
@@ -69,6 +69,7 @@ struct ofi_traits ofi_traits_of(const struct fi_info *info)
         .inet = info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN || info->addr_format == FI_SOCKADDR_IN6,
         .tcp = k && (strcmp(k->name, "net") == 0 || strcmp(k->name, "tcp") == 0),
         .wakes = k && k->wakes,
+        .tried = k && k->tried,
         .rank = k ? k->rank : OFI_NEVER,
     };
 }

@@ -35,6 +35,7 @@ struct ofi_traits {
     bool inet;         /* the provider's addresses are IP addresses */
     bool wakes;        /* the completion queue's descriptor becomes readable when something arrives; false: the queue must be polled */
     bool tcp;          /* nodes have connections over TCP; the kernel still sends what is in one that is closed */
+    bool tried;        /* weft was run with it; the others follow their documentation */
     uint32_t rank;     /* the provider with the smallest rank is the best; OFI_NEVER: the provider is used only if it is named */
 };
 #define OFI_NEVER 1000u
