@@ -302,6 +302,7 @@ void ofi_renew(struct ofi *o, const char *why)
         if (rc)
             records_break(&l->r, "this node could not open a new endpoint: %s", base_error());
     }
+    fab_kick(o->w); /* all peers wait until the progress thread has told them, and it may be about to sleep for a second */
 }
 
 /* Whether RMA requests are under way and none has ended for long, although frames get through: the provider has lost them. `now -
