@@ -141,7 +141,7 @@ static void piece_fill(struct arena_job *j, struct arena_piece *p)
         piece_end(p, rc);
 }
 
-/* A copy that has begun takes at most this time, unless the bus is slow or busy. */
+/* How long a copy should take at most, unless the bus is slow or busy. */
 #define COPY_GBS     10 /* bytes a nanosecond */
 #define COPY_MOST_NS (8 * WEFT_MS)
 static void expect_copy(struct arenas *c, uint64_t bytes)
@@ -248,7 +248,7 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
                                                         memory_order_acq_rel, memory_order_acquire)) {
         if (expected == PIECE_CAME)
             return;              /* the owner has answered although the send failed: the answer counts */
-        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged */
+        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged: look again */
     }
     if (rc && rc != -EAGAIN)
         piece_end(p, rc);
@@ -414,7 +414,7 @@ static void job_end(struct arenas *c, struct arena_job *j)
     fab_wake_here(c->w);
 }
 
-/* Begins again with all data. Jobs behind it may have begun; peer_step() passes over them. */
+/* Begins the job again, with all its data. Jobs behind it may have begun; peer_step() passes over them. */
 static void job_restart(struct arenas *c, struct arena_job *j)
 {
     base_spin_lock(&c->lock);
