@@ -278,7 +278,7 @@ static void watch_take_back(struct ofi *o)
         struct ofi_link *l = q->busy && !q->given_up ? ofi_link_of(o, q->node) : NULL;
         if (l) {
             base_spin_lock(&l->r.lock);
-            ofi_ended_locked(l, q, -EAGAIN);
+            ofi_ended_locked(l, q, -EAGAIN, 0);
             base_spin_unlock(&l->r.lock);
         }
         base_spin_lock(&o->calls);
@@ -318,6 +318,7 @@ void ofi_renew(struct ofi *o, const char *why)
         if (rc)
             records_break(&l->r, "this node could not open a new endpoint: %s", base_error());
     }
+    fab_kick(o->w); /* all peers wait until the progress thread has told them, and it may be about to sleep for a second */
 }
 
 /* Whether the provider has lost RMA requests: some are under way, and none has ended for long, although frames get through. In that time
