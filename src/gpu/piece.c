@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-#define TAIL_PARTS 4u
+#define TAIL_PARTS 2u
 #define TAIL_LEAST (128u << 10)
 
 static enum piece_step step_of(const struct arena_piece *p)
