@@ -3,7 +3,8 @@
  * Calls of weft/device.h for threads that work together, in CUDA only: by a warp (`_warp`: all its 32 threads) or a block (`_block`: all
  * its threads). Each thread of the warp or block makes the call, at the same point and with the same arguments, and each gets the same
  * result. The calls have barriers inside: everything that any of the threads has stored before is visible to the operation, and after the
- * call all threads can read the data that it fetched. Waits are bounded as in weft/device.h, if all threads make the call.
+ * call all threads can read the data that it fetched. Waits are bounded as in weft/device.h, but only if all threads
+ * make the call: each waits for the others without limit.
  *
  * Put and get: if the kernel can access both ends by loads and stores (weft_device_ptr()), all threads copy directly, and the operation and
  * its op are complete when the call returns. Each thread copies 16 bytes at a time if both addresses have the same remainder modulo 16,

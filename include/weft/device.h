@@ -10,10 +10,10 @@
  * Every call returns 0 or a negative error number; these are Linux's on every system. A wait ends with -WEFT_DEVICE_ETIMEDOUT after
  * weft_device.deadline_ns, or when the program closes the GPU.
  *
- * An operation with a weft_device_op is complete when weft_device_test() or weft_device_wait() returns its result. Until then it takes a
- * place in the ring: repeat weft_device_test(), or give the operation up by weft_device_leave(). An operation without an op is complete
- * after the block's next weft_device_flush() to the same node, which also returns the first error of such operations. Operations of one
- * block to one node begin in the order of the calls. Operations of different blocks are not ordered.
+ * An operation with a weft_device_op is complete when weft_device_test() or weft_device_wait() returns its result. Until then it occupies a
+ * place in the ring: call weft_device_test() again and again, or give the operation up by weft_device_leave(). An operation without an op
+ * is complete after the block's next weft_device_flush() to the same node, which also returns the first error of such operations.
+ * Operations of one block to one node begin in the order of the calls. Operations of different blocks are not ordered.
  *
  * weft/device.cuh has calls for threads of a warp or a block that work together.
  */
@@ -173,7 +173,8 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
                                           WEFT_NEAR uint64_t *seen)
 {
-    bool wrong = (word & 7) || (word >> 48) != d->rank || node >= d->size; /* read with what the next call reads of `d` */
+    /* checked before the call, so that the reads of `d` here and in the call overlap */
+    bool wrong = (word & 7) || (word >> 48) != d->rank || node >= d->size;
     WEFT_FAR const uint64_t *p = (WEFT_FAR const uint64_t *)weft_device_ptr(d, word, 8);
     weft_device_patience patience = {0, 0};
     bool gone = false;

@@ -216,10 +216,10 @@ WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, u
 
 #define WEFT_DEVICE_ASKS 4u /* of so many polls for room, a thread reads the host's memory in one */
 /* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and `wait` is false. A thread that has taken numbers must fill
-   the slots, so it takes numbers only when there is room. If `place` is not NULL, the call also tries to take the place of the answer, and
-   stores in `*place` whether it has; both atomics are issued together.
-   The first number that a thread tries is a guess from a cache, which other blocks do not update. After a wrong guess the compare-and-swap
-   fails and returns the right number. A wrong guess costs only this attempt. */
+   the slots, so it takes numbers only when there is room. If `place` is not NULL, the call also tries to reserve the place for the answer,
+   and stores in `*place` whether it has; both atomics are issued together. The first number that a thread tries is a guess from a cache,
+   which other blocks do not update. After a wrong guess the compare-and-swap fails and returns the right number. A wrong guess costs only
+   this attempt. */
 WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots, bool wait,
                                          WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
@@ -306,7 +306,7 @@ WEFT_DEVICE_CALL void weft_device_fill(WEFT_FAR const weft_device_ring *r, uint6
     weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
 }
 
-/* Takes the place of an answer. The place is free once the former answer in it has been read. */
+/* Reserves the place for an answer. The place is free once the former answer in it has been read. */
 WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint64_t ticket, bool wait)
 {
     weft_device_patience p = {0, 0};

@@ -177,8 +177,8 @@ typedef struct weft_link_stats {
     char devices[112];       /* RDMA devices of this node that lead to the peer: "rdma_en2, rdma_en3"; "": none */
     uint32_t via;            /* the next node on the route to the peer; the peer itself if the route is direct; UINT32_MAX: no route now */
     uint32_t cables;         /* tb: cables that lead to the peer; 0: only a route through other nodes, or no route */
-    uint64_t frames_sent, frames_retransmitted;    /* tb: control frames, and how many of them were sent again */
-    uint64_t frames_received, frames_damaged;      /* tb: frames. Damaged ones are dropped, and the peer sends them again */
+    uint64_t frames_sent, frames_retransmitted;    /* tb, ofi: frames, and how many of them were sent again */
+    uint64_t frames_received, frames_damaged;      /* tb, ofi: frames. Damaged ones are dropped, and the peer sends them again */
     uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that were transferred without a copy */
     uint64_t bulk_rejected;                        /* tb: pieces that arrived damaged or out of order, and were sent again */
     uint64_t bulk_repairs;                         /* tb: how often a queue pair for large data was repaired after a loss */

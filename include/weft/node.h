@@ -38,7 +38,7 @@ typedef struct weft_config {
     uint32_t size;           /* nodes in the cluster (WEFT_SIZE) */
     uint64_t pool_bytes;     /* size of this node's pool, in bytes (WEFT_POOL) */
     uint32_t pool_flags;     /* WEFT_POOL_... or'ed */
-    int64_t deadline_ns;     /* default deadline of operations. If set, waits for other nodes have it, too (WEFT_DEADLINE) */
+    int64_t deadline_ns;     /* default deadline of operations; if set, also of calls that wait for other nodes (WEFT_DEADLINE) */
     int64_t join_timeout_ns; /* how long to wait for the other nodes (WEFT_JOIN_TIMEOUT) */
     int64_t reconnect_ns;    /* how long to retry a broken RDMA link; negative: not at all (WEFT_RECONNECT) */
     const char *grow;        /* "HOST:PORT" of this host, where other nodes may join the running cluster. Nodes of one host may set the

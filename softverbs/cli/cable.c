@@ -44,7 +44,7 @@ static void break_connections(struct sf_view *v, uint32_t device)
         uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
         if (atomic_load_explicit(&qp->owner, memory_order_acquire) && (qp->device == device || qp->peer_device == device) &&
             (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD))
-            /* relaxed: nothing else must be seen together with it */
+            /* relaxed: no other store must become visible together with this one */
             __atomic_store_n(&qp->broken, 1, __ATOMIC_RELAXED);
     }
 }

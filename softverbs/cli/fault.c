@@ -187,7 +187,7 @@ static int check_rule(const struct request *q, uint32_t kind)
                          q->verb == SF_VERBS ? "the call is missing: give --verb, as in --verb create_qp"
                                              : "the error is missing: give --errno, as in --errno ENOMEM");
     if (kind != SF_FAULT_REFUSE && (q->verb != SF_VERBS || r->error))
-        return cli_usage("fault", "%s: --verb and --errno are for refuse", kinds[kind]);
+        return cli_usage("fault", "%s: --verb and --errno belong to the fault 'refuse'", kinds[kind]);
     if (kind == SF_FAULT_REFUSE && q->qp)
         return cli_usage("fault", "refuse: --qp is for messages; name the caller's --device or --host");
     if (q->seeded && !r->chance_ppm && kind != SF_FAULT_REORDER && kind != SF_FAULT_CORRUPT)
@@ -329,7 +329,7 @@ static int rule_option(int c, struct request *q)
     default:
         return cli_parse_verb(optarg, &q->verb) == 0
                    ? 0
-                   : cli_usage("fault", "--verb '%s': no call that can be refused. These can: %s", optarg, cli_verbs());
+                   : cli_usage("fault", "--verb '%s': expected a call that can be refused, one of: %s", optarg, cli_verbs());
     }
 }
 

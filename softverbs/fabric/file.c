@@ -111,7 +111,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
         fd = open(making, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     }
     if (fd < 0)
-        return file_because(why, -errno, "cannot make %s: %s", making, strerror(errno));
+        return file_because(why, -errno, "cannot make a file for the fabric, %s: %s", making, strerror(errno));
     struct sf_fabric *f = MAP_FAILED;
     r = ftruncate(fd, (off_t)file_bytes()) == 0 ? -posix_fallocate(fd, 0, (off_t)offsetof(struct sf_fabric, processes)) : -errno;
     if (r == 0 && (f = mmap(NULL, sizeof *f, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
@@ -137,7 +137,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
         if (r != 0)
             file_because(why, r,
                          r == -EEXIST ? "there is a fabric already at %s%s: use another name, or remove it first with `softverbs down`"
-                                      : "cannot make %s: %s",
+                                      : "cannot make the fabric's file %s: %s",
                          path, r == -EEXIST ? "" : strerror(-r));
     }
     if (!nameless)
@@ -225,7 +225,7 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
 {
     struct sf_fabric *f = v->fabric;
     uint32_t found = 0;
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): attached, or sf_attach() had returned an error */
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): the fabric is mapped here, else sf_attach() has returned an error */
     for (uint32_t p = 1; p <= f->process_top && p <= SF_PROCESSES; p++) {
         struct sf_process *e = &f->processes[p - 1];
         uint32_t owner = atomic_load_explicit(&e->owner, memory_order_acquire);
@@ -343,7 +343,7 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
         return errno == ENOENT
                    ? file_because(why, -ENOENT, "there is no fabric '%s' (%s): make it with `softverbs up`, or let `softverbs run` make it",
                                   name, v->path)
-                   : file_because(why, -errno, "cannot open %s: %s", v->path, strerror(errno));
+                   : file_because(why, -errno, "cannot open the fabric's file %s: %s", v->path, strerror(errno));
     struct stat s;
     struct sf_fabric *f = MAP_FAILED;
     uint64_t head[3], space, started;

@@ -79,7 +79,7 @@ static bool take_receive(struct sv_job *j, bool *gone)
     struct sf_receive_queue *rq = srq ? &srq->queue : &t->receive;
     sf_lock_receive(&sv_lib.view, rq, &f->cqs[t->receive_cq % SF_CQS]);
     j->rq = rq;
-    /* Check again under the lock: the owner resets, connects and destroys it under this lock. */
+    /* Check again under the lock: under this lock the owner resets, connects and destroys the queue pair. */
     *gone = (j->qp->type != IBV_QPT_UD ? !deliver_connected(j->qp, t) : !deliver_hears(t) || t->owner == 0 || t->number != j->s->ud_qp) ||
             !sv_receive_ring_sane(rq);
     uint64_t done = atomic_load_explicit(&rq->done, memory_order_relaxed);

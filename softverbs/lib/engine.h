@@ -135,7 +135,7 @@ void sv_end_send(uint32_t qp, enum ibv_wc_status, struct sv_later *);
 void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
 /* Sends the limit event of a shared receive queue, whose lock is held, if fewer receives are left than the armed limit. */
 void sv_tell_limit(uint32_t srq);
-/* Bring a queue pair to ERR: send its event (IBV_EVENT_CQ_ERR: none), and add to `later` what must be flushed. */
+/* Bring a queue pair to ERR: send `event`, unless it is IBV_EVENT_CQ_ERR, and add to `later` what must be flushed. */
 void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
 /* Sets the state to ERR. False: the state does not allow that, or the owner has reset the queue pair meanwhile. */
 bool sv_to_error(struct sf_qp *);

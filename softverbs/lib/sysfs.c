@@ -33,7 +33,7 @@ static bool sysfs_there(uint32_t device)
     return !atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed);
 }
 
-/* The device whose directory the path is in, and the rest of the path; NULL: it is not of a device of this host. */
+/* The device whose directory the path is in, and the rest of the path; NULL: the path is not in the directory of a device of this host. */
 static const struct sv_device_model *sysfs_model(const char *path, const char **rest)
 {
     static const char root[] = "/sys/class/infiniband/";

@@ -28,7 +28,7 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
     int rc = 0;
     if (!f) {
         rc = errno;
-        return sv_fail(why, rc, "%s: %s", path, strerror(rc));
+        return sv_fail(why, rc, "cannot read %s: %s", path, strerror(rc));
     }
     /* The file is read and not mapped, because it may be a pipe, and another process may truncate it meanwhile. */
     size_t room = 64 << 10, got = 0;
@@ -51,7 +51,7 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
     }
     if (ferror(f)) {
         rc = errno ? errno : EIO;
-        rc = sv_fail(why, rc, "%s: %s", path, strerror(rc));
+        rc = sv_fail(why, rc, "cannot read %s: %s", path, strerror(rc));
     }
 out:
     fclose(f);

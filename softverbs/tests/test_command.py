@@ -62,7 +62,7 @@ class Words(Base):
                 ("--time is for", "add", "drop", "--time", "1ms"),
                 ("the call is missing.*--verb", "add", "refuse", "--errno", "EIO"),
                 ("the error is missing.*--errno", "add", "refuse", "--verb", "reg_mr"),
-                ("--verb 'reg_rm'.*These can: open_device, .*reg_mr", "add", "refuse", "--verb", "reg_rm"),
+                ("--verb 'reg_rm'.*one of: open_device, .*reg_mr", "add", "refuse", "--verb", "reg_rm"),
                 ("--errno 'EWHAT'", "add", "refuse", "--errno", "EWHAT"),
                 ("--chance '2'", "add", "drop", "--chance", "2"),
                 ("--chance '0'", "add", "drop", "--chance", "0"),

@@ -21,7 +21,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* A sanitizer reads the path itself before the call. */
+/* A sanitizer reads the path itself before the call, so it would end the test at an invalid address. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #elif defined(__has_feature)

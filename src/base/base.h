@@ -31,6 +31,23 @@
 #define BASE_THREAD_LOCAL _Thread_local
 #endif
 
+/* 1 in a build with that sanitizer, 0 in others. gcc and clang say so in different ways. */
+#if !defined(__has_feature)
+#define BASE_HAS_FEATURE(x) 0
+#else
+#define BASE_HAS_FEATURE(x) __has_feature(x)
+#endif
+#if defined(__SANITIZE_THREAD__) || BASE_HAS_FEATURE(thread_sanitizer)
+#define BASE_THREAD_SANITIZER 1
+#else
+#define BASE_THREAD_SANITIZER 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || BASE_HAS_FEATURE(address_sanitizer)
+#define BASE_ADDRESS_SANITIZER 1
+#else
+#define BASE_ADDRESS_SANITIZER 0
+#endif
+
 static inline uint64_t base_round_up(uint64_t n, uint64_t to)
 {
     return (n + to - 1) / to * to;
@@ -88,7 +105,8 @@ struct base_number {
 };
 extern const struct base_number base_errnos[];
 extern const size_t base_errno_count;
-/* Returns the number that the other side has for this one: Linux's if `out`, else this system's; -1 if it has none. */
+/* Translates an error or signal number by the table `all`: from this system's number to Linux's if `out`, otherwise from Linux's to this
+ * system's. -1: the other side has no such number. */
 int base_number_change(const struct base_number *all, size_t count, int number, bool out);
 int base_status_change(const struct base_number *all, size_t count, int status, bool out);
 static inline int base_status_out(int status)
@@ -200,27 +218,27 @@ static inline void base_spin_unlock(base_spin *s)
 }
 
 /* --- the system (system.c): functions that differ between Linux and macOS --- */
-/* Makes memory zero. Where it is zero already it is not written: pages that were never written then still take no memory. */
+/* Sets memory to zero. Bytes that are zero already are not written, so pages that were never written still take no memory. */
 void base_clear(void *memory, size_t bytes);
-/* Wait while *word == seen, at most timeout_ns; shared between processes. Spurious returns are allowed. */
+/* Wait while *word == seen, at most timeout_ns. The word may be in memory that several processes share. Spurious returns are allowed. */
 void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
 void base_futex_wake(_Atomic uint32_t *word, int count);
 /* Create anonymous shared memory of a fixed size that nobody can shrink. Returns a close-on-exec file descriptor. */
 int base_memory_fd(const char *name, uint64_t bytes, bool huge);
-/* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor; -ENODEV: not Linux with
- * CONFIG_UDMABUF. */
+/* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor; -ENODEV: the system is not Linux,
+ * or its kernel was built without CONFIG_UDMABUF. */
 int base_memory_dmabuf(int fd, uint64_t bytes);
-/* Check that a descriptor from a peer is memory that a peer's base_memory_fd() has made, of at least `bytes`. */
+/* Check that a descriptor from another process is memory from base_memory_fd(), of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
-/* Whether an open file has the size that fstat() reports. Files of /proc and /sys have not: they report 0 bytes, or a page. Reads one byte.
- */
+/* Whether an open file has the size that fstat() reports. For files of /proc and /sys this is false: fstat() reports 0 bytes, or a page.
+ * Reads one byte. */
 bool base_size_is_true(int fd, uint64_t size);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
 void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* those processors as a bit set: bit i is processor i, up to 1023 */
 /* Keeps the calling thread on these processors. Changes nothing if the thread may use none of them, and on systems without such a call. */
 void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS]);
-uint64_t base_memory_total(void); /* bytes of the machine, or of this process's control group if less */
+uint64_t base_memory_total(void); /* bytes of the machine's memory, or the memory limit of this process's control group if that is less */
 uint64_t base_memory_available(void);
 uint64_t base_cache_bytes(void); /* size of a processor's last-level cache; 0: not known */
 uint64_t base_memory_huge(void); /* bytes of free huge pages of 2 MiB; 0 if the system has none */
@@ -242,10 +260,10 @@ int base_socketpair(int fd[2]);
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
-/* The same, but -EAGAIN in place of waiting until the socket has room. */
+/* The same, but returns -EAGAIN instead of waiting until the socket has room. */
 int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
-/* recv() without waiting. `*passed`: a descriptor that came with these bytes; -1: none. The kernel returns the bytes with which one was
- * sent as the last ones. */
+/* recv() without waiting. `*passed`: a descriptor that came with these bytes; -1: none. A call never returns bytes that were sent after a
+ * descriptor together with that descriptor, so it gets at most one. */
 ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 /* A place: a non-blocking listening socket with a random abstract name, which contains `kind`. Processes of the same user and host connect
  * to it to send descriptors. The functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user. -ENOTSUP:

@@ -24,12 +24,7 @@
 
 /* After vfork() the child uses this process's memory, and the calling thread waits until the child has executed its program or ended. So
  * the cost does not depend on the size of this process's memory. The thread sanitizer replaces vfork() by fork(). */
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define THREAD_SANITIZER
-#endif
-#endif
-#if defined(__linux__) && !defined(THREAD_SANITIZER) && !defined(__SANITIZE_THREAD__)
+#if defined(__linux__) && !BASE_THREAD_SANITIZER
 #define STANDS_STILL  true
 #define NEW_PROCESS() vfork() /* NOLINT: posix_spawn() cannot set the death signal */
 #else

@@ -92,7 +92,7 @@ bool cast_is_content(const char *source);
 
 struct cast_block {
     uint64_t magic, round, number; /* number of the block in its round, from 0 */
-    uint32_t bytes, zero;          /* bytes: of the records that follow */
+    uint32_t bytes, zero;          /* bytes: size of the records that follow */
     uint64_t hash;                 /* of the fields above */
 };
 enum cast_type {
@@ -215,7 +215,7 @@ struct cast {
     uint32_t chain[WEFT_MAX_NODES];
     uint32_t send_list, verify;
     _Atomic bool quit;
-    _Atomic bool lost;          /* data sent without a weft_op may be lost: there was for a time no route to a node (tb) */
+    _Atomic bool lost;          /* data sent without a weft_op may be lost, because for a time there was no route to a node (tb) */
     struct cast_source *source; /* NULL except on the source */
     struct cast_show *show;     /* NULL except on node 0 */
     struct cast_state state;    /* of this node, if it is a target */
@@ -346,7 +346,7 @@ struct cast_disk {
     /* The file that is being written. */
     uint32_t open_index;
     int open;      /* -1: none */
-    bool open_cut; /* nothing follows the bytes that are right */
+    bool open_cut; /* nothing follows the right bytes in the file: it is new, or was truncated there */
     uint64_t at;
     uint64_t written; /* where the last write ended, since the file was opened; 0: nothing was written */
     /* Files that are complete and get their names together. */

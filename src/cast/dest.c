@@ -148,7 +148,8 @@ int cast_dest_open(struct cast_disk *d)
         d->made = rc;
     }
     d->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (d->root < 0 && errno == ENOENT && links) /* it is not made: perhaps the link leads into a file system that is not mounted now */
+    /* the folder is not made here: perhaps the link leads into a file system that is not mounted now */
+    if (d->root < 0 && errno == ENOENT && links)
         return refuse_dest(d, "this symbolic link leads into a directory that does not exist; make the directory, or remove the link");
     return d->root < 0 && !(dry && errno == ENOENT) ? -errno : 0;
 }

@@ -216,7 +216,7 @@ void cast_disk_verify(struct cast_disk *d)
     d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++)
         if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
-            make_folder(d, i); /* it has its final mode already, which may forbid writing: allow it again */
+            make_folder(d, i); /* the folder has its final mode already, which may forbid writing: allow it again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -293,7 +293,7 @@ static bool read_piece(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return true;
 }
 
-/* The file that has the name now is wrong: a new one is needed, from its first byte. */
+/* The existing file is wrong: stop comparing it. The target needs all bytes of the file. */
 static void compare_no_more(struct cast_disk *d, uint32_t index)
 {
     close(d->open);

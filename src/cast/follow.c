@@ -47,7 +47,7 @@ static int open_name(struct cast_follow *f, const char *source, size_t bare, con
     f->unnamed = suffix[0] != '\0';
     if (f->fd >= 0 || errno == ENOENT)
         return f->fd >= 0 ? 0 : -ENOENT;
-    return base_fail(-errno, "%s: %s", f->path, base_strerror(errno));
+    return base_fail(-errno, "cannot open %s: %s", f->path, base_strerror(errno));
 }
 
 static bool is_empty(int fd)

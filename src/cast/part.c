@@ -50,7 +50,7 @@ static int open_once(int at, const char *part, bool *new)
         fd = openat(at, part, O_RDWR | O_CREAT | O_EXCL | flags, 0600);
         rc = fd >= 0 ? 0 : errno == EEXIST ? -EAGAIN : -errno;
     }
-    /* open it to set its mode, which lock_part() does; then open it again for writing */
+    /* if the file's mode forbids writing: open it for reading, let lock_part() change the mode, and let the next try open it for writing */
     bool closed = rc == -EACCES && (fd = openat(at, part, O_RDONLY | flags)) >= 0;
     if (fd >= 0)
         rc = lock_part(at, part, fd, *new);

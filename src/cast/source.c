@@ -250,7 +250,7 @@ void cast_source_run(struct cast *c)
         rc = run_rounds(s);
     if (c->stopped())
         rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again, which sends what is missing");
-    if (rc && (c->rank || !c->stopped())) /* on node 0 the user has stopped the cast, and needs no message */
+    if (rc && (c->rank || !c->stopped())) /* on node 0, the user who has stopped the cast needs no message */
         cast_say(c, true, "%s", base_error());
     look_at_targets(s, &left);
     for (uint32_t i = 0; i < c->config.head.size; i++)

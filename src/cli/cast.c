@@ -308,7 +308,7 @@ static int as_node(const char *sub, int argc, char **argv)
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
     if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home directory; absolute ones do not need it */
-        base_log(BASE_LOG_INFO, "%s: %s", home, base_strerror(errno));
+        base_log(BASE_LOG_INFO, "cannot change to the home directory, %s: %s", home, base_strerror(errno));
     return strcmp(rank, "0") == 0 ? lead(sub, argc, argv) : cast_serve(sub, cli_stopped);
 }
 

@@ -67,7 +67,7 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
     bool of_file = h->what == CONTROL_CAT ? h->arguments == 3 : h->what == CONTROL_PIN ? h->arguments == 1 || h->arguments == 2 : true;
     if (!of_file || ((h->what == CONTROL_CAT || h->what == CONTROL_PIN) && h->hosts != 1)) {
         control_request_free(out);
-        return control_refuse("for a file it must name one host and one path");
+        return control_refuse("it asks for a file, so it must name exactly one host and one path");
     }
     if (h->what == CONTROL_EXEC && (h->arguments == 0 || !out->arguments[0][0])) {
         control_request_free(out);

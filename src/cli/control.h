@@ -3,7 +3,8 @@
  * The protocol of a standing cluster's control socket: a Unix stream socket between a command (`weft exec`, `weft status`, ...) and the
  * cluster's control node, both of this host and this user. Numbers are in the byte order of the host.
  *
- * Both sides send frames. The command's first frame is its request. The frames that follow depend on the request:
+ * Both sides send frames. The command's first frame is its request. The frames that follow depend on the request ("STARTED a node" is one
+ * frame for each node):
  *
  *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL, WINDOW
  *   exec, detached   STARTED a node, then DONE with the job's number

@@ -309,7 +309,7 @@ int doctor_save(const struct doctor_facts *f, const char *directory)
 {
     char path[4200];
     if (mkdir(directory, 0755) && errno != EEXIST)
-        return base_fail(-errno, "%s: %s", directory, base_strerror(errno));
+        return base_fail(-errno, "cannot make directory %s for the facts: %s", directory, base_strerror(errno));
     for (int i = 0; i < DOCTOR_FACTS; i++) {
         if (!f->text[i])
             continue;
@@ -319,7 +319,7 @@ int doctor_save(const struct doctor_facts *f, const char *directory)
         if (to && fclose(to))
             good = false;
         if (!good)
-            return base_fail(-errno, "%s: %s", path, base_strerror(errno));
+            return base_fail(-errno, "cannot write %s: %s", path, base_strerror(errno));
     }
     return 0;
 }

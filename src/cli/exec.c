@@ -17,7 +17,8 @@
 
 #define LISTEN_MS 2000
 #define LEAVE_MS  100
-#define KILLED_NS (3 * WEFT_SECOND) /* after a second signal, this command ends within this time; the control node needs a second */
+/* After a second signal, this command ends within this time. The control node needs one second of it. */
+#define KILLED_NS (3 * WEFT_SECOND)
 
 static const char help[] =
     "Usage: weft exec [--on HOST,...|all] [OPTIONS] [--] COMMAND [ARGUMENT...]\n"
@@ -55,16 +56,19 @@ struct exec_options {
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
-    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; the
-     * frames that it has handled are not in the socket any more. `status`: the exit status so far */
+    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; frames
+     * that the small command has handled are not in the socket any more. `status`: the exit status so far. `written`: how many bytes of the
+     * output in the first frame the small command has written */
     int connected, status;
+    uint32_t written;
 };
 struct exec_run {
     int fd, input; /* fd: connection to the control node; input: standard input; -1: none, or its end was sent */
     struct exec_print print;
     /* bytes of input that the control node has not taken; begins at the limit, so nothing is sent before the control node is ready */
     size_t outstanding;
-    int status; /* exit status of the first process that failed; 0: none */
+    int status;       /* exit status of the first process that failed; 0: none */
+    uint32_t written; /* with --connected: bytes of the next output that were written already */
     bool done;
     int signalled;     /* the first signal; 0: none has come */
     int64_t end_at;    /* when to end although the job has not ended; INT64_MAX: never */
@@ -76,7 +80,7 @@ struct exec_run {
 /* --- running --- */
 
 static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT};
-#define ENDING_SIGNALS 4u /* of these; the others are only for --tty */
+#define ENDING_SIGNALS 4u /* the first four end the job; the others are only for --tty */
 static int signal_pipe[2] = {-1, -1};
 static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
 static volatile sig_atomic_t signal_came;
@@ -234,7 +238,10 @@ static void take_frame(struct exec_run *x)
         break;
     default: break;
     }
-    exec_print_frame(&x->print, &f, x->payload);
+    uint32_t skip = f.type != CONTROL_OUT ? 0 : x->written < f.bytes ? x->written : f.bytes;
+    x->written -= skip;
+    f.bytes -= skip;
+    exec_print_frame(&x->print, &f, x->payload + skip);
 }
 
 /* Count for how long the control node has been silent. It sends a sign of life every CONTROL_ALIVE_NS. */
@@ -333,11 +340,12 @@ static int exec_take_over(const struct exec_options *o, struct exec_run *x)
     sigprocmask(SIG_UNBLOCK, &held, NULL);
     fcntl(o->connected, F_SETFD, FD_CLOEXEC);
     x->status = o->status;
+    x->written = o->written;
     return o->connected;
 }
 
-/* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output comes after it: the nodes work
- * meanwhile. */
+/* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output is allocated after that, while
+ * the nodes are working. */
 static void exec_run_attached(struct exec_run *x, struct exec_options *o)
 {
     if (o->connected >= 0 && (x->fd = exec_take_over(o, x)) < 0)
@@ -403,14 +411,17 @@ static int exec_split_hosts(struct exec_options *o)
 
 static int exec_take_connection(struct exec_options *o, char *value)
 {
-    int64_t fd = 0, status = 0;
-    char *colon = strchr(value, ':');
-    if (colon)
-        *colon = '\0';
-    if (!colon || base_parse_number(value, 3, INT32_MAX, &fd) || base_parse_number(colon + 1, 0, 255, &status))
+    int64_t number[3]; /* socket, status, bytes written */
+    static const int64_t least[] = {3, 0, 0}, most[] = {INT32_MAX, 255, CONTROL_PIECE_MAX};
+    size_t n = 0;
+    for (char *save = NULL, *word = strtok_r(value, ":", &save); word; word = strtok_r(NULL, ":", &save), n++)
+        if (n == 3 || base_parse_number(word, least[n], most[n], &number[n]))
+            return cli_usage("exec", "--connected is only for weft itself: leave it out");
+    if (n != 3)
         return cli_usage("exec", "--connected is only for weft itself: leave it out");
-    o->connected = (int)fd;
-    o->status = (int)status;
+    o->connected = (int)number[0];
+    o->status = (int)number[1];
+    o->written = (uint32_t)number[2];
     return 0;
 }
 

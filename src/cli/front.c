@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -35,6 +36,9 @@
 #define FAILED       255
 #define NULL_DEVICE  0x103 /* /dev/null */
 #define STATUS_PIPE  (128 + SIGPIPE)
+#define ROOM_LEAST   (128u << 10) /* of the kernel, for arguments and environment: a quarter of the stack, within these limits */
+#define ROOM_MOST    (6u << 20)
+#define ROOM_MORE    (PATH_MAX + 256u) /* at most so much more is needed by hand_over() */
 #define SIGNAL(n)    (UINT64_C(1) << ((n)-1))
 #define HELD_SIGNALS (SIGNAL(SIGINT) | SIGNAL(SIGTERM) | SIGNAL(SIGHUP) | SIGNAL(SIGQUIT) | SIGNAL(SIGPIPE))
 
@@ -265,17 +269,32 @@ static _Noreturn void become_whole(char **arguments)
     end(word_count > 1 && equal(words[1], "exec") ? FAILED : 1);
 }
 
-/* The whole command goes on with a job that was started. `status`: the exit status so far. */
-static _Noreturn void hand_over(int fd, int status)
+/* Whether the whole command can be executed with the arguments that hand_over() adds, which are longer than those of this program. */
+static bool has_room(void)
+{
+    struct rlimit stack;
+    size_t bytes = ROOM_MORE;
+    for (char **s = words; s <= words + word_count || *s; s++) /* the environment comes behind the arguments */
+        bytes += (*s ? strlen(*s) + 1 : 0) + sizeof *s;
+    if (SYS(prlimit64, 0, RLIMIT_STACK, NULL, &stack, 0, 0))
+        return false;
+    return bytes <= ROOM_LEAST || (bytes <= ROOM_MOST && bytes <= stack.rlim_cur / 4);
+}
+
+/* The whole command goes on with a job that was started. `status`: the exit status so far. `written`: how many bytes of the output in the
+ * next frame were written already. */
+static _Noreturn void hand_over(int fd, int status, size_t written)
 {
     static char *arguments[WORDS_MAX + 3];
-    static char state[32];
+    static char state[48];
     static char option[] = "--connected";
     const long most[2] = {CONTROL_SILENT_NS / WEFT_SECOND, 0};
     struct text t = {.bytes = state, .room = sizeof state};
     add_number(&t, (unsigned long)fd);
     add(&t, ":");
     add_number(&t, (unsigned long)status);
+    add(&t, ":");
+    add_number(&t, (unsigned long)written);
     arguments[0] = words[0];
     arguments[1] = words[1];
     arguments[2] = option;
@@ -435,7 +454,7 @@ static bool begin_job(int fd, const struct text *request)
     uint64_t held = HELD_SIGNALS;
     if (SYS(rt_sigprocmask, SIG_BLOCK, &held, &blocked_before, sizeof held, 0, 0))
         return false;
-    /* A signal that was held back already would no longer be so after hand_over(). */
+    /* After hand_over() the whole command would unblock these signals. So if one of them is blocked already, nothing is begun here. */
     if (!(blocked_before & held) && SYS(sendto, fd, request->bytes, request->len, MSG_NOSIGNAL, NULL, 0) == (long)request->len)
         return true;
     SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
@@ -449,6 +468,7 @@ static struct {
     size_t have, done;     /* done: bytes of frames that were handled */
     unsigned nodes;        /* nodes on which the command has started; 0: the other frames have not begun */
     int status;            /* of the first process that failed */
+    size_t written;        /* bytes that were written of a frame that is left to the whole command */
     bool over;
 } job;
 
@@ -495,7 +515,9 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    return n == (long)f->bytes; /* if the disk is full: the whole command writes it again, and has the message */
+    /* if the disk is full, the whole command writes the rest, or prints the error */
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0;
+    return n == (long)f->bytes;
 }
 
 /* Handles a frame. False: the whole command must do it. */
@@ -542,7 +564,7 @@ static bool is_for_here(void)
 {
     const char *preloaded = variable("LD_PRELOAD=");
     if (word_count < 3 || word_count > WORDS_MAX || !equal(words[1], "exec") || (preloaded && *preloaded))
-        return false; /* libraries that the user puts into every program are for this one, too */
+        return false; /* the user wants libraries in every program, which this one cannot load: leave the job to the whole command */
     for (int fd = 0; fd < 3; fd++)
         if (SYS(fcntl, fd, F_GETFD, 0, 0, 0, 0) < 0)
             return false;
@@ -553,8 +575,8 @@ static void run_here(void)
 {
     static char bytes[REQUEST_MAX];
     struct text request = {.bytes = bytes, .room = sizeof bytes};
-    if (!is_for_here() || !write_request(&request) || find_whole())
-        return; /* a job that was begun must be able to go on in the whole command */
+    if (!is_for_here() || !write_request(&request) || !has_room() || find_whole())
+        return; /* without the whole command nothing is begun, because a job that was begun here may have to go on there */
     int fd = connect_to_node();
     if (fd < 0)
         return;
@@ -564,7 +586,7 @@ static void run_here(void)
     }
     for (int i = 0; i < HOLD_ROUNDS && ready(fd, POLLIN, HOLD_NS) && handle_frames(fd); i++)
         ;
-    hand_over(fd, job.status);
+    hand_over(fd, job.status, job.written);
 }
 
 _Noreturn __attribute__((used)) void begin(long *stack);

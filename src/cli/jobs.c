@@ -241,7 +241,7 @@ static int cluster_logs(const char *cluster, bool follow)
     snprintf(old, sizeof old, "%s.1", p.log);
     FILE *f = fopen(p.log, "re"); /* open it first: if the log is renamed after this, no line is missed */
     if (!f)
-        return cli_error("logs", "%s: %s", p.log, base_strerror(errno));
+        return cli_error("logs", "cannot read the cluster's log %s: %s", p.log, base_strerror(errno));
     FILE *before = fopen(old, "re");
     if (before && !same_file(f, old))
         print_rest(before);

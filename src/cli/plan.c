@@ -55,8 +55,8 @@ struct need {
 
 static struct need compute(const struct plan *p, uint64_t peers, uint64_t depth)
 {
-    /* One set of buffers to send from, whatever the target, and one set to receive into for each other node, as MLX's communication library
-     * JACCL has them: together as many sets as there are peers, because `peers` includes this node. */
+    /* A node has one set of buffers to send from, and for each other node one set to receive into, as MLX's communication library JACCL
+     * does it. Together these are `peers` sets, because `peers` includes this node. */
     struct need n = {.buffers = p->size_count * depth * peers};
     for (unsigned i = 0; i < p->size_count; i++)
         n.bytes += p->sizes[i] * depth * peers;

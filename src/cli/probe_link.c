@@ -28,7 +28,7 @@
 #define LOOK        INT64_C(5000000) /* check the port's state at most this often, because a check may be a system call, ... */
 #define PAUSE       INT64_C(500000)  /* ... but always when no message has arrived for this long */
 #define DONE        INT64_C(-1)      /* on the stream: no more reports of posted receives; the results follow */
-#define GIVEN_UP    INT64_C(-1)      /* on the stream: instead of a size and a depth. A negated size and depth ask the other end to send */
+#define GIVEN_UP    INT64_C(-1)      /* on the stream, in place of a size and a depth: this end gives up */
 #define FILL_ROUNDS 50u
 #define LOSS_MOST   100u /* if one message in this many is lost, try no greater depth */
 enum { POLL = 16 };
@@ -388,7 +388,7 @@ static int link_give_up(struct link_probe *l, int rc)
     return rc;
 }
 
-/* Do what the leading end asks for. */
+/* Do what the leading end asks for: receive (its word is positive), send (negated), or end (0). */
 static int follow(struct link_probe *l)
 {
     struct probe_end *e = &l->end;

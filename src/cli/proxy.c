@@ -153,7 +153,7 @@ static int run_command(const struct proxy_options *o, int control)
         rc = base_process_start(&(struct base_process){.path = path, .argv = o->command, .dispositions = &before}, &pid, NULL);
     }
     if (rc) {
-        cli_error("proxy", "%s: %s", o->command[0], base_strerror(rc));
+        cli_error("proxy", "cannot start %s: %s", o->command[0], base_strerror(rc));
         return rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
     }
     child = pid;

@@ -29,15 +29,18 @@ static void forget(struct launcher *s)
     s->waiting = 0;
 }
 
-static void start_later(struct launcher *s, struct node *node)
+/* Returns after how long the new node is started. */
+static int64_t start_later(struct launcher *s, struct node *node, int64_t lived)
 {
-    int64_t now = base_now_ns(), delay = AGAIN_MIN;
-    node->hasty = now - node->began < HASTY_NS ? node->hasty + 1 : node->hasty / 2;
+    int64_t delay = AGAIN_MIN;
+    node->hasty = lived < HASTY_NS ? node->hasty + 1 : node->hasty / 2;
     for (uint32_t i = 1; i < node->hasty && delay < AGAIN_MAX; i++)
         delay *= 2;
-    node->again = now + (delay < AGAIN_MAX ? delay : AGAIN_MAX);
+    delay = delay < AGAIN_MAX ? delay : AGAIN_MAX;
+    node->again = base_now_ns() + delay;
     node->waits = true;
     s->waiting++;
+    return delay;
 }
 
 /* Start no more nodes at a place. When all places are given up, the launcher ends. */
@@ -71,13 +74,13 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
         give_up(s, place, "no node of the cluster lets a new node join: the cluster has ended, or this host cannot reach the other hosts");
         return true;
     }
-    start_later(s, node);
+    int64_t lived = base_now_ns() - node->began, delay = start_later(s, node, lived);
     if (WIFSIGNALED(how))
         snprintf(what, sizeof what, "was killed by %s", launch_signal_name(WTERMSIG(how), name, sizeof name));
     else
         snprintf(what, sizeof what, "exited with %d", status);
-    launch_say(s, "the node at place %u of this host (pid %d) %s; a new one is started there in %.1f s", place, (int)node->pid, what,
-               (double)(node->again - base_now_ns()) / 1e9);
+    launch_say(s, "the node at place %u of this host (pid %d) %s after %.1f s; a new one is started there in %.1f s", place, (int)node->pid,
+               what, (double)lived / 1e9, (double)delay / 1e9);
     return true;
 }
 
@@ -106,9 +109,9 @@ static void start_again(struct launcher *s, uint32_t rank)
         relay_close(&s->in[i]);
     }
     read_members(s);
-    node->began = base_now_ns(); /* a start that fails, for example for lack of descriptors, counts as a node that ended soon */
+    node->began = base_now_ns();
     if (launch_start_node(s, rank))
-        start_later(s, node);
+        start_later(s, node, 0); /* a start that fails, for example for lack of descriptors, counts as a node that ended soon */
 }
 
 bool revive_down(struct launcher *s)

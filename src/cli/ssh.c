@@ -247,8 +247,8 @@ static int start_program(const struct job *job, const struct base_dispositions *
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* EACCES is what execve() returns for a directory */
 }
 
-/* Pass on the launcher's signals, which have Linux's numbers, until the program has ended. Returns its exit status, as a shell would, but
- * also with Linux's number of a signal. */
+/* Pass on the launcher's signals, which have Linux's numbers, until the program has ended. Returns its exit status in the form of a shell:
+ * 128 + N after signal N, with Linux's number. */
 static int stay_with(pid_t pid)
 {
     bool connected = true;

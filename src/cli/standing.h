@@ -72,7 +72,7 @@ struct desk_page {
     uint64_t number; /* number of the refresh */
     uint32_t pid, count;
     int64_t joined;      /* seconds since 1970 */
-    uint32_t slot, zero; /* slot: number of the node among the nodes of its host; the node that replaces it gets the same slot */
+    uint32_t slot, zero; /* slot: the node's place, as in `weft status`: its number on its host. The node that replaces it gets it, too */
     char door[128];      /* the address at which other nodes can join through this one: WEFT_GROW of this node */
     weft_pool_stats pool;
     struct topo_node node;

@@ -72,7 +72,7 @@ static bool job_step(struct job *j, bool all, char *buf)
     bool more = false, starting = j->starting;
     for (uint32_t i = 0; i < j->tasks; i++, j->at = (j->at + 1) % j->tasks) {
         struct task *t = &j->task[j->at];
-        if (job_unsent(j) >= CONTROL_PIECE_MAX) { /* the command has to read first; after that, it goes on with this task */
+        if (job_unsent(j) >= CONTROL_PIECE_MAX) { /* the command has to read first; after that, this thread goes on with this task */
             j->held = base_now_ns();
             for (uint32_t k = 0; all && k < j->tasks; k++)
                 task_look(&j->task[k]);

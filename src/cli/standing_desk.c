@@ -152,7 +152,7 @@ void desk_refresh(struct desk *d)
     weft_pool_stat(d->w, &p->pool, sizeof p->pool);
     refresh_links(d, p, before, since);
     d->refreshed = now;
-    weft_fence(d->w, d->rank); /* so that readers see the number of the last page before this overwrites the page before it */
+    weft_fence(d->w, d->rank); /* readers see the number of page K - 1 before this page, K, overwrites page K - 2 */
     if (weft_put_blocking(d->w, d->at + page_at(p->number, d->page_bytes), p, d->page_bytes))
         return;
     d->number++;
@@ -294,7 +294,7 @@ static int seek_end(struct desks *d, struct seek *s)
 static int get_head(struct desks *d, uint32_t node, const weft_name *name, struct desk_head *head, int rc)
 {
     if (!rc)
-        rc = weft_fence(d->w, node); /* this is read after what was read before */
+        rc = weft_fence(d->w, node); /* a fence: the desk is read after what was read before */
     if (!rc)
         rc = weft_get_blocking(d->w, head, name->addr, sizeof *head);
     if (!rc && (head->magic != DESK_MAGIC || head->page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))

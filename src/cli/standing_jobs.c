@@ -186,7 +186,7 @@ static void describe_command(struct job *j, const struct control_request *r)
             *c = '?';
 }
 
-/* Settings that only concern the node itself: a program would use the node's files and join its cluster. */
+/* Settings that are only for the node itself. A program that had them would use the node's files, and would join its cluster. */
 static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",       "WEFT_NET_RULES",
                                          "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE", "WEFT_NAMES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])

@@ -12,7 +12,7 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define MEMBERS_MAX 16u  /* most addresses in the list: enough for one of these hosts to be alive */
+#define MEMBERS_MAX 16u  /* most addresses in the list: it is enough if one of these hosts answers */
 #define MEMBERS_LEN 480u /* longest list, which becomes WEFT_JOIN */
 
 static bool has_address(const char *list, const char *address)

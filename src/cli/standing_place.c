@@ -43,9 +43,12 @@ static bool is_ours(const char *path, bool alone)
 static int enter(const char *path, bool make)
 {
     if (make && mkdir(path, 0700) && errno != EEXIST)
-        return base_fail(-errno, "cannot make directory %s: %s", path, base_strerror(errno));
+        return base_fail(-errno, "cannot make directory %s, which the cluster needs for its socket and log: %s", path,
+                         base_strerror(errno));
     if (!make && access(path, F_OK))
-        return base_fail(-errno, "directory %s: %s", path, base_strerror(errno));
+        return base_fail(-errno,
+                         "cannot enter %s, the cluster's directory on this host: %s; if the cluster is not up, start it with `weft up`",
+                         path, base_strerror(errno));
     if (!is_ours(path, true))
         return base_fail(-EPERM,
                          "directory %s must belong to this user and have mode 0700, because whoever can enter it controls the cluster: "
@@ -96,16 +99,17 @@ static int take_lock(const struct standing_place *p, int fd, bool more)
     if (!rc && more)
         return base_fail(-ECONNREFUSED, "cluster '%s' is not up: start it with `weft up`", p->name);
     if (rc && rc != -EWOULDBLOCK)
-        return base_fail(rc, "%s: %s", p->lock, base_strerror(rc));
-    return flock(fd, LOCK_SH) ? base_fail(-errno, "%s: %s", p->lock, base_strerror(errno)) : 0;
+        return base_fail(rc, "cannot lock %s, the cluster's lock file: %s", p->lock, base_strerror(rc));
+    return flock(fd, LOCK_SH) ? base_fail(-errno, "cannot lock %s, the cluster's lock file: %s", p->lock, base_strerror(errno)) : 0;
 }
 
 int standing_lock(const struct standing_place *p, bool more)
 {
     int folder = open(p->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     int fd = open(p->lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    int rc = folder < 0 || fd < 0 || flock(folder, LOCK_EX) ? base_fail(-errno, "%s: %s", p->lock, base_strerror(errno))
-                                                            : take_lock(p, fd, more);
+    int rc = folder < 0 || fd < 0 || flock(folder, LOCK_EX)
+                 ? base_fail(-errno, "cannot lock %s, the cluster's lock file: %s", p->lock, base_strerror(errno))
+                 : take_lock(p, fd, more);
     if (folder >= 0)
         close(folder);
     if (!rc)
@@ -129,10 +133,12 @@ int standing_control(const struct standing_place *p)
     struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int fd = open(p->control_lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
-        return base_fail(-errno, "%s: %s", p->control_lock, base_strerror(errno));
+        return base_fail(-errno, "cannot lock %s, the lock file of the control node: %s", p->control_lock, base_strerror(errno));
     if (fcntl(fd, F_SETLK, &all) == 0)
         return fd;
-    int rc = errno == EACCES || errno == EAGAIN ? -EBUSY : base_fail(-errno, "%s: %s", p->control_lock, base_strerror(errno));
+    int rc = errno == EACCES || errno == EAGAIN
+                 ? -EBUSY
+                 : base_fail(-errno, "cannot lock %s, the lock file of the control node: %s", p->control_lock, base_strerror(errno));
     close(fd);
     return rc;
 }
@@ -161,7 +167,7 @@ int standing_mark_down(const struct standing_place *p)
 {
     int fd = open(p->down, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
-        return base_fail(-errno, "%s: %s", p->down, base_strerror(errno));
+        return base_fail(-errno, "cannot make %s, the file that tells the launchers to end: %s", p->down, base_strerror(errno));
     close(fd);
     return 0;
 }

@@ -100,8 +100,8 @@ static int task_cancel(struct task *t)
                      t->node, host);
 }
 
-/* Its process has started or could not be started. After that of the last task, all tasks are looked at, because all have waited for
- * it. */
+/* The task's process has started or could not be started. Once this is so for all tasks, all are looked at, because their output has waited
+ * for it. */
 static void task_begun(struct task *t)
 {
     struct job *j = t->job;

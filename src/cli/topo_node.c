@@ -40,7 +40,7 @@ struct measurer {
     weft_node *w;
     uint32_t rank, size;
     int64_t time_ns;
-    uint64_t epoch;    /* the epoch with all nodes: if a node goes, the measurement fails */
+    uint64_t epoch;    /* the epoch while all nodes live: if a node goes, the epoch changes, and the measurement fails */
     weft_gaddr *desks; /* [size] */
     struct desk *desk; /* this node's */
     weft_gaddr report; /* in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */

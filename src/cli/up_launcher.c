@@ -48,7 +48,8 @@ static int go_to_background(const struct standing_place *p)
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int log = open(p->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (null < 0 || log < 0)
-        return cli_error("up", "cannot open %s: %s", log < 0 ? p->log : "/dev/null", base_strerror(errno));
+        return cli_error("up", "cannot go to the background, because %s cannot be opened: %s", log < 0 ? p->log : "/dev/null",
+                         base_strerror(errno));
     setsid();
     dup2(null, STDIN_FILENO);
     dup2(log, STDOUT_FILENO);

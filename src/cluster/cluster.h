@@ -55,12 +55,12 @@ struct cluster_settings {
     struct join *entry; /* the answer of the cluster, from cluster_enter(); NULL: none */
     char coord[128];    /* address at which node 0 listens; "" in a cluster of one node */
     struct fab_options fabric;
-    struct mem_options pool; /* all members except the heap's offset */
+    struct mem_options pool; /* everything except its field heap_offset */
     int64_t join_timeout_ns;
     char serve[64];       /* names of services */
     char net_rules[1024]; /* which addresses this node connects to for other nodes, if it offers the service `net` */
-    uint32_t names;       /* how many names one asker may publish at this node; 0: up to three quarters of what the node can have */
-    uint32_t net_sockets; /* how many sockets one asker may have at this node; 0: up to three quarters of what the node can have */
+    uint32_t names;       /* how many names one asker may publish at this node; 0: up to three quarters of all names */
+    uint32_t net_sockets; /* how many sockets one asker may have at this node; 0: up to three quarters of all sockets */
     char file_root[1024]; /* the service `file` serves the files below this directory; "": all files */
     uint64_t file_cache;  /* how many bytes of the pool may hold cached files; 0: a quarter of the pool */
     uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */

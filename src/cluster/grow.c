@@ -139,7 +139,7 @@ static void grow_answered(struct grow *g, uint32_t from, const struct grow_messa
         g->peers[from] = m->kind == GROW_JOINED ? GROW_HAS_JOINED : g->peers[from] == GROW_ASKED ? GROW_AGREED : g->peers[from];
 }
 
-/* What comes from other members. */
+/* Handles a message from another member. */
 static void grow_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                          void *arg)
 {

@@ -40,18 +40,9 @@ static inline void fab_fence_after_rmw(void)
 #endif
 }
 
-/* A node may read words that other nodes write at the same time, and check afterwards what it has read. These loads and stores tell the
-   thread sanitizer that this is intended. */
-#if defined(__SANITIZE_THREAD__)
-#define FAB_COPY_BY_WORDS 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define FAB_COPY_BY_WORDS 1
-#endif
-#endif
-#if !defined(FAB_COPY_BY_WORDS)
-#define FAB_COPY_BY_WORDS 0
-#endif
+/* A node may read words that other nodes write at the same time, and check afterwards what it has read. For the thread sanitizer,
+ * fab_copy_little() then copies by atomic loads and stores of words, so that it does not report a race. */
+#define FAB_COPY_BY_WORDS BASE_THREAD_SANITIZER
 
 static inline void fab_copy_little(void *dst, const void *src, size_t len)
 {

@@ -69,9 +69,9 @@ int fab_messages(struct weft_node *w)
 BASE_COLD void fab_last_look(struct weft_node *w)
 {
     int n = 0;
-    /* Wake the progress thread if messages may be left. That is so if another thread was delivering, since it may have passed their ring
-     * already, and if there were more messages than one call delivers. Also wake it once in LAST_LOOKS calls: it then sees that the program
-     * polls again and again, and stops napping, so that these calls are no longer needed. */
+    /* Wake the progress thread if messages may be left. That is so if another thread was delivering, since it may have looked for them
+     * before they came, and if there were more messages than one call delivers. Also wake it once in LAST_LOOKS calls: it then sees that
+     * the program polls again and again, and stops napping, so that these calls are no longer needed. */
     bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
     if (!deliver(w, &n) || n > 0 || often)
         fab_kick(w);
@@ -98,8 +98,8 @@ void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state
     l->transport->last_words(w, l);
     handler_depth--;
     /* Done under the lock: a thread that delivers after this sees the state and takes nothing more from this peer. release: a thread that
-       sees the state sees the effects of the last messages. seq_cst: a sender that has just kept a message reads the state afterwards, and
-       fails the message itself (shm/message.c, send_slow()). */
+     * sees the state sees the effects of the last messages. seq_cst: a sender that has just queued a message for this peer reads the state
+     * afterwards, and then fails the message itself (shm/message.c, send_slow()). */
     atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
     base_spin_unlock(&w->progress);
 }

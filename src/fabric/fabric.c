@@ -311,7 +311,7 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* An operation on GPU memory takes several steps, and no later operation may overtake it. So wait until it is complete. */
+/* An operation on GPU memory takes several steps, and no operation behind the fence may overtake it. So wait until it is complete. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};
@@ -450,7 +450,7 @@ static bool compare(struct word_wait *c)
     return false;
 }
 
-/* Whether the word has the value waited for, or a node has gone. */
+/* Whether the word has the value waited for, or a node has joined, left or died. */
 static bool word_or_loss(void *arg)
 {
     struct word_wait *c = arg;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle is defined here. The higher layers
- * attach their state and their hooks to it: the folders of src/ that may use this one, such as sync, queue and gpu (docs/architecture.md).
+ * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle is defined here. The higher layers,
+ * which are the folders of src/ that may use this one (such as sync, queue and gpu: docs/architecture.md), attach their state and their
+ * hooks to it.
  *
  * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link; the transport moves bytes.
  * Each file here calls only those before it:
@@ -34,12 +35,12 @@
 #include "weft/node.h"
 #include "weft/pool.h"
 
-/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow,
-   fab_config.system_bytes of them, shared out among the higher layers. The heap begins at w->heap_offset. */
+/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow, in
+ * fab_config.system_bytes bytes, which the higher layers share. The heap begins at w->heap_offset. */
 #define FAB_NULL_BYTES 4096u
 
-/* Handler numbers: first the program's, then eight for each folder of a higher layer, which names its own in its header. Messages to these
-   handlers are the system's: they neither wait behind the program's messages nor fail when a cable is unplugged. */
+/* Handler numbers: first the program's, then eight for each folder of a higher layer, which names its own in its header. Messages to the
+ * handlers of the layers are weft's own: they neither wait behind the program's messages nor fail when a cable is unplugged. */
 #define FAB_ROOM_HANDLERS(room) (WEFT_HANDLERS + 8u * (room))
 #define FAB_HANDLERS            FAB_ROOM_HANDLERS(8)
 static inline bool fab_is_system(uint32_t id)
@@ -47,11 +48,11 @@ static inline bool fab_is_system(uint32_t id)
     return id >= WEFT_HANDLERS;
 }
 
-/* A bulk lane of the tb transport: the size of a message, and how many may be under way. */
 #define FAB_GUARD_MAX        512u
 #define FAB_GUARD_SOCKET_MAX 104u /* the path that a socket's address holds on macOS */
 #define FAB_LANES_MAX        8u
 #define FAB_LANE_DEPTH       64u
+/* A bulk lane of the tb transport: the size of a message, and how many may be under way. */
 struct fab_lane {
     uint32_t message, depth;
 };
@@ -157,7 +158,7 @@ struct fab_transport {
     int (*put_from)(struct weft_node *w, struct fab_link *l, struct fab_memory *m, uint64_t to, const void *src, size_t len, weft_op *op);
     int (*get_into)(struct weft_node *w, struct fab_link *l, struct fab_memory *m, void *dst, uint64_t from, size_t len, weft_op *op);
     /* May be NULL. The i-th descriptor that the progress thread must poll after idle() has returned true; -1: there are no more (at most
-       FAB_TRANSPORT_FDS). `ready` is called when the descriptor is readable. */
+     * FAB_TRANSPORT_FDS). woken() is called when the descriptor is readable. */
     int (*fd)(struct weft_node *w, uint32_t i);
     void (*woken)(struct weft_node *w);
     /* Both may be NULL; both are called on the progress thread. side: a message from the same transport at the peer, sent by
@@ -180,12 +181,12 @@ struct fab_link {
     void *impl;    /* the transport's own state */
     int side_fd;   /* the side connection, whose end shows that the peer has died; -1 for this node itself */
     int pid_fd;    /* a pidfd of the peer's process, where the system has such; else -1 */
-    char host[64]; /* for messages */
-    int pid;       /* for messages */
+    char host[64]; /* for error messages and the log */
+    int pid;       /* the same */
     base_spin side_lock;
     struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
-    int64_t gone_ns; /* when the peer left or died, or could not join (fab_abandon()); 0: neither. After that only the progress thread uses
-                        this link */
+    int64_t gone_ns; /* when the peer left or died, or could not join (fab_abandon()); 0: none of these. After that only the progress thread
+                        uses this link */
     char *gone_why;  /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;    /* the peer has said that it leaves; used by the progress thread only */
     _Atomic(const char *)
@@ -194,7 +195,7 @@ struct fab_link {
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
-    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted as silent_ns */
+    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted like silent_ns */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
     /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */
@@ -208,9 +209,9 @@ struct fab_hook {
     /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
        again at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
-    /* On the progress thread: node `node`, of this host, has sent a descriptor with fab_side_give(). -1: this process has too many open
-       files for it. Whether `what` and the descriptor are right must be checked. True: the layer closes the descriptor. NULL: takes none.
-     */
+    /* On the progress thread: node `node`, of this host, has sent a descriptor with fab_side_give(). `fd` is -1 if this process has too
+     * many open files to receive it. The layer must check `what` and the descriptor. It returns true if the descriptor is for it, and
+     * closes that descriptor itself. NULL: the layer takes no descriptors. */
     bool (*given)(struct weft_node *w, uint32_t node, uint64_t what, int fd, void *arg);
     void (*close)(struct weft_node *w, void *arg); /* called when no thread of weft runs any more: frees what the layer has */
     /* Called last, when the links are closed: frees memory to which operations under way could write until then, such as their ops. */
@@ -225,8 +226,8 @@ struct fab_hook {
 struct fab_bell {
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t seq;
     _Atomic uint32_t sleepers;
-    /* For senders of messages: `pollers` is the number of this node's threads that poll their rings now. `napping` is 1 while the progress
-       thread sleeps and needs a byte on the side connection to wake. */
+    /* For senders of messages: `pollers` is the number of this node's threads that poll for messages now. `napping` is 1 while the progress
+     * thread sleeps and needs a byte on the side connection to wake. */
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t pollers;
     _Atomic uint32_t napping;
 };
@@ -273,7 +274,7 @@ struct weft_node {
     uint64_t heap_offset; /* offset of the heap in every pool: the system words are below it, and no program may address them */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
-    /* A GPU of this process has memory, so a local pointer may be one of its addresses. Placed beside what every put and get reads. */
+    /* A GPU of this process has memory, so a local pointer may be one of its addresses. Stands here because each put and get reads it. */
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
@@ -320,7 +321,7 @@ struct weft_node {
     void *cluster, *sync, *queues, *gpus, *gateway; /* state of the higher layers */
 };
 
-/* Records what a part of the pool is used for, or (`bytes` negative) no longer. */
+/* Counts bytes of the pool that are in use for this purpose. Negative `bytes`: so many are no longer in use. */
 static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 {
     atomic_fetch_add_explicit(&w->used[use], (uint64_t)bytes, memory_order_relaxed);
@@ -364,8 +365,8 @@ void fab_last_look(struct weft_node *w);
 /* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, try again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
-/* For peer.c and the progress thread. What these functions call runs as if inside a handler. They deliver the last messages of a peer, call
- * the `gone` hooks, and call the periodic hooks. */
+/* For peer.c and the progress thread. What these functions call runs as if inside a handler. They deliver the last messages of a peer, and
+ * call the hooks of the higher layers. */
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
@@ -416,7 +417,7 @@ int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, stru
 void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
 /* Whether operations between this memory and the node's pool can be direct. `m` may be NULL. */
 bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
-/* weft_put() and weft_get() whose local memory is in `m`, to a node that can be reached with `m` */
+/* weft_put() and weft_get() whose local memory is in `m`, to a node for which fab_memory_leads() is true */
 int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
@@ -591,7 +592,7 @@ struct fab_look {
 /* Returns false when the search failed; base_error() then says why. */
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w));
 
-int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler; accepts also the system's ids */
+int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg); /* installs a handler of the program or of a layer */
 int fab_hook(struct weft_node *w, const struct fab_hook *hook);
 void fab_run_close(struct weft_node *w); /* calls the close hooks, the last installed first */
 

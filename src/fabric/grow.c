@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Nodes that join the running cluster. A thread of cluster/grow.c connects them. Fields that other threads read are changed by the progress
- * thread, between two of its rounds. So the hooks learn of joins and deaths in the order of epochs.
+ * thread, between two of its rounds. It also handles deaths, so the hooks learn of joins and deaths in the order of epochs.
  *
  * The tables of a cluster that grows have room for all numbers from the start. Memory that was never written needs no pages, so the entries
  * of nodes that have not joined need only address space.

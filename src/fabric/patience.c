@@ -5,9 +5,9 @@
  * waits (WEFT_SAY_AFTER).
  *
  * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during the wait may have
- * been the one. If no other node is alive, no other node can end the wait. In both cases the wait goes on for the node's deadline, because
- * another node or a thread of this process may still end it. Nodes that were dead before the wait began do not count: the caller could know
- * of them.
+ * been the one. If no other node is alive, no other node can end the wait. In both cases the wait goes on for the default deadline (struct
+ * fab_options) and then fails, because another node or a thread of this process may still end it. Nodes that were dead before the wait
+ * began do not count: the caller could know of them.
  */
 #include <stdio.h>
 

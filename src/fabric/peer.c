@@ -2,15 +2,15 @@
  *
  * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the higher layers (fabric.h). This file
  * also detects the death of peers on other hosts. Both nodes of a pair send heartbeats, the byte 'h', over the side connection. A peer that
- * is silent for too long is dead. Messages of a transport count as well.
+ * is silent for too long is dead. A message of a transport over this connection counts as a heartbeat, too.
  *
  * How long that is depends on the peer's host. The kernel of that host acknowledges our heartbeats, whatever the peer's process does, and
  * closes the connection when the process ends. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose
  * host answers is stopped, or gets no processor: it is dead after PATIENCE times as long.
  *
  * A thread of its own sends the heartbeats, because the progress thread may be in a handler of the program for a long time while the node
- * is alive. Only the progress thread judges, right after it has read what has arrived. It does not count time in which it did not read: a
- * node that was stopped itself must not take all others for dead.
+ * is alive. Only the progress thread decides whether a peer is dead, right after it has read what has arrived. It does not count time in
+ * which it did not read: a node that was stopped itself must not take all others for dead.
  */
 #include "fabric/fabric.h"
 

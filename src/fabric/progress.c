@@ -4,8 +4,8 @@
  * runs the upkeep of transports and of the higher layers (fabric.h).
  *
  * It naps in poll(). Senders wake it with a byte on the side connection, but only if `napping` says that it sleeps and `pollers` that
- * nobody else looks at the rings. While the program polls by itself, this thread stays out of its way: it looks every LAZY_MS, and takes
- * over when the program stops polling or goes to sleep.
+ * no other thread polls for messages. While the program polls by itself, this thread stays out of its way: it looks every LAZY_MS, and
+ * takes over when the program stops polling or goes to sleep.
  */
 #include "fabric/fabric.h"
 
@@ -146,7 +146,8 @@ static void *progress_thread(void *arg)
             next = progress_ticks(w);
             ticked = now;
         }
-        /* If a waiting thread has polled since the last round, leave the work to it: else it would sleep, and be woken for each message. */
+        /* If a waiting thread has polled since the last round, leave the work to that thread: otherwise it would sleep, and would have to
+         * be woken for each message. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;

@@ -11,8 +11,9 @@
  * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and nothing else is sent before
  * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of other bytes to read, and reading them has
  * the same effect. The goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would
- * count as dead. A descriptor is sent whole or not at all; it comes with the read in which its 'd' comes, and is kept until the other
- * bytes have come, too. No read has more than one 'd' of a descriptor, because the kernel ends it before the next one.
+ * count as dead. A descriptor is sent with all its bytes or not at all. The peer receives it in the read that has its 'd', and keeps it
+ * until the other bytes have come, too. No read has the 'd' of more than one descriptor, because the kernel ends a read before the next
+ * descriptor.
  */
 #include "fabric/fabric.h"
 
@@ -120,7 +121,7 @@ bool fab_side_byte(struct fab_link *l, char byte)
 int fab_side_give(struct fab_link *l, uint64_t what, int fd)
 {
     uint8_t bytes[GIVE_BYTES] = {'d'};
-    memcpy(bytes + 1, &what, sizeof what); /* both nodes are on this host */
+    memcpy(bytes + 1, &what, sizeof what); /* in this host's byte order: both nodes are on it */
     base_spin_lock(&l->side_lock);
     push(l);
     int rc = l->side && l->side->out ? -EAGAIN : base_send_fds_nowait(l->side_fd, bytes, sizeof bytes, &fd, 1);

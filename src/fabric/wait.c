@@ -56,8 +56,9 @@ static bool copying(struct weft_node *w)
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && w->arenas->copying(w);
 }
 
-/* Spins and makes progress until nothing has moved for `quiet_ns`. `yields`: yield the processor between polls, because the thread
- * or process that this thread waits for may need it. A yield is cheaper than a sleep and a wake-up, if the answer comes soon. */
+/* Spins and makes progress until the condition holds, the deadline has passed, or nothing has made progress for `quiet_ns`. `yields`: yield
+ * the processor between polls, because the thread or process that this thread waits for may need it. A yield is cheaper than a sleep and a
+ * wake-up, if the answer comes soon. */
 static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns, bool yields)
 {
     bool done = false;
@@ -113,7 +114,8 @@ static void rest(struct weft_node *w)
 {
     /* Handle what has arrived meanwhile, instead of leaving it to the progress thread. */
     fab_progress(w);
-    /* seq_cst pairs with the progress thread's load: either it sees this store, or this thread sees that it has become lazy. */
+    /* seq_cst pairs with the progress thread's load: either that thread sees this store, or this thread sees that the other has become
+     * lazy. */
     atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
     if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
         fab_kick(w);
@@ -122,7 +124,7 @@ static void rest(struct weft_node *w)
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg)
 {
     int64_t most = LINGER_FOR * w->options.spin_ns;
-    /* This thread has just woken another one, and the system may have placed that one behind it on the same processor. */
+    /* This thread has just woken another one, and the system may have placed that one behind it on the same processor: so yield. */
     bool done = ready(arg) || spin(w, ready, arg, base_now_ns() + most, most, true);
     rest(w);
     return done;

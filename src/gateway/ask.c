@@ -10,9 +10,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define LOOKS_NS                                                                                                            \
-    (2 * WEFT_SECOND) /* the node's upkeep (progress.c) runs more often than this; for an earlier deadline it must be woken \
-                       */
+/* The node's upkeep (progress.c) runs more often than this; for an earlier deadline it must be woken. */
+#define LOOKS_NS (2 * WEFT_SECOND)
 
 const char *gateway_service_name(const struct gateway *g, uint32_t service)
 {

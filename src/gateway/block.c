@@ -33,7 +33,7 @@ static int check_flags(const weft_request *q)
 static int read_limits(struct gateway_block *out, const weft_request *r, const uint8_t **at, uint64_t *left)
 {
     if (r->arg[1] > WEFT_LIMITS || r->arg[1] * sizeof out->limits[0] > *left)
-        return block_wrong("it sets more limits than there are, or than its data holds");
+        return block_wrong("it sets more limits than there are kinds of limit, or its data is too short for them");
     out->limit_count = (uint32_t)r->arg[1];
     uint64_t bytes = out->limit_count * sizeof out->limits[0];
     if (bytes)

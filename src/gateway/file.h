@@ -41,7 +41,7 @@
 #define FILE_LEASE_NS     (5 * WEFT_SECOND)
 #define FILE_COPY_NS      (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
 #define FILE_CHECK_NS     WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_PACE_TIMES   4               /* a piece that takes so many times as long as others have taken does not come */
+#define FILE_PACE_TIMES   4               /* a piece that takes this many times as long as earlier pieces is not expected any more */
 #define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
 #define FILE_GETS_MAX     10    /* pieces that an asker gets at the same time */
 #define FILE_HOLDERS_MAX  32u   /* copies of a piece that the gateway remembers */
@@ -101,14 +101,14 @@ struct file_job {
     const struct file_root *root;
     int fd, result;
     uint32_t flags;
-    uint64_t host; /* OPEN: the asker's */
+    uint64_t host; /* OPEN: the asker's host, as in struct file_open */
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
     struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory; NULL: it is in no pool */
     uint64_t place;          /* offset of the memory in the pool */
     uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
-    bool hashes;             /* READ: also make the hash */
+    bool hashes;             /* READ: also compute the hash of the piece */
     uint64_t hash;
     char path[WEFT_FILE_PATH_MAX + 1];
 };
@@ -129,8 +129,8 @@ struct file_holder {
     uint32_t node;
     uint32_t given; /* how often the gateway has named this copy */
     uint64_t host;  /* as in struct file_open */
-    weft_gaddr at;  /* WEFT_NULL: the node is getting it */
-    uint64_t open;  /* then: the handle that gets it, and since when */
+    weft_gaddr at;  /* address of the copy; WEFT_NULL: the node is still getting it */
+    uint64_t open;  /* while the node is getting the copy: the handle that gets it, and since when */
     int64_t since;
 };
 
@@ -147,11 +147,11 @@ struct file_piece {
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
-    uint32_t given;                                /* how often the gateway itself has given it */
+    uint32_t given;                                /* how often the gateway has named its own piece instead of a copy */
     struct gateway_call *delayed;                  /* requests that wait until another node has a copy, the last one first */
     int64_t delayed_until;                         /* look at them again at this time */
     struct file_piece *next_delayed, **at_delayed; /* the list of pieces with such requests */
-    bool moved;                                    /* in the list of those whose holders have changed: look at the requests now */
+    bool moved; /* in the list of pieces whose holders have changed, so that the delayed requests are looked at again */
     struct file_piece *next_moved;
 };
 struct file_body {
@@ -161,8 +161,9 @@ struct file_body {
     char *path;
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
-    uint32_t far; /* handles of nodes of other hosts */
-    bool several; /* several were open at the same time, and at least one still is: they get pieces from each other, also on one host */
+    uint32_t far; /* how many handles of nodes of other hosts are open */
+    bool several; /* several of these handles were open at the same time, and at least one still is. Then their nodes get pieces from each
+                     other, even if they are on one host */
     bool stale, pinned;
     bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
@@ -205,30 +206,32 @@ struct files {
     bool enlarging;                               /* a job asks for huge pages */
     int64_t over;                                 /* no lease ends before this time */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
-    struct file_piece *delayed, *moved;           /* pieces with requests that wait for a copy at another node */
-    int64_t look;                                 /* the earliest time to look at these again, or before that */
+    struct file_piece *delayed, *moved; /* pieces with requests that wait for a copy at another node; moved: their holders have changed */
+    int64_t look;                       /* when to look at these requests again; it may be too early, but is never too late */
 };
 
 /* --- file_holder.c --- */
 void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece that was begun at `since` has come */
-/* Until when to wait for a piece that was begun at `since`: for several times as long as pieces take, counted from when the last one came,
- * but for `least` at least. */
+/* How long to wait for a piece that was begun at `since`: until the last piece came plus several times as long as a piece takes, but at
+ * least for `least`. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
-/* Who gives the piece to the handle's node: a holder, or NULL: the gateway itself. Returns 0, or until when to wait, because a copy that
- * another node is getting will be given. */
+/* Chooses where the handle's node gets the piece from: `*out` becomes a holder, or NULL for the gateway itself. Returns 0; or, if the
+ * request must wait for the copy that another node is getting, the time until which it waits. */
 int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
                            struct file_holder **out);
-/* The handle's node is getting the piece. False: it has a copy already, or there is no memory. */
+/* The three functions that follow record what the handle's node does. file_holder_gets(): it is getting a copy of the piece. False: it has
+ * a copy already, or there is no memory. */
 bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
-void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now); /* it has it now */
-void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o);                      /* it no longer gets it */
-bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node);                                  /* false: it has no copy */
-/* The node has no copies of the pieces of this body any more (NULL: of no piece). */
+void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now); /* it has the copy now */
+void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o); /* it does not get the copy any more */
+bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node);             /* the copy is gone. False: the node had none */
+/* The node no longer has copies of the pieces of this body; NULL: of any piece. */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
-/* A handle is closed, which was getting copies. */
+/* A handle that was getting copies is closed. */
 void file_holder_closed(struct files *all, const struct file_open *o);
 void file_holders_free(struct files *all, struct file_piece *p);
-void file_piece_moved(struct files *all, struct file_piece *p); /* file_lease_again() looks at the requests that wait for a copy of it */
+/* Makes file_lease_again() look at the requests that wait for a copy of the piece. */
+void file_piece_moved(struct files *all, struct file_piece *p);
 
 /* --- file_cache.c --- */
 /* Call these when a handle begins to use a body, and when it stops. */
@@ -249,7 +252,7 @@ struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint6
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p);   /* frees a piece; no lease and no request may be left */
 void file_piece_rest(struct files *all, struct file_piece *p);   /* makes a piece idle if it has no leases and no delayed requests */
-void file_piece_wanted(struct files *all, struct file_piece *p); /* it is not idle any more, and is not dropped */
+void file_piece_wanted(struct files *all, struct file_piece *p); /* makes a piece not idle, so that it is not dropped */
 /* Makes a lease. -ENOBUFS: more than half of the cache would be mapped or pinned, or the handle has too many leases; -ENOMEM. Sets no error
  * text. */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);

@@ -10,12 +10,12 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
-#define FILE_AHEAD_FAR    8u /* the same for a file of another host: first 1, at last so many, and fewer if pieces take FILE_SLOW_NS */
-#define FILE_SLOW_NS      WEFT_SECOND
+#define FILE_AHEAD_FAR    8u /* the same for a file of another host, at most: it begins with 1, and grows with each piece that comes soon */
+#define FILE_SLOW_NS      WEFT_SECOND /* if a piece takes longer than this, the number is halved */
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
-#define FILE_HOLDER_TIMES 5  /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
-#define FILE_AWAY_PART    4  /* a program is away if it does something else for this part of gateway.file_patience between two reads */
-#define FILE_KEPT_PART    8u /* copies take at most this part of the pool */
+#define FILE_HOLDER_TIMES 5 /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
+#define FILE_AWAY_PART    4 /* a program is away if it does something else for 1/FILE_AWAY_PART of gateway.file_patience between two reads */
+#define FILE_KEPT_PART    8u /* copies take at most 1/FILE_KEPT_PART of the pool */
 _Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_SLOTS <= FILE_GETS_MAX, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
 #define FILE_MAP_AHEAD 2u
@@ -29,7 +29,7 @@ enum slot_state {
     SLOT_FAILED,
     SLOT_GETS, /* a copy for this node's pool is under way */
     SLOT_HELD, /* the copy is there, and is right */
-    SLOT_TAKEN /* a view has the copy now; the next request ends the lease */
+    SLOT_TAKEN /* a view has the copy now, and the lease is about to end */
 };
 /* A copy of a piece in this node's pool, for a file of another host. Other nodes may get it from here, and check what they have got. */
 struct file_kept {
@@ -48,9 +48,10 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed; /* a map slot: a thread waits for it */
-    bool keeps, tell,
-        lost; /* keeps: asked with FILE_KEEPS; tell: the gateway wants to know when the copy is there; lost: asked with FILE_HERE */
+    bool claimed;              /* a map slot: a thread waits for it */
+    bool keeps;                /* the piece was asked for with FILE_KEEPS */
+    bool tell;                 /* the gateway wants to know when the copy is there */
+    bool lost;                 /* another node's copy was not right, so this node asked for the gateway's piece, with FILE_HERE */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
@@ -58,15 +59,16 @@ struct file_slot {
     int64_t since; /* when the answer came; then, when the get was begun */
     char text[FILE_TEXT];
 };
-/* Pieces that are read, or mapped on another host, mostly in order: those that were asked for. One thread at a time uses it. */
+/* The pieces that a handle has asked for, mostly in order: to read them, or to map them on another host. One thread at a time uses this. */
 struct file_line {
     bool maps;             /* views take the copies, so what they need is not limited (file_keep()) */
     uint64_t last;         /* the piece that was used last; UINT64_MAX: none */
     uint32_t ahead;        /* how many pieces of a file of another host are requested in advance now */
     bool full;             /* a get found no room: no further ones are begun in this call */
+    bool cramped;          /* there is no memory for a further copy: no further pieces are requested in advance in this call */
     uint64_t wanted;       /* the piece for which the thread waits */
     int64_t left;          /* when the last call has ended; 0: none */
-    bool away;             /* the program does much between its calls, so pieces that are read ahead are not got soon */
+    bool away;             /* the program does much between its calls, so it may fetch a piece long after it has asked for it */
     struct file_pace pace; /* of the pieces */
     struct file_slot slot[FILE_SLOTS];
 };
@@ -85,14 +87,14 @@ struct weft_file {
     uint64_t ends;          /* where the last read has ended */
     char *path;
     struct file_line reads;
-    /* For pieces that are mapped on another host: one thread at a time (`lining`) maps in order by `maps_far`; others, and all that map
-     * through a handle for writing, do not map ahead. */
+    /* For mapping a file of another host in order. One thread at a time (`lining`) uses it, and gets pieces in advance. Further threads,
+     * and threads that map through a handle that is open for writing, get no pieces in advance. */
     struct file_line maps_far;
     _Atomic bool lining;
-    struct gateway_table copies;               /* those (struct file_kept) of views of files on another host; under gateway.lock */
-    struct file_pace map_pace;                 /* of the pieces that are mapped; under gateway.lock */
-    pthread_mutex_t maps;                      /* guards the next two: several threads may map */
-    uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
+    struct gateway_table copies; /* copies of pieces (struct file_kept) that views of a file of another host use; under gateway.lock */
+    struct file_pace map_pace;   /* of the pieces that are mapped; under gateway.lock */
+    pthread_mutex_t maps;        /* guards the next two: several threads may map */
+    uint64_t mapped;             /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
@@ -128,7 +130,7 @@ static inline int file_slot_state(const struct file_slot *s)
 }
 void file_map_slot_free(struct file_slot *s);
 void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
-bool file_maps_leave(weft_file *f);                          /* gives back what is mapped ahead. False: nothing was */
+bool file_maps_leave(weft_file *f); /* ends the leases of pieces that were mapped in advance. False: there were none */
 void file_slot_free(weft_file *f, struct file_slot *s);
 /* Empties all slots: stops waiting for answers, and lets leases expire at the gateway. */
 void file_slots_leave(weft_file *f, struct file_line *line);
@@ -142,6 +144,7 @@ int file_sync(weft_file *f, int64_t timeout_ns);
 /* --- file_slot.c --- */
 bool file_slot_settled(void *slot);
 int file_slot_error(const weft_file *f, const struct file_slot *s);
+void file_slot_return(weft_file *f, struct file_slot *s); /* ends the lease of a slot, and frees the slot */
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 /* Call it when a call that uses the line begins, and when it ends. */
 void file_line_begin(weft_file *f, struct file_line *line);

@@ -15,8 +15,8 @@ struct kept_list {
     uint64_t count;
 };
 struct file_keeps { /* under gateway.lock */
-    /* idle: nobody uses them. First those of which the gateway does not know, so that no other node gets them; the one that was used last
-     * comes first, because its memory is in the processor's caches. Then the others; the one that was used last comes last. */
+    /* idle: nobody uses them. First come those of which the gateway does not know, so no other node gets them: the one that was used last
+     * is the first, because its memory is in the processor's caches. Then come the others: the one that was used last is the last. */
     struct kept_list used, idle;
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */

@@ -60,8 +60,8 @@ static void lease_answer_far(struct files *all, struct gateway_call *c, struct f
     gateway_answer(c, 0, (const uint64_t[6]){at, p->bytes, l->id, hash_of(all, p), several, p->body->generation}, 6, NULL, 0);
 }
 
-/* A list of requests, to which each was added in front, in the order in which they came. If the node that asked first did not get the piece
- * from the gateway each time, readers would change places, and each change costs the time of several pieces. */
+/* Returns the requests of a list in the order in which they came; each was added to the list in front. The order matters: otherwise one
+ * asker would overtake another with each piece, which costs the time of several pieces each time. */
 static struct gateway_call *in_order(struct gateway_call *last)
 {
     struct gateway_call *first = NULL;
@@ -217,7 +217,8 @@ static int lease_try(struct files *all, struct gateway_call *c)
     return rc == -EAGAIN ? rc : 0;
 }
 
-/* The asker has got wrong bytes from another node, or no answer; then that node is probably of no use for other pieces either. */
+/* The asker has got wrong bytes from another node; or no answer (FILE_SILENT), then that node's copies of other pieces are probably of no
+ * use either. */
 static void copy_lost(struct files *all, const struct file_body *b, const weft_request *r)
 {
     uint64_t node = r->arg[FILE_LOST_AT] - 1;
@@ -242,7 +243,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     if (r->flags & FILE_HERE && r->arg[FILE_LOST_AT])
         copy_lost(all, o->body, r);
     if (!has_piece(o->body, r->arg[0])) {
-        base_fail(-EINVAL, "%.300s at node %u ends before its MiB number %llu (counted from 0): read within the file's size", o->body->path,
+        base_fail(-EINVAL, "%.300s at node %u has no bytes from %llu MiB on: read within the file's size", o->body->path,
                   gateway_of(all->server)->w->rank, (unsigned long long)r->arg[0]);
         gateway_answer_error(c, -EINVAL);
         return;
@@ -368,7 +369,7 @@ static bool take_from_piece(struct files *all, struct file_piece *p, const struc
 {
     if (!p || take_from(&p->waiting, c))
         return p;
-    file_piece_moved(all, p); /* before the list is empty, so the piece leaves the list of those with requests */
+    file_piece_moved(all, p); /* while the piece still has requests: then moved_look() takes it out of the list of pieces with requests */
     return take_from(&p->delayed, c);
 }
 
@@ -381,7 +382,7 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c)
         all->waiting_last = &(*all->waiting_last)->next;
     if (!found && o)
         found = take_from_piece(all, file_piece_find(all, o->body->generation, c->record.arg[0]), c);
-    /* otherwise the handle is closed, or has another generation since */
+    /* the handle may be closed, or may have moved to another generation: search all pieces */
     for (uint32_t i = 0; i < all->buckets && !found; i++)
         for (struct file_piece *p = all->piece[i]; p && !found; p = p->hashed)
             found = take_from_piece(all, p, c);

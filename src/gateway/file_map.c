@@ -136,7 +136,7 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
                : base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
 }
 
-/* On the gateway's host: the piece stays where it is. */
+/* Maps a piece on the gateway's host, where it is. */
 static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
 {
     struct gateway_result r;
@@ -160,7 +160,8 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     return 0;
 }
 
-/* Until when to wait for a get that is begun now. From the gateway it is not limited, because nobody else has the piece for sure. */
+/* How long to wait for a get that is begun now. A get from the gateway may take until the deadline, because it is not certain that another
+ * node has the piece. */
 static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline)
 {
     if (!other)
@@ -172,7 +173,8 @@ static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline
     return until < deadline ? until : deadline;
 }
 
-/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or their node does not answer; then it is in `lost`. */
+/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or the node with the copy does not answer; `lost` then
+ * describes that copy. */
 static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kept *k, struct map_lost *lost, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -205,8 +207,9 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
     return right ? 0 : other || !rc ? MAP_AGAIN : rc;
 }
 
-/* From another host, in sequence: as a reader gets it, but the view takes the copy. MAP_AGAIN: not possible, because another thread does
- * this now, or because the handle is for writing: what was got in advance may be older than what another thread has written. */
+/* Maps a piece of a file of another host, in sequence. Gets it as for a reader, but the view takes the copy. MAP_AGAIN: this is not
+ * possible, because another thread does it now, or because the handle is open for writing: a piece that was got in advance may be older
+ * than what another thread has written. */
 static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_kept **out)
 {
     struct file_line *line = &f->maps_far;
@@ -219,17 +222,19 @@ static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_
     file_line_begin(f, line);
     int rc = file_slot_get(f, line, index, true, deadline, &s);
     if (!rc) {
-        file_slot_ahead(f, line, index, false, true, file_size(f));
         *out = s->kept;
         s->kept = NULL;
         atomic_store_explicit(&s->state, SLOT_TAKEN, memory_order_relaxed);
+        file_slot_ahead(f, line, index, false, true, file_size(f)); /* the first request ends the lease, and frees the slot */
+        if (file_slot_state(s) == SLOT_TAKEN)
+            file_slot_return(f, s);
     }
     file_line_end(line);
     atomic_store_explicit(&f->lining, false, memory_order_release);
     return rc;
 }
 
-/* From another host, a single piece. */
+/* Maps a single piece of a file of another host. */
 static int map_alone(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadline, struct file_kept **out)
 {
     struct map_lost lost = {0};
@@ -245,7 +250,7 @@ static int map_alone(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadl
     return rc; /* if a write has made the piece longer, the caller begins again */
 }
 
-/* From another host: into this node's pool. */
+/* Maps a piece of a file of another host: copies it into this node's pool. */
 static int map_far(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
 {
     struct gateway *g = f->g;

@@ -32,7 +32,8 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     file_line_begin(f, line);
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
-    /* One call that reads a few MiB in the middle of a file, as each slot of weft map does, must not carry more over the network. */
+    /* A call that reads a few MiB in the middle of a file, as each slot of weft map does, must not transfer more than these over the
+     * network. */
     const bool follows = offset == f->ends, next = line->last != UINT64_MAX && line->last + 1 == offset / WEFT_FILE_PIECE;
     const uint64_t end = follows || next ? f->info.bytes : offset + left;
     while (!rc && left) {

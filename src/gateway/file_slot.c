@@ -42,6 +42,13 @@ int file_slot_error(const weft_file *f, const struct file_slot *s)
     return gateway_ask_status(f->g, &r, s->error, s->text);
 }
 
+void file_slot_return(weft_file *f, struct file_slot *s)
+{
+    if (s->lease)
+        file_post_return(f->g, f->node, s->lease);
+    file_slot_free(f, s);
+}
+
 static struct file_slot *slot_of(struct file_line *line, uint64_t index)
 {
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
@@ -63,14 +70,15 @@ void file_line_end(struct file_line *line)
     line->left = base_now_ns();
 }
 
-/* `keeps`: whole pieces are got from another host. Others are only requested, so that they are in the gateway's cache. */
+/* How many pieces to request in advance. `keeps`: the pieces are copied from another host as a whole; otherwise they are only requested, so
+ * that the gateway reads them into its cache. */
 static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool keeps)
 {
     return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
 }
 
-/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, so over a slow link only few
- * are read ahead, because other nodes wait for them. */
+/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, and other nodes
+ * wait for pieces that this node still reads. So over a slow link only few are read ahead. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
     int64_t now = base_now_ns();
@@ -145,10 +153,10 @@ static int slot_ask(weft_file *f, struct file_line *line, uint64_t from, uint64_
     return slot_send(f, s, &r, post);
 }
 
-/* For how many more pieces there is room. What is mapped has no other use for a piece than a copy. */
+/* How many more pieces may be requested. To map a piece, this node needs room for a copy of it. */
 static uint64_t line_room(weft_file *f, struct file_line *line)
 {
-    uint64_t room = line->maps ? file_keep_room(f->g) : UINT64_MAX;
+    uint64_t room = line->cramped ? 0 : line->maps ? file_keep_room(f->g) : UINT64_MAX;
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         int state = file_slot_state(&line->slot[i]);
         room -= line->maps && room && (state == SLOT_ASKED || state == SLOT_READY);
@@ -181,8 +189,8 @@ static bool slot_from_other(const weft_file *f, const struct file_slot *s)
     return weft_gaddr_node(s->at) != f->node;
 }
 
-/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS: the copy is not right; with
- * FILE_SILENT: its node does not answer; 0: this node has no room for a copy. */
+/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS if the copy is not right, with
+ * FILE_SILENT added if its node does not answer; 0 if this node has no room for a copy. */
 static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
 {
     weft_request r = file_request(f, FILE_LEASE);
@@ -198,21 +206,23 @@ static int slot_silent(weft_file *f, struct file_slot *s)
     return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS | FILE_SILENT);
 }
 
-/* Until when to wait for the piece. From the gateway it is not limited, because nobody else has it for sure. */
+/* How long to wait for the piece. A get from the gateway has no limit, because it is not certain that another node has the piece. */
 static int64_t slot_until(const weft_file *f, const struct file_line *line, const struct file_slot *s)
 {
     int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&f->g->file_patience, memory_order_relaxed);
     return slot_from_other(f, s) ? file_pace_until(&line->pace, s->since, least) : INT64_MAX;
 }
 
-/* Begins to get the piece. Without room in the pool, asks for it once more, so that nobody waits for a copy at this node. */
+/* Begins to get the piece. Without room in the pool, asks for it once more, or gives it back if it is mapped, so that nobody waits for a
+ * copy at this node. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     bool wanted = s->index == line->wanted, other = slot_from_other(f, s);
     s->kept = file_keep(f->g, f->node, line->maps && wanted ? s->bytes : 0);
     if (!s->kept && line->maps) {
-        line->full = true;
+        line->cramped = true;
+        file_slot_return(f, s);
         return wanted ? -ENOMEM : 0;
     }
     if (!s->kept)
@@ -321,7 +331,7 @@ static bool slots_moved(void *arg)
 int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out)
 {
     line->wanted = index;
-    line->full = false;
+    line->full = line->cramped = false;
     for (;;) {
         int64_t before = fab_limit(deadline);
         int rc = slots_move(f, line);

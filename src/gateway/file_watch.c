@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Learns by inotify of changes to files that are open or cached. After a notice, the file is compared with the disk (file_recheck()). The
- * file is also compared once per FILE_CHECK_NS while it is read. So changes are found, only later, if there are no notices: on other
- * systems, for changes by other machines on a network file system, and if the user's limit of watches is reached.
+ * file is also compared once per FILE_CHECK_NS while it is read. So without notices a change is found, too, but later. There are no notices
+ * on other systems, for changes by other machines on a network file system, and when the user's limit of watches is reached.
  */
 #include "gateway/file.h"
 

@@ -254,7 +254,7 @@ int weft_process_end_input(weft_process *p)
         rc = rc ? rc : handle_input(p);
     }
     if (rc == -EPIPE || rc == -EDEADLK || rc == -EINVAL)
-        return rc == -EPIPE ? 0 : rc; /* the process reads no more input, so its end needs no message */
+        return rc == -EPIPE ? 0 : rc; /* the process reads no more, so the end of its input needs no message */
     if (!rc && !p->ended_in) {
         p->ended_in = true;
         if (input_use(p->in)) {

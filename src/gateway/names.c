@@ -50,7 +50,7 @@ static int name_look(weft_node *w, uint32_t node, const char *name, bool wait, w
     rc = name_ask(w, &r, timeout_ns, &result, NULL, NULL);
     if (rc == -ENOENT)
         return base_fail(rc,
-                         "no node has published the name '%s' at node %u, or no longer: check the name, or wait until it is published "
+                         "no node has published the name '%s' at node %u, or it was removed: check the name, or wait until it is published "
                          "(weft_name_wait())",
                          name, node);
     if (rc == -ETIMEDOUT && wait)

@@ -197,7 +197,8 @@ enum net_kind {
     /* closes `handle`. arg[0]: 1: drop bytes that are not sent. Answered when all is sent and the gateway no longer uses the rings */
     NET_CLOSE,
     /* lends `handle`, a connection, to an asker of the same host, which gets its descriptor over the side connection (fab_side_give(), with
-     * arg[0]). Answered when all received bytes are in the asker's ring. -EAGAIN: not all bytes to send are sent. -EOPNOTSUPP: never */
+     * arg[0]). Answered when all received bytes are in the asker's ring. -EAGAIN: not all bytes to send are sent. -EOPNOTSUPP: this
+     * connection is never lent */
     NET_LEND,
     NET_RETURN, /* the asker no longer reads or writes the descriptor of `handle` */
 };

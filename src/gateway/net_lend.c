@@ -4,8 +4,8 @@
  * or closes the socket. A request and its answer then wake one thread each way in place of two. The gateway keeps its own copy, so the
  * socket still counts for the asker, and is reset if the asker dies.
  *
- * With the descriptor the asker could connect anew, to any address. So only a gateway lends that also runs programs for its askers: such a
- * program could connect as well.
+ * With the descriptor the asker could connect anew, to any address. So a gateway lends only if it also runs programs for its askers: such a
+ * program could connect to any address, too.
  */
 #include "gateway/net.h"
 

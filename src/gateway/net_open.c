@@ -113,7 +113,7 @@ static int connect_refused(struct net_socket *s)
                      base_strerror(s->tried));
 }
 
-/* The name for which the host's name stands; NULL: not known. */
+/* The canonical name of the host; NULL: the name server gave none. */
 static const char *canonical_of(const struct net_socket *s)
 {
     const struct addrinfo *first = s->lookup->found;

@@ -261,8 +261,8 @@ void server_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
     if (!late)
         return;
-    /* The request was cancelled before its service had it, so server_cancel() has left it out. Make the server look again; and if the
-     * asker is gone, make it tell the services so again. */
+    /* The request was cancelled before its service had it, so server_cancel() has left it out. Make the server look again, and tell the
+     * services again if the asker is gone. */
     base_spin_lock(&g->lock);
     s->some_cancelled = true;
     if (!fab_alive(g->w, node)) {

@@ -40,8 +40,9 @@ static bool all_know(void *arg)
     return true;
 }
 
-/* Tells all nodes about an arena, and waits until all have confirmed. So every node already knows the arena when it later gets an address
- * in it. A stopped node does not confirm; it handles this message before any later message that carries such an address. */
+/* Tells all nodes about an arena, and waits until all have confirmed, or the deadline has passed. So every node already knows the arena
+ * when it later gets an address in it. A stopped node does not confirm; it handles this message before any later message that carries such
+ * an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
     struct arena_space m = {.space = a->space,
@@ -76,7 +77,7 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
 
 /* --- arenas of this node --- */
 
-/* Widens the range [low, high) of own arenas. The caller holds table_lock for writing. */
+/* Widens the range [low, high) of own arenas, so that it contains this memory. The caller holds table_lock for writing. */
 static void widen(struct arenas *c, const struct gpu_memory *m)
 {
     uint64_t low = (uint64_t)(uintptr_t)m->base, high = low + m->bytes;
@@ -156,8 +157,8 @@ int arena_free(struct arenas *c, weft_gaddr addr)
     struct gpu_arena *a = own_open(c, weft_gaddr_space(addr));
     int rc = a ? mem_free(a->books, weft_gaddr_offset(addr))
                : base_fail(-EFAULT,
-                           "cannot free address %#llx: this node has no arena in space %u: free it before its arena is closed, on the node "
-                           "that has it",
+                           "cannot free address %#llx: this node has no arena in space %u; call this on the node that owns the arena, and "
+                           "before the arena is closed",
                            (unsigned long long)addr, weft_gaddr_space(addr));
     pthread_rwlock_unlock(&c->table_lock);
     return rc;
@@ -254,7 +255,7 @@ void arena_tell_refusals(struct arenas *c)
     if (!atomic_load_explicit(&c->refusals, memory_order_relaxed) || !atomic_exchange_explicit(&c->refusals, false, memory_order_relaxed))
         return;
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
-        struct gpu_arena *a = arena_hold(c, c->w->rank, s); /* so that no other arena has this space meanwhile */
+        struct gpu_arena *a = arena_hold(c, c->w->rank, s); /* held, so that no other arena gets this space meanwhile */
         if (a && !tell_refusal(c, a))
             atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
         arena_leave(a);

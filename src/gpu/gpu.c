@@ -282,7 +282,7 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
     return 0;
 }
 
-/* Fills the tables of pools. `spaces`: weft_device.arena, which has them, too. */
+/* Fills the tables of pools. `spaces`: weft_device.arena, which lists the pools, too. */
 static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t *spaces)
 {
     for (uint32_t i = 0; i < g->nodes; i++) {

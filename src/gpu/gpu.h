@@ -183,7 +183,8 @@ struct gpu_workers {
 int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
 /* Called by the serving thread: a block has completed a task. */
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
-/* Called by the serving thread before that. If a completed task is in the ring from `slot` on, starts to fetch the task's memory. */
+/* Called by the serving thread before gpu_work_done(): if a completed task is in the ring from `slot` on, prefetches the entry that
+ * this node keeps for the task. */
 void gpu_work_fetch(struct gpu_workers *all, const struct gpu_ring *r, uint64_t slot);
 void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still be running */
 void gpu_work_free(struct gpu_workers *all); /* frees the workers, after kernels and the serving thread have ended */

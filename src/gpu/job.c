@@ -49,7 +49,7 @@ static void job_end(struct arenas *c, struct arena_job *j)
     fab_wake_here(c->w);
 }
 
-/* Begins again with all data. Jobs behind it may have begun; peer_step() passes over them. */
+/* Begins the job again, with all its data. Jobs behind it may have begun; peer_step() passes over them. */
 static void job_restart(struct arenas *c, struct arena_job *j)
 {
     base_spin_lock(&c->lock);

@@ -45,7 +45,7 @@ static int owner_check(const struct arena_message *m, size_t len)
         return -EINVAL;
     if (m->length > (little ? ARENA_LITTLE : ARENA_PIECE) || (m->kind == ASK_WRITE ? len != m->length : len != 0))
         return -EINVAL;
-    if (m->offset >= WEFT_MAX_POOL_BYTES) /* an address would lose its upper bits */
+    if (m->offset >= WEFT_MAX_POOL_BYTES) /* an address has no room for the upper bits of such an offset */
         return -EFAULT;
     if (m->kind == ASK_ATOMIC && (m->length != 8 || m->offset % 8 || m->atomic > FAB_CAS))
         return -EINVAL;

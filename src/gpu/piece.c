@@ -154,7 +154,7 @@ static void piece_fill(struct arena_job *j, struct arena_piece *p)
         piece_end(p, rc);
 }
 
-/* A copy that has begun takes at most this time, unless the bus is slow or busy. */
+/* How long a copy should take at most, unless the bus is slow or busy. */
 #define COPY_GBS     10 /* bytes a nanosecond */
 #define COPY_MOST_NS (8 * WEFT_MS)
 static void expect_copy(struct arenas *c, uint64_t bytes)
@@ -258,7 +258,7 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
                                                         memory_order_acq_rel, memory_order_acquire)) {
         if (expected == PIECE_CAME)
             return;              /* the owner has answered although the send failed: the answer counts */
-        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged */
+        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged: look again */
     }
     if (rc && rc != -EAGAIN)
         piece_end(p, rc);

@@ -2,7 +2,7 @@
  *
  * Records that a kernel has in an arena, whose memory the processor may be unable to read. Such a record is copied into the pool, the
  * service works on the copy, and the copy is written back before the kernel gets its answer. The record's last word is written back last,
- * because a kernel may read in it that the answer is complete (weft_request.answered).
+ * because it tells a kernel that polls it that the answer is complete (weft_request.answered).
  */
 #include "gpu/arena.h"
 #include "gpu/ring.h"

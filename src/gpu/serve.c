@@ -161,7 +161,8 @@ static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     case WEFT_DEVICE_FENCE: return start_fence(w, r, q);
     case WEFT_DEVICE_RECORD: return start_record(s, q);
     case WEFT_DEVICE_TASK_DONE:
-        gpu_work_fetch(s->workers, r, r->head + 2 * q->slots); /* the one after the next: its memory takes that long */
+        gpu_work_fetch(s->workers, r,
+                       r->head + 2 * q->slots); /* for the request after the next: a prefetch takes about as long as a request */
         return gpu_work_done(s->workers, q);
     case WEFT_DEVICE_SUBMIT:
     case WEFT_DEVICE_CLAIM:

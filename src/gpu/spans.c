@@ -173,7 +173,8 @@ static int begin_grep(struct gpu_pass *p, const struct gpu_input *in)
     size_t room = in->len / SPAN_GRAIN + 1;
     uint8_t *more = room > p->grains_room ? realloc(p->grains, room) : p->grains;
     if (!more)
-        return base_fail(-ENOMEM, "no memory to record where grep's text was found in %llu bytes" BASE_MEMORY_HINT,
+        return base_fail(-ENOMEM,
+                         "no memory to record where the kernel grep finds the text that it looks for, in %llu bytes" BASE_MEMORY_HINT,
                          (unsigned long long)in->len);
     p->grains = more;
     p->grains_room = room > p->grains_room ? room : p->grains_room;
@@ -272,7 +273,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU can be given access to at most %u ranges of memory at the same time: give back some first",
+        return base_fail(-ENOSPC, "one GPU can have access to at most %u ranges of memory at the same time, and this would be one more",
                          REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);

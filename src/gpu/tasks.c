@@ -146,7 +146,8 @@ static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_req
     return rc;
 }
 
-/* Renews claims. If a home does not answer, the rest is left to the next request, because each such wait takes time. */
+/* Renews claims. If the node that has a claim's task does not answer, the remaining claims are left to the next request, because each such
+ * wait takes time. */
 static int tasks_renew(struct weft_node *w, weft_queue *queue, struct gpu_request *q, uint32_t count)
 {
     weft_lease leases[WEFT_DEVICE_TASKS];

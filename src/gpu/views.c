@@ -125,7 +125,8 @@ const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_
 {
     if (!a || !b)
         return a ? &a->place : &b->place;
-    if (a->place.backend != b->place.backend) /* GPUs can access the memory of the back end `host`, whose processor cannot access theirs */
+    if (a->place.backend !=
+        b->place.backend) /* other GPUs can access the memory of the back end `host`, but the processor cannot access theirs */
         return a->place.backend == &gpu_host ? &b->place : &a->place;
     return view_reaches(b, &a->place) ? &a->place : view_reaches(a, &b->place) ? &b->place : NULL;
 }

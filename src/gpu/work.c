@@ -2,7 +2,7 @@
  *
  * Persistent workers. For each worker a thread of the node claims tasks ahead and puts them into a ring, from which the blocks take them.
  * Blocks return results by requests. The serving thread passes them on to a second thread of the worker, which completes the tasks. Claims
- * and completions take about as long as each other, and a GPU does more tasks a second than one thread could claim and complete.
+ * and completions have a thread each, because a GPU does more tasks a second than one thread could claim and complete.
  *
  * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
  * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
@@ -30,12 +30,21 @@
 #define NAP_LEAST_NS  (10 * WEFT_US)
 #define NAP_BUSY_NS   (100 * WEFT_US) /* the longest sleep while blocks have tasks */
 #define NAP_MOST_NS   WEFT_MS
+#define NAP_IDLE_NS   (10 * WEFT_MS) /* the same when there has been no task for IDLE_NS */
+#define IDLE_NS       WEFT_SECOND
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
 
 static void work_count(_Atomic uint64_t *n, uint64_t more)
 {
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
+}
+
+/* Whether tasks are in the ring, or being put into it or completed. */
+static bool work_outstanding(const weft_gpu_worker *k)
+{
+    uint64_t ended = atomic_load_explicit(&k->completed, memory_order_relaxed) + atomic_load_explicit(&k->taken_back, memory_order_relaxed);
+    return atomic_load_explicit(&k->claimed, memory_order_relaxed) != ended;
 }
 
 /* --- the ring --- */
@@ -121,7 +130,8 @@ static uint32_t finish(weft_gpu_worker *k)
     uint32_t n = 0;
     if (tail == k->done_head)
         return 0;
-    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++) /* all at once: the serving thread has written them */
+    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH;
+         i++) /* fetch them together: the serving thread has written them, so they are in another processor's cache */
         base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
     pthread_mutex_lock(&k->lease_lock); /* a renewal that has begun ends first: the completion needs its outcome */
     for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
@@ -132,12 +142,12 @@ static uint32_t finish(weft_gpu_worker *k)
         atomic_store_explicit(&t->used, false, memory_order_release); /* pairs with put_in() */
     }
     pthread_mutex_unlock(&k->lease_lock);
+    atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed); /* now, because completing takes long if a node is silent */
     int accepted = weft_complete(k->q, leases, results, n, NULL);
     if (accepted < 0)
         base_log(BASE_LOG_WARN, "a worker of a GPU cannot report that %u tasks are done: %s", n, base_error());
     work_count(&k->refused, n - (uint32_t)(accepted > 0 ? accepted : 0));
-    atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed);
-    /* release: pairs with work_used() */
+    /* release: pairs with work_used() and weft_gpu_worker_stat() */
     atomic_store_explicit(&k->completed, atomic_load_explicit(&k->completed, memory_order_relaxed) + n, memory_order_release);
     return n;
 }
@@ -153,6 +163,29 @@ static void work_rest(const weft_gpu_worker *k, int64_t now, int64_t last, int64
     base_sleep_ns(*nap);
 }
 
+/* Sleeps until the first thread claims tasks, or the worker is closed. */
+static void await_tasks(weft_gpu_worker *k)
+{
+    pthread_mutex_lock(&k->lease_lock);
+    atomic_store_explicit(&k->sleeps, true, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst); /* before the look at `claimed`; pairs with wake_second() */
+    while (!work_outstanding(k) && !atomic_load_explicit(&k->over, memory_order_relaxed))
+        pthread_cond_wait(&k->wakes, &k->lease_lock);
+    atomic_store_explicit(&k->sleeps, false, memory_order_relaxed);
+    pthread_mutex_unlock(&k->lease_lock);
+}
+
+/* Call it after `claimed` or `over` was changed. */
+static void wake_second(weft_gpu_worker *k)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (BASE_LIKELY(!atomic_load_explicit(&k->sleeps, memory_order_relaxed)))
+        return;
+    pthread_mutex_lock(&k->lease_lock);
+    pthread_cond_signal(&k->wakes);
+    pthread_mutex_unlock(&k->lease_lock);
+}
+
 static void *work_finish(void *arg)
 {
     weft_gpu_worker *k = arg;
@@ -165,7 +198,10 @@ static void *work_finish(void *arg)
         }
         int64_t now = base_now_ns();
         last = last ? last : now;
-        work_rest(k, now, last, &nap, NAP_BUSY_NS);
+        if (now - last > NAP_IDLE_NS && !work_outstanding(k))
+            await_tasks(k);
+        else
+            work_rest(k, now, last, &nap, NAP_BUSY_NS);
     }
     return NULL;
 }
@@ -193,7 +229,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     if (k->finished || k->stalled || !room)
         return 0;
     int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
-    for (int i = 0; i < n; i++) { /* these were last used a round of the ring ago, and the device has read the slots since */
+    for (int i = 0; i < n; i++) { /* prefetch: these were last used a round of the ring ago, and the device has read the slots since */
         uint64_t at = (k->next + (uint64_t)i) & k->mask;
         base_fetch_to_write(&k->tasks[at]);
         base_fetch_to_write(&k->slots[at].number);
@@ -201,12 +237,13 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     }
     if (n == -ESHUTDOWN || n == -EBADF)
         end_claims(k);
-    for (int i = 0; i < n; i++)
-        put_in(k, &leases[i], now);
     if (n <= 0)
         return 0;
+    work_count(&k->claimed, (uint32_t)n); /* before any of them can be done */
+    wake_second(k);
+    for (int i = 0; i < n; i++)
+        put_in(k, &leases[i], now);
     __atomic_store_n(k->filled, k->next, __ATOMIC_RELEASE); /* pairs with weft_device_next_task() */
-    work_count(&k->claimed, (uint32_t)n);
     return (uint32_t)n;
 }
 
@@ -235,7 +272,8 @@ static uint32_t take_back_all(weft_gpu_worker *k)
 /* Records whether a block has shown activity. */
 static void look_for_life(weft_gpu_worker *k, int64_t now)
 {
-    uint64_t sum = atomic_load_explicit(&k->stale, memory_order_relaxed);
+    /* Tasks that are done count when blocks report them: the second thread may wait in a completion. */
+    uint64_t sum = atomic_load_explicit(&k->stale, memory_order_relaxed) + atomic_load_explicit(&k->done_tail, memory_order_relaxed);
     for (uint32_t i = 0; i < WEFT_DEVICE_BEATS; i++) {
         uint64_t beat = __atomic_load_n(&k->beats[i], __ATOMIC_RELAXED);
         sum += beat;
@@ -329,7 +367,7 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
         base_log(BASE_LOG_WARN, "a worker of a GPU was closed before its blocks had done %u of its tasks: the queue gives them to others",
                  n);
     while (work_used(k)) /* the serving thread may still be passing on the last results */
-        sched_yield();
+        base_sleep_ns(NAP_LEAST_NS);
     return true;
 }
 
@@ -360,7 +398,7 @@ static void *work_run(void *arg)
             last = now;
             nap = 0;
         } else {
-            work_rest(k, now, last, &nap, work_used(k) ? NAP_BUSY_NS : NAP_MOST_NS);
+            work_rest(k, now, last, &nap, work_used(k) ? NAP_BUSY_NS : now - last > IDLE_NS ? NAP_IDLE_NS : NAP_MOST_NS);
         }
     }
 }
@@ -441,12 +479,14 @@ static void work_unmake(weft_gpu_worker *k)
     free(k->tasks);
     free(k->done);
     pthread_mutex_destroy(&k->lease_lock);
+    pthread_cond_destroy(&k->wakes);
     free(k);
 }
 
 static void work_end_second(weft_gpu_worker *k)
 {
     atomic_store_explicit(&k->over, true, memory_order_release);
+    wake_second(k);
     pthread_join(k->second, NULL);
 }
 
@@ -483,6 +523,7 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
         return base_fail(-ENOMEM, "no memory for a worker of a GPU" BASE_MEMORY_HINT);
     memset(k, 0, sizeof *k);
     pthread_mutex_init(&k->lease_lock, NULL);
+    pthread_cond_init(&k->wakes, NULL);
     k->all = all;
     k->q = q;
     k->config = c;
@@ -542,12 +583,12 @@ int weft_gpu_worker_close(weft_gpu_worker *k)
 
 int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes)
 {
-    weft_gpu_worker_stats stats = {
-        .claimed = atomic_load_explicit(&k->claimed, memory_order_relaxed),
-        .done = atomic_load_explicit(&k->completed, memory_order_relaxed),
-        .refused = atomic_load_explicit(&k->refused, memory_order_relaxed),
-        .taken_back = atomic_load_explicit(&k->taken_back, memory_order_relaxed),
-    };
+    weft_gpu_worker_stats stats = {0};
+    /* acquire: a task that is done was counted in `claimed` before; so `claimed` is read last */
+    stats.done = atomic_load_explicit(&k->completed, memory_order_acquire);
+    stats.refused = atomic_load_explicit(&k->refused, memory_order_relaxed);
+    stats.taken_back = atomic_load_explicit(&k->taken_back, memory_order_acquire);
+    stats.claimed = atomic_load_explicit(&k->claimed, memory_order_relaxed);
     base_give_struct(out, bytes, &stats, sizeof stats);
     return 0;
 }

@@ -39,6 +39,8 @@ struct weft_gpu_worker {
     void *own; /* memory that only kernels write */
     pthread_t thread, second;
     pthread_mutex_t lease_lock;
+    pthread_cond_t wakes;  /* with lease_lock: the second thread is to look for tasks */
+    _Atomic bool sleeps;   /* the second thread waits, because there are no tasks */
     _Atomic int64_t until; /* the latest time at which the first thread ends; INT64_MAX: the worker is not being closed */
     _Atomic bool over;     /* the second thread ends */
 
@@ -49,7 +51,7 @@ struct weft_gpu_worker {
     /* Written by the second thread. */
     _Alignas(BASE_CACHE_LINE) uint64_t done_head;
     _Atomic uint64_t completed, refused;
-    _Atomic uint64_t done_reached; /* all tasks before this number are known to be taken, because blocks have done one behind them */
+    _Atomic uint64_t done_reached; /* blocks are known to have taken all tasks before this number, because a block has done a later task */
 
     /* Used by the first thread. */
     _Alignas(BASE_CACHE_LINE) uint64_t next; /* number of the next task to put into the ring */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The owner's side of nodes that are apart: nodes on other hosts (job.h). The launcher has started all nodes, the owner included, and its
+ * The owner's side of nodes on other hosts; job.h calls such nodes apart. The launcher has started all nodes, the owner included, and its
  * environment variables tell them how to join. The owner sends each node the address of the job's description (order.h). From then on it
  * works with them by the queue, by addresses of the cluster, and by messages.
  *

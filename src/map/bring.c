@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Fetches the bytes of a piece that only another node can read: from that node's pool, or by requests (struct map_ask), which its carriers
- * answer (carry.c). They go into this node's pool or, if it has no room for the piece, into its spill file.
+ * answer (carry.c). The bytes go into this node's pool or, if the pool has no room for the piece, into this node's spill file.
  */
 #include "map/job.h"
 

@@ -29,7 +29,7 @@ int map_homes_serve(void)
 {
     /* Commands do not get these environment variables: the environment for commands has been saved before. */
     if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1))
-        return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory to set environment variables" BASE_MEMORY_HINT);
     return 0;
 }
 
@@ -147,7 +147,7 @@ int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask 
     int rc = show_open(job, shown, ask->input);
     if (!rc)
         rc = weft_file_map(shown->f, ask->offset, view, job->renew_ns);
-    if (!rc && view->bytes < ask->len) { /* these are bytes of two pieces of the cache, or the file has fewer */
+    if (!rc && view->bytes < ask->len) { /* the bytes are in two pieces of the cache, or the file has fewer bytes */
         weft_file_unmap(shown->f, view);
         return -ENODATA;
     }

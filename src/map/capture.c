@@ -200,8 +200,8 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
         if (rc)
             return rc;
     }
-    /* Release: pairs with on_release(). The owner's messages order the two as well, but the owner may be another process, and then tools
-       such as the thread sanitizer cannot see that. */
+    /* Release: pairs with on_release(). The owner's messages order this store before on_release() as well, but the owner may be another
+     * process, and then tools such as the thread sanitizer cannot see that. */
     atomic_fetch_add_explicit(&c->job->stored, 1, memory_order_release);
     /* The captured parts belong to the outcome now. */
     c->given = c->count;

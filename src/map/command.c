@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FULL_MS 2 /* ms until memory is looked for again */
+#define FULL_MS 2 /* while the pool is full: ms until this thread looks for free memory again */
 
 enum { OUR_IN, OUR_OUT, OUR_ERR, THEIR_IN, THEIR_OUT, THEIR_ERR, PROCESS, FDS };
 

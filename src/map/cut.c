@@ -13,7 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* bytes that are read first, and if these have no separator, next, to find the end of a piece; from then on MAP_STEP_BYTES */
+/* To find the end of a piece, CUT_FIRST bytes are read first. While there is no separator, CUT_SECOND follow, then MAP_STEP_BYTES each
+ * time. */
 #define CUT_FIRST  512u
 #define CUT_SECOND 4096u
 _Static_assert(CUT_SECOND < MAP_STEP_BYTES, "the window has room for MAP_STEP_BYTES");

@@ -21,8 +21,9 @@ _Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "the pool's size is c
 
 struct coming {             /* a piece that is being fetched */
     struct map_outcome *oc; /* the outcome as the node wrote it; its parts are addresses in that node's memory */
-    struct map_part *home;  /* the same parts as stored here: [parts] used of [room]. Grows as parts arrive, since the count that a node
-                               states cannot be trusted */
+    /* Where the same parts are at this node: `parts` entries, with memory for `room`. The list grows as parts arrive, because the count
+     * that the node states cannot be trusted. */
+    struct map_part *home;
     uint32_t parts, room;
     bool planned;   /* the outcome has arrived, and its parts are being fetched */
     uint32_t part;  /* index in `oc` of the part to fetch next */

@@ -71,14 +71,14 @@
 #define MAP_HANDLER_RELEASE 1u /* from the owner: free the buffers at these addresses */
 #define MAP_HANDLER_ORDER   2u /* from the owner: address and length of the job's description (order.h) */
 #define MAP_HANDLER_ASK     3u /* struct map_ask */
-#define MAP_HANDLER_PRINTS  4u /* from the owner: whether it is printing; replaces the board's `printing` on nodes that are apart */
+#define MAP_HANDLER_PRINTS  4u /* from the owner: whether it is printing; replaces the board's `printing` on nodes of other hosts */
 
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
     const char *name;
     const char *path;     /* path of the file at its home: `name` without HOST: */
-    uint32_t home;        /* the node that has the file; not the owner only if the nodes are apart */
-    bool cached;          /* nodes that are apart read the file through the file service of its home */
+    uint32_t home;        /* the node that has the file; not the owner only if the nodes are on several hosts */
+    bool cached;          /* nodes on other hosts than the home read the file through the file service of its home */
     int fd;               /* -1: map_input_fd() opens it when it is needed */
     bool stream;          /* can only be read from front to back */
     uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
@@ -128,7 +128,7 @@ size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len,
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
 struct map_scratch {
-    int fd; /* the scratch file; -1: it could not be created, for the reason in `error`. Shared by all nodes, unless they are apart */
+    int fd; /* the scratch file; -1: it could not be created, for the reason in `error`. Shared by all nodes of a host */
     int error;
     char directory[256];
 };
@@ -141,8 +141,8 @@ int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
 #define MAP_SCRATCH_ALIGN 4096u /* dropped ranges must start and end at a block of the file system */
 
-/* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node that is apart shares a board
- * only with its guardian, and that board has only its own lines --- */
+/* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node on another host than the
+ * owner shares a board only with its guardian, and that board has only its own lines --- */
 enum map_gpu {
     MAP_GPU_FINE,    /* the GPU works, or the node uses none */
     MAP_GPU_FAILING, /* the GPU has failed, and the reason is being written */
@@ -189,12 +189,12 @@ int map_forks_start(struct map_job *job);  /* start the nodes, and join the clus
 void map_forks_check(struct map_job *job); /* kill the commands of nodes that have ended, and report these nodes on stderr */
 void map_forks_wait(struct map_job *job);  /* at the end of the job: wait for the nodes, which leave by themselves */
 
-/* --- guardian.c: the process that kills the commands of a node that is apart when the node has ended --- */
+/* --- guardian.c: the process that kills the commands of a node on another host when the node has ended --- */
 /* Call this before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
 int map_guardian_start(struct map_job *job, size_t lines);
 void map_guardian_end(struct map_job *job);
 
-/* --- tally.c: what a node that is apart has done --- */
+/* --- tally.c: what a node on another host has done --- */
 struct map_tally { /* counts that the node writes, in the owner's pool */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
     uint64_t gpu_failed; /* 0 or 1 */
@@ -205,7 +205,7 @@ struct map_telling { /* the node's side: the copy that the node sends */
     weft_op op;
     bool sent;
 };
-void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
+void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node on the owner's host */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
 /* Tells whether the owner waits for an answer from the node, and that answer may be lost. `cut`: the node has no route now. */
@@ -220,7 +220,9 @@ void map_apart_free(struct map_job *job);
 
 /* --- carry.c: bytes that only another node can read: input files, and its spool and spill files --- */
 enum map_ask_what { MAP_ASK_FILE, MAP_ASK_SPOOL, MAP_ASK_SPILL, MAP_ASK_DROP };
-struct map_ask { /* asks to put `len` bytes to `to`, then to add to `word`: 1, plus an errno, if any, in the upper 32 bits */
+/* Asks the carrier to put `len` bytes to `to`. Afterwards the carrier adds 1 to `word` if all bytes are there; else it adds 1 plus the
+ * errno shifted left by 32 bits. */
+struct map_ask {
     uint32_t what, input;
     uint64_t file;        /* for MAP_ASK_FILE: which file it must be (map_identity()); 0: the one that this node has seen */
     uint64_t offset, len; /* at most MAP_ASK_BYTES; any length for MAP_ASK_DROP, which frees this range of the spill file */
@@ -419,7 +421,7 @@ void map_gpu_report(struct map_job *job);  /* owner only: say which nodes do wit
 /* --- emit.c: the output --- */
 struct map_emit {
     int fd;
-    const char *name;     /* for messages */
+    const char *name;     /* for error messages */
     char *final_path;     /* NULL: written directly */
     char *temporary_path; /* NULL: the file has no name yet */
     bool exists;          /* a file existed at final_path before the job */

@@ -71,7 +71,7 @@ static void on_owner_signal(int sig)
 
 /* --- Ctrl-Z. The terminal signals only our process group, and commands have groups of their own; so the handler stops and continues them.
  * Of the nodes only the owner stops. The others read on the board that they must start nothing, and they can still end if the owner is
- * killed. Nodes that are apart get both signals from the launcher: the launcher stops, and none of these nodes does. --- */
+ * killed. Nodes on other hosts get both signals from the launcher: the launcher stops, and none of these nodes does. --- */
 static struct map_job *stoppable;
 
 static void signal_commands(struct map_job *job, int sig)

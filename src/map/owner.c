@@ -159,8 +159,8 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
     return rc;
 }
 
-/* Record whether the owner is printing. While it is, nodes may leave output in pipes, since memory comes free by itself. Nodes that are
- * apart are not told of short pauses. */
+/* Record whether the owner is printing. While it is, nodes may leave output in pipes, since memory comes free by itself. Nodes on other
+ * hosts are not told of short pauses. */
 static void set_printing(struct map_owner *o, bool printing)
 {
     struct map_job *job = o->job;

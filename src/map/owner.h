@@ -25,13 +25,13 @@ struct record { /* a piece that is submitted and not finished */
 struct map_owner {
     struct map_job *job;
     struct record window[MAP_WINDOW]; /* by number % MAP_WINDOW */
-    _Atomic uint64_t *given;          /* [MAP_WINDOW], in the owner's pool: how many times each piece was passed on */
+    _Atomic uint64_t *given;          /* [MAP_WINDOW], in the owner's pool: how many times each piece was passed on to another node */
     void *fold_state;
     uint8_t *fold_input;
     size_t fold_room;
     weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* addresses to release at one node, not sent yet */
     uint32_t release_count, release_node;
-    bool told; /* nodes that are apart have been told that the owner is printing */
+    bool told; /* nodes on other hosts have been told that the owner is printing */
     int64_t printed_ns;
     struct home *home; /* home.c */
     uint64_t held;     /* sum of `held` over all records */

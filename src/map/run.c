@@ -171,7 +171,7 @@ static int job_prepare(struct map_job *job)
     int rc = prepare_kernel(job);
     if (rc)
         return rc;
-    /* A node for each GPU: several processes on one would take turns there. */
+    /* A node for each GPU: several processes on one GPU would take turns. */
     job->nodes = o->nodes ? o->nodes : job->gpus ? job->gpus : cpus < 2 ? 2 : cpus > 4 ? 4 : cpus;
     uint32_t share = o->apart && !o->emulated ? 1 : job->nodes;
     job->slots = o->slots ? o->slots : cpus > share ? cpus / share : 1;

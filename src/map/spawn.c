@@ -41,7 +41,7 @@ int map_environment_save(bool apart)
         count++;
     char **kept = calloc(count + 1, sizeof *kept);
     if (!kept)
-        return base_fail(-ENOMEM, "no memory for the environment" BASE_MEMORY_HINT);
+        return base_fail(-ENOMEM, "no memory for the environment variables of the commands" BASE_MEMORY_HINT);
     for (size_t i = 0; i < count; i++) {
         const char *was = outer_value(environ[i]);
         bool hidden = was && !strchr(was, '=')[1];

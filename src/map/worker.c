@@ -37,7 +37,7 @@ static char **fill_arguments(const struct map_job *job, const struct map_piece *
     } marks[] = {{"{#}", "", NULL}, {"{file}", "", NULL}, {"{offset}", "", NULL}, {"{length}", "", NULL}, {"{node}", "", NULL}};
     snprintf(marks[0].text, 24, "%" PRIu64, piece->number + 1);
     marks[1].value =
-        job->inputs ? job->inputs[piece->input].name : ""; /* a node that is apart has the names only if an argument needs them */
+        job->inputs ? job->inputs[piece->input].name : ""; /* a node on another host has the names only if an argument needs them */
     snprintf(marks[2].text, 24, "%" PRIu64, piece->offset);
     snprintf(marks[3].text, 24, "%" PRIu64, piece->length);
     snprintf(marks[4].text, 24, "%" PRIu32, job->rank);
@@ -227,7 +227,7 @@ static void note_choice(struct map_job *job, bool found)
     uint32_t misses = atomic_load_explicit(&job->misses, memory_order_relaxed);
     if (found) {
         atomic_store_explicit(&job->misses, 0, memory_order_relaxed);
-    } else if (misses == 0 || now >= job->look_ns) { /* several slots that miss at the same time count once */
+    } else if (misses == 0 || now >= job->look_ns) { /* several slots that get no suitable piece at the same time count once */
         job->look_ns = now + (WEFT_MS << (misses < MISSES_MAX ? misses : MISSES_MAX));
         atomic_store_explicit(&job->misses, misses + 1, memory_order_relaxed);
     }
@@ -276,7 +276,8 @@ static bool is_here(const struct map_job *job, const struct map_piece *piece)
     return !map_is_apart(job);
 }
 
-/* Over tb, the route to the piece's home can end and come back, and a request or its answer may then be lost. A get tells of that. */
+/* Over tb, the route to the piece's home can end and come back, and a request or its answer may then be lost. A get then ends with an
+ * error. */
 static bool loses_requests(const struct map_job *job, const struct map_piece *piece)
 {
     weft_link_stats s;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft_open() and weft_close(): open the parts of a node in the order of their floors, the lowest
- * (shared memory, the fabric) first; and close them in the opposite order.
+ * weft_open() and weft_close(): open the parts of a node in the order of their layers, the lowest (shared memory, the fabric) first; and
+ * close them in the opposite order.
  */
 #include <stddef.h>
 #include <stdio.h>

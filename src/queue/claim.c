@@ -25,7 +25,9 @@ static int claim_from(struct weft_queue *q, struct queue_view *v, weft_lease *ou
         out[i].private_[CLAIM_ID] = c->id;
         out[i].private_[CLAIM_SUBMITTER] = c->submitter;
     }
-    return n < 0 ? 0 : n; /* a shard that returns an error counts as empty: when its home dies, the submitters place its tasks again */
+    return n < 0
+               ? 0
+               : n; /* a shard that returns an error counts as empty: when its node dies, the submitters place its tasks in other shards */
 }
 
 /* Claim tasks that are ready now, without waiting for more. `deadline`: when the caller's call ends. */
@@ -138,15 +140,15 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-/* Send completions to their submitter. False: the submitter has died or left, and the homes of its tasks free the slots. */
+/* Send completions to their submitter. False: the submitter has died or left, and the nodes that have its tasks free the slots. */
 static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
     if (node == q->w->rank) {
         if (incarnation == q->incarnation)
             queue_accept(q, node, dones, count);
-        return true; /* this node has no view of the submitter's queue because the submitter has closed it: the homes learn of that, and
-                        free the slots */
+        return true; /* if the incarnations differ, this node has closed the queue since it submitted these tasks, and has opened it again:
+                        the nodes that have the tasks learn of the close, and free the slots */
     }
     if (queue_send(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones) == 0)
         return true;

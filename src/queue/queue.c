@@ -145,7 +145,7 @@ void queue_set_force(weft_queue *q, uint32_t force)
     atomic_store_explicit(&q->force, force, memory_order_relaxed);
     for (uint32_t i = 0; i < q->w->size; i++) {
         struct queue_view *v = queue_view_of(q, i);
-        if (v && v != q->own && (force & QUEUE_REMOTE)) {
+        if (v && v != q->own && (force & QUEUE_REMOTE) && (v->shard.tried || queue_view_tried(v, NULL))) {
             v->shard.mem = NULL; /* safe: tests call this before the queue is used, so no other thread reads it */
             atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
         }

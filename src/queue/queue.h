@@ -52,7 +52,8 @@
            the fetch only costs time */
 #define QUEUE_SLOTS    4096u
 #define QUEUE_LEASE_NS (60 * WEFT_SECOND)
-#define CLAIM_FIRST_NS WEFT_MS /* a claimer that waits looks again after this time, and then after twice as long each time, at most: */
+#define CLAIM_FIRST_NS \
+    WEFT_MS /* a claimer that waits looks again after this time, and then after twice as long each time, at most CLAIM_SLICE_NS */
 #define CLAIM_SLICE_NS (10 * WEFT_MS)
 /* How long a call waits for the answer of one node. QUEUE_LOOK_NS: a call with time-out 0. QUEUE_ANSWER_NS: any other call; it does not
  * spend more on one silent node, since another may have what it needs. */
@@ -70,6 +71,8 @@ struct queue_view {
     _Atomic uint32_t attempts;    /* number of attempts to take a slot */
     _Atomic int64_t silent_until; /* the node did not answer: until this time other nodes are asked first; 0: the node answers. Only a hint,
                                      so relaxed */
+    uint32_t tried_room;          /* length of shard.tried */
+    _Atomic uint64_t *tried_own;  /* shard.tried, if it is not that of an older view */
     uint32_t former;              /* number of older views of the same node, kept until this node closes the queue */
     struct queue_view *retired;
 };
@@ -120,7 +123,7 @@ struct weft_queue {
     base_spin unsent_lock;
     struct queue_unsent *unsent;
 
-    /* Home. Used by the progress thread only. */
+    /* For this node's own shard. Used by the progress thread only. */
     _Alignas(BASE_CACHE_LINE) struct slot_watch watch;
     _Atomic uint64_t requeued;
     int64_t next_scan;
@@ -190,6 +193,10 @@ void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q a
 
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
+/* Makes the record of what this node has tried to claim through the fabric, for a view without one. All views of a node share one (`old`),
+ * so that a node that opens the queue again and again takes no more memory. False: no memory. */
+bool queue_view_tried(struct queue_view *v, const struct queue_view *old);
+void queue_view_free(struct queue_view *v); /* no later view of the node may be in use */
 /* The view of a node's shard; NULL if the node has none that is known, or is gone. */
 static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
 {

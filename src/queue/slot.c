@@ -320,6 +320,20 @@ static int look_at(const struct slot_shard *s, struct look *l, uint64_t position
     return 0;
 }
 
+/* Whether this thread may try to claim the READY `word` of a slot through the fabric: only the first thread of this node to read the word
+ * may. No task is lost: if that thread gives its swap up, the home makes claimers look at the slot again. A word up to SLOT_BEHIND versions
+ * older than the one tried last is outdated. Relaxed: no other memory is read depending on the entry. */
+static bool try_once(const struct slot_shard *s, uint32_t slot, uint64_t word)
+{
+    uint64_t seen = atomic_load_explicit(&s->tried[slot], memory_order_relaxed), mine = (uint64_t)s->incarnation << 32 | word >> 32;
+    do {
+        int32_t later = (int32_t)((uint32_t)(seen >> 32) - s->incarnation);
+        if (later > 0 || (later == 0 && (uint32_t)(seen - mine) < SLOT_BEHIND))
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(&s->tried[slot], &seen, mine, memory_order_relaxed, memory_order_relaxed));
+    return true;
+}
+
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half)
 {
     uint64_t head, tail;
@@ -356,6 +370,8 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
         uint64_t ready = word;
         c->word = slot_next(word, user, slot_attempt(word), SLOT_CLAIMED);
         c->slot = (uint32_t)p & (s->slots - 1);
+        if (BASE_UNLIKELY(s->mem == NULL) && !try_once(s, c->slot, word))
+            continue;
         if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): success proves that the fields were not changed while they were copied */
             slot_ask_settle(s, rc, c->slot, ready, c->word, SLOT_READY);
             break;

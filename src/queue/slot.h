@@ -47,6 +47,8 @@
  *   complete, release    makes it ready again: the caller is told that it was refused, so another worker must do the task
  *   renew                nothing: the caller keeps its word, and the next call finds that word or its successor in the slot
  *   free                 frees it: through the fabric the home always does this, since the submitter must not wait
+ * All threads of a node would swap a READY word for the same claimed word. So a node tries each READY word only once through the fabric
+ * (slot_shard.tried): settling a claim that one thread has given up cannot undo the claim of another one.
  */
 #ifndef WEFT_QUEUE_SLOT_H
 #define WEFT_QUEUE_SLOT_H
@@ -56,6 +58,7 @@
 #define SLOT_WORDS      16u /* 128 bytes */
 #define SLOT_TASK_WORDS 8u
 #define SLOT_COUNT_MAX  (UINT32_C(1) << 20)
+#define SLOT_BEHIND     (UINT32_C(1) << 20)
 
 /* Words of the header. Words with different writers are two cache lines apart: processors fetch lines in pairs. */
 enum slot_header {
@@ -149,7 +152,11 @@ struct slot_shard {
     _Atomic uint64_t *mem; /* NULL: through `remote` */
     const struct slot_remote *remote;
     void *arg;
-    uint32_t slots; /* a power of two; 0: the shard has only a header */
+    uint32_t slots;       /* a power of two; 0: the shard has only a header */
+    uint32_t incarnation; /* of the home's queue, for `tried` */
+    /* [slots]; only of a shard that is reached through the fabric: the READY word that this node has last tried to claim, as
+     * incarnation(32) . version(32). Shards of several incarnations may share it. */
+    _Atomic uint64_t *tried;
 };
 
 struct slot_claim {

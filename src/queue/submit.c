@@ -35,7 +35,7 @@ static struct queue_view *submit_choose(struct weft_queue *q, uint32_t avoid)
     return NULL;
 }
 
-/* Place up to SUBMIT_RUN tasks in one shard; returns how many; 0 if the shard is full or its home is going away. */
+/* Place up to SUBMIT_RUN tasks in one shard; returns how many; 0 if the shard is full or its node is gone. */
 static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_task *tasks, uint32_t count, uint64_t *ids)
 {
     struct table *t = &q->table;
@@ -53,7 +53,8 @@ static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_t
     uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
     if (BASE_UNLIKELY(kept < noted)) {
         base_spin_lock(&t->lock);
-        /* Remove the last ones first, so that the first ones stay. Either all are still in the table, or none is. */
+        /* Remove the last ones first, so that the first ones stay. Either all are still in the table, or the shard's node is gone and none
+         * is. */
         for (uint32_t i = noted; i-- > kept;)
             if (!table_remove(t, ids[i], v->node)) {
                 kept = i + 1;
@@ -149,7 +150,7 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     return rc;
 }
 
-/* Ask homes by message to free slots that are reached through the fabric: a handler must not wait for an operation. */
+/* Ask nodes by message to free slots of their shards, which are reached through the fabric: a handler must not wait for an operation. */
 static BASE_COLD void free_elsewhere(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
 {
     struct queue_settle_message at_home[QUEUE_DONES_MAX];
@@ -212,7 +213,7 @@ static bool reap_ready(void *arg)
     return atomic_load_explicit(&q->reapable, memory_order_relaxed) != 0;
 }
 
-/* Print which nodes have claimed the work that this node waits for. Of a shard on another host, print only its home. */
+/* Print which nodes have claimed the work that this node waits for. For a shard on another host, print only the node that has it. */
 static void say_reap(struct weft_queue *q, const struct fab_patience *p)
 {
     bool homes[WEFT_MAX_NUMBERS], in[WEFT_MAX_NUMBERS] = {false};

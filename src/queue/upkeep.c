@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#define SCAN_NS    (50 * WEFT_MS) /* at most, between two checks of a shard's leases */
+#define SCAN_NS    (50 * WEFT_MS) /* the longest time between two checks of a shard's leases */
 #define PENDING_NS (2 * WEFT_MS)  /* between two attempts to place pending tasks */
 
 void queue_free_watch(struct slot_watch *watch)
@@ -22,11 +22,11 @@ void queue_destroy(struct weft_queue *q)
         return;
     for (uint32_t i = 0; q->views && i < q->w->size; i++)
         if (i != q->w->rank)
-            free(atomic_load_explicit(&q->views[i], memory_order_relaxed));
+            queue_view_free(atomic_load_explicit(&q->views[i], memory_order_relaxed));
     while (q->retired) {
         struct queue_view *v = q->retired;
         q->retired = v->retired;
-        free(v);
+        queue_view_free(v);
     }
     queue_drop_unsent(q);
     table_clear(&q->table);

@@ -62,6 +62,17 @@ static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, 
 
 static const struct slot_remote remote_access = {remote_load, remote_store, remote_swap, remote_number, remote_settle};
 
+bool queue_view_tried(struct queue_view *v, const struct queue_view *old)
+{
+    v->shard.tried = old ? old->shard.tried : NULL;
+    v->tried_room = old ? old->tried_room : 0;
+    if (v->shard.slots <= v->tried_room)
+        return true;
+    v->shard.tried = v->tried_own = calloc(v->shard.slots, sizeof *v->tried_own);
+    v->tried_room = v->shard.slots;
+    return v->tried_own;
+}
+
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote)
 {
     struct queue_view *v = calloc(1, sizeof *v);
@@ -74,10 +85,23 @@ struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t
     v->shard.slots = slots;
     v->shard.mem = remote ? NULL : weft_ptr(q->w, at, slot_shard_bytes(slots));
     v->shard.remote = &remote_access;
-    if (!v->shard.mem)
-        atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
+    v->shard.incarnation = incarnation;
     v->shard.arg = v;
+    if (!v->shard.mem) {
+        if (!queue_view_tried(v, atomic_load_explicit(&q->views[node], memory_order_relaxed))) {
+            queue_view_free(v);
+            return NULL;
+        }
+        atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
+    }
     return v;
+}
+
+void queue_view_free(struct queue_view *v)
+{
+    if (v)
+        free((void *)v->tried_own);
+    free(v);
 }
 
 struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, uint32_t *index)

@@ -3,9 +3,9 @@
  * Barrier by dissemination: in round k each node signals the node 2^k places after it, and waits for the signal of the node 2^k places
  * before it. After log2(n) rounds each node has heard, directly or through others, of every other node.
  *
- * Every node has one line of words in its pool for each node that may signal it, written by that node alone. A signal is a word that holds
- * the set of nodes for which the barrier is, and how many barriers that set has had. For a given pair of nodes only one round has their
- * distance, so one word is enough for all rounds. A fast node that is one barrier ahead only raises this word.
+ * Every node has one cache line of words in its pool for each node that may signal it; only that other node writes the line. A signal is a
+ * word that holds the set of nodes for which the barrier is, and how many barriers that set has had. For a given pair of nodes only one
+ * round has their distance, so one word is enough for all rounds. A fast node that is one barrier ahead only raises this word.
  *
  * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal for the old set stays
  * readable, since other nodes may still be in that barrier. No node waits for a signal that will not arrive. A node that cannot finish a
@@ -49,7 +49,8 @@ static inline int write_word(struct weft_node *w, uint32_t node, uint32_t word, 
     return fab_system_set(w, node, sync_barrier_offset(w->rank) + 8 * word, value, true);
 }
 
-/* Tell all other nodes with which set this node has begun. A node may have no room for it now: a stopped one does not empty its queues. */
+/* Tell all other nodes with which set this node has begun. There may be no room for the message to a node now: a stopped node does not
+ * empty its queues. */
 static int tell_newest(struct weft_node *w, struct sync *s)
 {
     int first = 0;

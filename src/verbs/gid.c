@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which entry of a port's GID table to use. It is the address and, as sgid_index, the source of every queue pair: both must be the same
- * entry. A GID that was never set, or belongs to another port, fails only when a queue pair is connected.
+ * Which entry of a port's GID table to use. The entry's GID is the address that is sent to the peer, and its index is the sgid_index of
+ * every queue pair: both must be of the same entry. A GID that was never set, or belongs to another port, fails only when a queue pair is
+ * connected.
  */
 #include <arpa/inet.h>
 #include <stdio.h>

@@ -10,8 +10,8 @@
 
 #include "verbs/guard.h"
 
-#define GUARD_PATIENCE (10 * WEFT_SECOND) /* how long to wait for the answer to a call ... */
-/* ... and to a call that may wait for a peer or register much memory. The death of the guard is noticed at once. */
+#define GUARD_PATIENCE (10 * WEFT_SECOND) /* how long to wait for the answer to a call; the death of the guard is noticed at once */
+/* The same for a call that may take long, because it waits for a peer or registers much memory. */
 #define GUARD_SLOW (60 * WEFT_SECOND)
 
 struct guard_device {

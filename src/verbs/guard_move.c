@@ -23,7 +23,7 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
         if (c->watched >> i & 1 && g->lib->query_port(c->real, (uint8_t)(i + 1), &attr) == 0 && attr.state == IBV_PORT_ACTIVE)
             up |= 1u << i;
     }
-    /* After a port went down, the guard only destroys its queue pairs: memory that the provider uses for them may have been freed with the
+    /* After a port went down, the guard only destroys its queue pairs: memory that the driver uses for them may have been freed with the
      * cable. Until they are destroyed, the program sees the port as down even if it is up again, so it cannot miss the change. */
     for (uint32_t i = 0; was & ~up && i < g->table[PAIR].top; i++) {
         struct pair *p = guard_find(g, PAIR, i);

@@ -20,8 +20,8 @@
 
 #define SPIN   (20 * WEFT_US)
 #define READS  WEFT_SECOND   /* how long a program may take to read an answer, or to send the rest of a call */
-#define LOOK   (5 * WEFT_MS) /* how often the guard reads the port states while data moves ... */
-#define NAP_MS 20            /* ... and while none moves */
+#define LOOK   (5 * WEFT_MS) /* how often the guard reads the port states while data moves */
+#define NAP_MS 20            /* the same while none moves, in ms */
 
 /* Serves one call, if one has arrived. False: the program has ended, or has sent something invalid. */
 static bool serve_one(struct guard *g, bool *some)

@@ -63,7 +63,8 @@ struct pair {
 
 enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
 
-/* A device, opened for all programs together. A driver may take long to open or close one: that holds up only who needs this device. */
+/* A device, opened for all programs together. A driver may take long to open or close one: meanwhile, only programs that need this device
+ * wait. */
 struct shared_device {
     pthread_mutex_t lock; /* protects the fields below; held during calls to open and close the device, never while waiting for a program */
     struct ibv_context *real;

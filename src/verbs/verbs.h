@@ -29,7 +29,7 @@ struct verbs_library {
     int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
     int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills in the older, smaller structure */
     int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
-    /* _ibv_query_gid_ex: the kind of an entry. NULL: this library does not say. */
+    /* _ibv_query_gid_ex, which tells the kind of a GID entry (enum verbs_gid_kind). NULL: the library does not have it. */
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
                         size_t entry_size);
     struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
@@ -63,8 +63,8 @@ int verbs_load(const struct verbs_library **out);
  * Thunderbolt device uses macOS's numbers, even if it is simulated on another system (`thunderbolt`). `returned` 0: only errno counts (the
  * verb returned NULL). `raw` (may be NULL): the number before the conversion, for messages. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
-/* ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions, ..." for an error; "" if the library does not know it.
- */
+/* The end of an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions". "": the library
+ * does not know who has objects of the device. */
 const char *verbs_holders(const struct verbs_library *lib, struct ibv_context *context, char *out, size_t len);
 
 /* --- traits.c --- */
@@ -154,8 +154,8 @@ bool verbs_port_up(struct verbs_device *d); /* asks the device now; a device tha
    NULL allowed. */
 void verbs_device_close(struct verbs_device *d);
 
-/* --- guard.c: devices that a process of its own, the guard, owns and frees, whatever happens to this process --- Such devices offer UC and
-   RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
+/* --- guard.c: devices that a process of its own, the guard, owns and frees, whatever happens to this process --- */
+/* Such devices offer UC and RC queue pairs, sends of one element, and completion queues with a channel, one channel for each queue. */
 struct verbs_guard;
 /* Start or join a guard. `command`: the command weft, looked up in PATH. `path` (NULL or "": none): the Unix socket of a guard of several
  * programs of this user. If no guard listens there, one is started, unless `command` is "". Programs with the same guard share the regions
@@ -228,7 +228,7 @@ struct verbs_address {
     uint32_t qpn, psn;
     uint16_t lid;
     uint8_t mtu, rd_atomic, global, port, gid_index, reserved;
-    char device[32]; /* for messages */
+    char device[32]; /* for error messages */
 };
 struct verbs_qp {
     struct verbs_device *device;

@@ -271,6 +271,16 @@ static bool comes_ahead(const weft_file *f, uint64_t index)
     return false;
 }
 
+/* How many leases there are of the only file. */
+static uint32_t leases_of(weft_node *w)
+{
+    weft_file_cached c;
+    uint64_t next = 0;
+    OK(weft_file_list(w, 0, &c, sizeof c, &next, DEFAULT_TIME));
+    CHECK(next == 0);
+    return c.leases;
+}
+
 static void mapped_in_order(weft_node *w, void *arg)
 {
     (void)arg;
@@ -290,6 +300,7 @@ static void mapped_in_order(weft_node *w, void *arg)
                 weft_file_unmap(f, &v);
         }
         CHECK(cache_of(w).given_bytes == BYTES);
+        CHECK(leases_of(w) == 0); /* also those of the last pieces, after which nothing is requested */
         OK(weft_pool_stat(w, &s, sizeof s));
         CHECK(s.file_bytes <= (FILE_SLOTS + 1) * PIECE);
         struct map_thread t[2] = {{f, 0}, {f, 1}};
@@ -320,6 +331,53 @@ static void test_mapped_in_order(void **state)
     (void)state;
     write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
     assert_int_equal(nodes_failed_with(2, mapped_in_order, NULL, HOSTS), 0);
+}
+
+/* Node 1 has memory for three mapped pieces. What it has requested in advance beyond these, it gives back: node 2 does not wait for it. */
+static void mapped_without_room(weft_node *w, void *arg)
+{
+    struct hosts_board *b = arg;
+    static weft_gaddr all[256];
+    weft_file_view v;
+    unsigned n = 0;
+    be_patient(w);
+    if (weft_rank(w) == 0) {
+        wait_for(&b->done, 2);
+        return;
+    }
+    weft_file *f = open_together(w, b);
+    if (weft_rank(w) == 1) {
+        while (n < 256 && weft_alloc(w, PIECE, &all[n]) == 0)
+            n++;
+        for (unsigned i = 1; i <= 3; i++)
+            weft_free(w, all[n - i]);
+        for (uint64_t i = 0; i < 2; i++)
+            OK(weft_file_map(f, i * PIECE, &v, DEFAULT_TIME));
+        for (unsigned i = 0; i < FILE_SLOTS; i++) {
+            CHECK(i > 0 || comes_ahead(f, 3));
+            OK(fab_wait(w, file_slot_settled, &f->maps_far.slot[i], now_ns() + patience_ns(20)));
+        }
+        OK(weft_file_map(f, 2 * PIECE, &v, DEFAULT_TIME));
+        CHECK(!comes_ahead(f, 3));
+        (void)cache_of(w); /* the answer shows that the gateway has been told */
+        atomic_store(&b->half, 1);
+    } else {
+        wait_for(&b->half, 1);
+        static uint8_t some[WEFT_FILE_PIECE];
+        size_t got;
+        OK(weft_file_read(f, some, PIECE, 3 * PIECE, &got, patience_ns(20)));
+        CHECK(got == PIECE && right(some, SEED, 3 * PIECE, got));
+    }
+    atomic_fetch_add(&b->done, 1);
+    wait_for(&b->done, 2);
+    OK(weft_file_close(f));
+}
+
+static void test_mapped_without_room(void **state)
+{
+    (void)state;
+    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(3, mapped_without_room, shared_words(sizeof(struct hosts_board)), HOSTS), 0);
 }
 
 /* --- a full disk --- */
@@ -502,8 +560,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_overwritten),     TEST(test_memory),    TEST(test_full_pool),
-                                       TEST(test_no_room),         TEST(test_cramped),   TEST(test_mapped),
-                                       TEST(test_mapped_in_order), TEST(test_full_disk), TEST(test_lies)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_overwritten), TEST(test_memory),          TEST(test_full_pool),           TEST(test_no_room),   TEST(test_cramped),
+        TEST(test_mapped),      TEST(test_mapped_in_order), TEST(test_mapped_without_room), TEST(test_full_disk), TEST(test_lies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

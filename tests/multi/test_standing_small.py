@@ -171,14 +171,32 @@ class Small(Up, Both):
         os.close(out)
         os.close(reads)
 
+    def test_long_environment(self):
+        """If the environment leaves no room for the arguments of the handing over, the whole command runs the job from its start."""
+        words = ["--on", "1", "--", "sh", "-c", "sleep 0.3; echo x"]
+        most = 128 << 10  # of a stack of 512 KiB, the kernel gives arguments and environment a quarter
+
+        def run(pad):
+            try:
+                return self.one(WEFT, words, env={**self.env, "PAD": "x" * pad},
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (512 << 10, resource.getrlimit(resource.RLIMIT_STACK)[1])))
+            except OSError:
+                return None
+        low, high = 0, most  # it starts with `low` bytes more, and not with `high`
+        while high - low > 1:
+            low, high = ((low + high) // 2, high) if run((low + high) // 2) else (low, (low + high) // 2)
+        more = len(WHOLE) - len(WEFT) + 8
+        self.assertEqual(run(low - more), (0, [b"x\n"], []))
+
     def test_connected(self):
         """The option by which a connection is handed over is refused to others."""
-        for value, status in (("x", 2), ("3", 2), ("3:300", 2), ("0:0", 2), ("99:0", 255)):
+        for value, status in (("x", 2), ("3", 2), ("3:0", 2), ("3:300:0", 2), ("3:0:-1", 2), ("3:0:9999999", 2), ("3:0:0:0", 2), ("0:0:0", 2),
+                              ("99:0:0", 255)):
             p = self.one(WEFT, ["--connected", value, "--", "true"])
             self.assertEqual(p[0], status)
             self.assertIn(b"leave it out", b"".join(p[2]))
         a, b = socket.socketpair()
-        p = self.one(WEFT, ["--connected", f"{a.fileno()}:0", "--detach", "--", "true"], pass_fds=[a.fileno()])
+        p = self.one(WEFT, ["--connected", f"{a.fileno()}:0:0", "--detach", "--", "true"], pass_fds=[a.fileno()])
         self.assertEqual(p[0], 2)
         a.close()
         b.close()
@@ -259,6 +277,27 @@ class Frames(Both):
                 p.communicate(timeout=LIMIT)
             return p.returncode == -signal.SIGINT  # 3: the whole command has taken over before
         until("it ends by the signal", once)
+
+    def test_a_part_is_written(self):
+        """Of output of which the small command could write only a part, the whole one writes the rest."""
+        folder = tempfile.mkdtemp(dir=self.tmp.name)
+        weft = shutil.copy(WEFT, os.path.join(folder, "weft"))
+        os.mkdir(os.path.join(folder, "whole"))
+        with open(os.path.join(folder, "whole", "weft"), "w", encoding="ascii") as f:  # there is room again
+            f.write(f"#!/bin/sh\nulimit -S -f unlimited\nexec {WHOLE} \"$@\"\n")
+        os.chmod(f.name, 0o755)
+        out = os.path.join(folder, "out")
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        for lines, text in ((False, b"one" * 30), (True, b"two\nthree\n" * 9)):
+            frames = frame(STARTED, 1, 77, b"a") + (frame(STARTED, 2, 78, b"b") if lines else b"") + frame(OUT, 1, 1, b"0\n") + frame(OUT, 1, 1, text)
+            node = threading.Thread(target=self.serve, args=[[frames + frame(OUT, 1, 1, b"1\n") + frame(ENDED, 1, 3) + frame(DONE, NOBODY_MORE, 1)]])
+            node.start()
+            with open(out, "wb") as f:
+                got = self.one(weft, ["--on", "1,2" if lines else "1", "true"], stdout=f,
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard)))
+            node.join()
+            with open(out, "rb") as f:
+                self.assertEqual((got[0], got[2], f.read()), (3, [], b"0\n" + text + b"1\n"))
 
     def test_random(self):
         """Any bytes: never a crash, and the same status."""

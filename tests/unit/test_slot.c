@@ -156,7 +156,8 @@ static void test_few_round_trips(void **state)
     enum { SLOTS = 128, USED = 100 };
     struct far f = {.home = make(SLOTS)};
     const struct slot_remote access = {.load = far_load, .swap = far_swap};
-    const struct slot_shard there = {.slots = SLOTS, .remote = &access, .arg = &f};
+    static _Atomic uint64_t tried[SLOTS];
+    const struct slot_shard there = {.slots = SLOTS, .remote = &access, .arg = &f, .incarnation = 1, .tried = tried};
     static struct slot_claim c[USED];
     uint64_t done;
     for (uint32_t round = 0; round < 2; round++) {

@@ -26,10 +26,11 @@ struct pending {
 
 static struct world {
     uint64_t seed, order;
-    struct slot_shard home, remote;
+    struct slot_shard home, remote[NODES]; /* [node] */
+    _Atomic uint64_t tried[NODES][SLOTS];
     struct pending pending[PENDING];
     uint32_t numbers, pendings, lost; /* lost: how many answers of 1000 are lost */
-    bool settles;
+    bool settles, held, lose_swap;    /* held: operations under way stay so; lose_swap: all answers to swaps are lost */
     uint8_t submitted[TASKS], completed[TASKS];
 } world;
 
@@ -79,7 +80,7 @@ static struct pending *later(void)
 /* False: the answer of the operation is lost. */
 static bool answered(void)
 {
-    while (world.pendings && (drawn(3) == 0 || world.pendings > PENDING / 2))
+    while (world.pendings && !world.held && (drawn(3) == 0 || world.pendings > PENDING / 2))
         some_pending();
     return drawn(1000) >= world.lost;
 }
@@ -114,7 +115,7 @@ static int remote_store(void *arg, uint32_t word, const uint64_t *in, uint32_t c
 static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old)
 {
     (void)arg;
-    if (answered()) {
+    if (answered() && !world.lose_swap) {
         *old = expected;
         atomic_compare_exchange_strong(&world.home.mem[word], old, desired);
         return 0;
@@ -124,7 +125,7 @@ static int remote_swap(void *arg, uint32_t word, uint64_t expected, uint64_t des
     p->word = word;
     p->expected = expected;
     p->desired = desired;
-    if (drawn(2))
+    if (!world.held && drawn(2))
         do_pending(world.pendings - 1);
     return drawn(2) ? -ETIMEDOUT : -ECONNABORTED;
 }
@@ -148,35 +149,48 @@ static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, 
 
 static const struct slot_remote lossy = {remote_load, remote_store, remote_swap, remote_number, remote_settle};
 
+static uint64_t word_of(uint32_t slot)
+{
+    return atomic_load(&world.home.mem[SLOT_HEADER_WORDS + slot * SLOT_WORDS]);
+}
+
 /* Does a few steps of a worker: claims, perhaps renews or releases, completes, and tells the submitter, which frees the slot. */
 static void act_as_worker(uint32_t node)
 {
     struct slot_claim c[3];
+    struct slot_shard *remote = &world.remote[node];
     uint64_t done;
-    int n = slot_claim(&world.remote, slot_user(node, 1), NODES, c, 1 + drawn(3), drawn(2));
+    int n = slot_claim(remote, slot_user(node, 1), NODES, c, 1 + drawn(3), drawn(2));
     for (int i = 0; i < n; i++) {
         assert_int_equal(c[i].task[0], c[i].id);
-        assert_true(world.submitted[c[i].id] == 1); /* only submitted tasks run */
+        assert_true(world.submitted[c[i].id] == 1);      /* only submitted tasks run */
+        assert_int_equal(word_of(c[i].slot), c[i].word); /* a claim stays until its owner changes it: no lease ends here */
         while (drawn(3) == 0)
-            slot_renew(&world.remote, c[i].slot, c[i].word, &c[i].word);
+            slot_renew(remote, c[i].slot, c[i].word, &c[i].word);
         if (drawn(8) == 0) {
-            slot_release(&world.remote, c[i].slot, c[i].word);
+            slot_release(remote, c[i].slot, c[i].word);
             continue;
         }
-        if (slot_complete(&world.remote, c[i].slot, c[i].word, &done))
+        if (slot_complete(remote, c[i].slot, c[i].word, &done))
             continue;
         assert_int_equal(world.completed[c[i].id]++, 0); /* a completion is accepted only once */
-        slot_free(&world.remote, c[i].slot, done);
+        slot_free(remote, c[i].slot, done);
     }
+}
+
+static void make_world(uint64_t seed, bool settles)
+{
+    world = (struct world){.seed = seed, .settles = settles, .lost = seed % 2 ? 30 : 200};
+    world.home.slots = SLOTS;
+    world.home.mem = aligned_alloc(128, base_round_up(slot_shard_bytes(SLOTS), 128));
+    for (uint32_t i = 0; i < NODES; i++)
+        world.remote[i] = (struct slot_shard){.remote = &lossy, .slots = SLOTS, .incarnation = 1, .tried = world.tried[i]};
+    slot_format(&world.home);
 }
 
 static bool run_world(uint64_t seed, bool settles)
 {
-    world = (struct world){.seed = seed, .settles = settles, .lost = seed % 2 ? 30 : 200};
-    world.home.slots = world.remote.slots = SLOTS;
-    world.home.mem = aligned_alloc(128, base_round_up(slot_shard_bytes(SLOTS), 128));
-    world.remote.remote = &lossy;
-    slot_format(&world.home);
+    make_world(seed, settles);
     uint64_t next = 0, back = 0, out = 0;
     for (uint32_t step = 0; step < 600; step++) {
         uint64_t ids[3], tasks[3 * SLOT_TASK_WORDS] = {0};
@@ -185,7 +199,7 @@ static bool run_world(uint64_t seed, bool settles)
             ids[i] = tasks[i * SLOT_TASK_WORDS] = next + i;
             world.submitted[next + i] = 1; /* other nodes may see the task while the call is under way */
         }
-        int placed = step < 400 ? slot_submit(&world.remote, slot_user(0, 1), 0, tasks, ids, count) : 0;
+        int placed = step < 400 ? slot_submit(&world.remote[0], slot_user(0, 1), 0, tasks, ids, count) : 0;
         for (uint32_t i = placed < 0 ? 0 : (uint32_t)placed; i < count; i++)
             world.submitted[next + i] = 2;
         next += count;
@@ -205,7 +219,7 @@ static bool run_world(uint64_t seed, bool settles)
     }
     bool good = out == back;
     for (uint32_t i = 0; i < SLOTS; i++)
-        good = good && slot_status(atomic_load(&world.home.mem[SLOT_HEADER_WORDS + i * SLOT_WORDS])) == SLOT_FREE;
+        good = good && slot_status(word_of(i)) == SLOT_FREE;
     free((void *)world.home.mem);
     return good;
 }
@@ -228,11 +242,47 @@ static void test_unsettled(void **state)
     assert_in_range(bad, 1, 50);
 }
 
+/* A thread gives up a claim, which has not happened. Another thread of its node sees the same READY word, and would swap it for the same
+ * claimed word: it leaves the task alone until the home has settled the claim, which would undo its own, too. */
+static void test_given_up_claim(void **state)
+{
+    (void)state;
+    make_world(1, true);
+    world.lost = 0;
+    world.held = true;
+    uint64_t id = 7, task[SLOT_TASK_WORDS] = {7}, done;
+    struct slot_claim c;
+    assert_int_equal(slot_submit(&world.remote[0], slot_user(0, 1), 0, task, &id, 1), 1);
+    world.lose_swap = true;
+    assert_true(slot_claim(&world.remote[1], slot_user(1, 1), NODES, &c, 1, false) < 0);
+    world.lose_swap = false;
+    assert_int_equal(world.pendings, 2); /* the swap, and the message that settles it */
+    int n = slot_claim(&world.remote[1], slot_user(1, 1), NODES, &c, 1, false);
+    do_pending(1);
+    if (n == 0)
+        n = slot_claim(&world.remote[1], slot_user(1, 1), NODES, &c, 1, false);
+    assert_int_equal(n, 1);
+    do_pending(0);
+    assert_int_equal(word_of(c.slot), c.word);
+    assert_int_equal(slot_complete(&world.remote[1], c.slot, c.word, &done), 0);
+    /* Other nodes do not wait for that. */
+    assert_int_equal(slot_submit(&world.remote[0], slot_user(0, 1), 0, task, &id, 1), 1);
+    world.lose_swap = true;
+    assert_true(slot_claim(&world.remote[1], slot_user(1, 1), NODES, &c, 1, false) < 0);
+    world.lose_swap = false;
+    assert_int_equal(slot_claim(&world.remote[2], slot_user(2, 1), NODES, &c, 1, false), 1);
+    do_pending(1);
+    do_pending(0);
+    assert_int_equal(word_of(c.slot), c.word);
+    free((void *)world.home.mem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lost_answers),
         cmocka_unit_test(test_unsettled),
+        cmocka_unit_test(test_given_up_claim),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ static int device_failed(const struct ofi *o, int rc, const char *what)
 
 /* --- memory regions --- */
 
-/* Random, so that only nodes that were sent it know it. */
+/* A random key, so that only nodes to which it was sent know it. */
 static int region_key(const struct ofi *o, uint64_t *key)
 {
     size_t size = o->info->domain_attr->mr_key_size;
@@ -80,7 +80,7 @@ static int regions_open(struct ofi *o, struct ofi_regions *r)
     return rc;
 }
 
-/* The regions of frames to send and to receive, if the provider needs local memory registered. */
+/* Registers the memory of the frames that are sent and received, if the provider needs local memory registered. */
 static int region_of_frames(struct ofi *o)
 {
     uint64_t key;
@@ -287,8 +287,9 @@ static int device_memory(struct ofi *o)
     return 0;
 }
 
-/* A provider accepts a certain number of requests for all peers together. In a large cluster the shares of all peers are more than that;
- * then half of them are common, because a peer that is refused its share for now is better than one that never has more. */
+/* A provider accepts a certain number of requests for all peers together. In a large cluster this is less than the sum of the peers' shares
+ * (OFI_SHARE). Then half of the requests are common to all peers: some peers have to wait for their share, but any peer can have more than
+ * its share. */
 static void device_count(struct ofi *o)
 {
     const struct fi_info *info = o->info;
@@ -370,7 +371,7 @@ static void device_shut_endpoint(struct ofi *o)
 }
 
 /* Closes everything else. `net` of libfabric 1.17 leaves the sockets open of connections that it had accepted and that had sent no request.
- * An object that cannot be closed because something still belongs to it is lost. Nothing uses it, because nobody polls it. */
+ * An object that cannot be closed because something still belongs to it is never freed. Nothing uses it, because nobody polls it. */
 static void device_shut_objects(struct ofi *o)
 {
     device_shut_regions(o);
@@ -408,7 +409,8 @@ static int device_insert_peers(struct ofi *o)
         if (l)
             l->was = FI_ADDR_NOTAVAIL;
         if (l && !l->r.closed && fi_av_insert(o->av, l->address, 1, &l->peer, 0, NULL) != 1)
-            return base_fail(-EHOSTUNREACH, "provider %s of libfabric does not accept the address of node %u again",
+            return base_fail(-EHOSTUNREACH,
+                             "provider %s of libfabric now refuses the address of node %u, which it accepted before; restart this node",
                              o->info->fabric_attr->prov_name, i);
     }
     return 0;
@@ -418,7 +420,8 @@ int ofi_device_again_locked(struct ofi *o)
 {
     if (o->traits.hardware && o->traits.bind_regions)
         return base_fail(-EOPNOTSUPP,
-                         "%s of libfabric would give the memory of this node other keys; set WEFT_OFI_PROVIDER to another provider, on "
+                         "%s of libfabric cannot replace its endpoint: the memory of this node would get keys that the other nodes do not "
+                         "know; set WEFT_OFI_PROVIDER to another provider, on "
                          "all nodes",
                          o->info->fabric_attr->prov_name);
     int rc = o->traits.tcp ? device_objects(o) : device_queue_again(o);

@@ -89,7 +89,7 @@ static int library_open(struct ofi_library *l, void **handle)
 static int library_open_quietly(struct ofi_library *l, void **handle)
 {
     static const int taken[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}; /* of the loading itself: these cannot wait */
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}; /* faults during the loading: they cannot be delayed */
     struct base_dispositions before;
     sigset_t later, mask;
     sigfillset(&later);

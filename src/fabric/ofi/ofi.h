@@ -14,8 +14,8 @@
  *
  * A node has one reliable datagram endpoint for all peers that it reaches by the same provider: a device (struct ofi). It has a second
  * device only if it reaches some peers by another provider, because their libfabric has another version. Small operations are records in
- * frames, as on tb: frames that are lost with a broken connection are sent again, and each record is executed once. Large puts and gets are
- * RMA between the pools, if the provider supports it.
+ * frames, as on tb: frames that are lost with a broken connection are sent again, and each record is executed once. Large puts and gets
+ * (moves) are RMA between the pools, if the provider supports it.
  *
  * Locks, outer first: ofi->receiving (held by the thread that polls), a link's lock, ofi->calls. ofi->calls is held during every call of
  * libfabric that uses the endpoint or its queue (FI_THREAD_DOMAIN).
@@ -38,14 +38,14 @@
 
 #define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
 #define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
-#define OFI_SHARE         2u         /* as many more for each peer, which no other peer can hold */
+#define OFI_SHARE         2u         /* more requests for each peer, which no other peer can use */
 #define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
 #define OFI_MOVES         32u        /* the most RMA requests under way to a peer */
 #define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* the most bytes of these: few, because frames wait behind them */
 #define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u                  /* bytes of a provider's address */
-#define OFI_RETRY         (WEFT_MS)             /* the pause before a frame that found no room is tried again, while nobody polls */
+#define OFI_RETRY         (WEFT_MS) /* after so long the progress thread tries again to send a frame for which the provider had no room */
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
@@ -58,14 +58,14 @@ struct ofi_request {
     uint16_t node;
     bool busy;      /* under way at the provider */
     bool given_up;  /* the request's link has ended: the completion is ignored */
-    uint32_t bytes; /* OFI_PUT, OFI_GET: of the move */
+    uint32_t bytes; /* OFI_PUT, OFI_GET: how many bytes it moves */
     void *cookie;   /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
 };
 
 /* The pool, registered for a peer or for all: one region for each segment. Under `calls`. */
 struct ofi_regions {
     struct fid_mr **list; /* [count] */
-    uint64_t *keys;       /* [count] as the peer was sent them */
+    uint64_t *keys;       /* [count] as they were sent to the peer */
     uint64_t shift;       /* what is added to them now; see ofi_key() */
     uint32_t count;
     struct ofi_regions *next; /* in ofi->regions */
@@ -106,8 +106,8 @@ struct ofi_link {
     /* After one of the two nodes has replaced its endpoint; see watch.c. `shut` is under the link's lock, the others are the progress
      * thread's. */
     bool shut;    /* nothing is sent now */
-    bool tell;    /* this node's new address must be sent to the peer, ... */
-    bool awaits;  /* ... which has not confirmed it yet */
+    bool tell;    /* this node's new address must be sent to the peer */
+    bool awaits;  /* the peer has not confirmed this node's new address yet */
     bool probes;  /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
     bool confirm; /* the peer's endpoint number `theirs` must be confirmed */
     uint32_t theirs;
@@ -115,8 +115,8 @@ struct ofi_link {
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
     int64_t gone_at;              /* if it is not gone by then, this node replaces its endpoint */
-    int64_t settle_at;            /* the former connection is gone, and its end is handled by then; 0: it is not gone */
-    int64_t open_at;              /* when the link is open again, although nothing came from the peer; 0: no time is set */
+    int64_t settle_at; /* the former connection is gone; this node confirms the new endpoint at this time, not earlier; 0: it is not gone */
+    int64_t open_at;   /* at this time the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
 
 struct ofi_late {
@@ -197,7 +197,7 @@ static inline uint64_t ofi_key(uint64_t key, uint64_t shift)
 {
     return (key + shift) & (UINT64_MAX >> 1);
 }
-/* Whether the keys of this node's memory for this peer change. */
+/* Whether this node gives its memory new keys for each new endpoint of this peer. */
 static inline bool ofi_keys_change(const struct ofi_link *l)
 {
     return l->ofi->traits.tcp && l->own.count && l->ofi->info->domain_attr->mr_key_size >= sizeof(uint64_t);
@@ -216,7 +216,7 @@ bool ofi_queue_quiet_locked(struct ofi *o); /* whether a thread may sleep on o->
 void ofi_receive_again_locked(struct ofi *o,
                               struct ofi_request *q); /* posts a receive, or keeps the request to post it later; under `calls` */
 void ofi_receive_owed_locked(struct ofi *o);
-/* NULL: all requests are under way. Under `calls`, like the next function. */
+/* NULL: no request is free for this peer now. Under `calls`, like the next function. */
 struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind kind, uint32_t node);
 void ofi_request_free_locked(struct ofi *o, struct ofi_request *q);
 
@@ -258,8 +258,8 @@ void ofi_renew(struct ofi *o, const char *why);
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
-/* The providers that a node can use, which it sends to a peer first. The provider of the pair is the first of the lower node's list that
-   the other node has, too. */
+/* The providers that a node can use. When two nodes join, they send each other these lists first. They use the first provider in the list
+ * of the node with the lower number that the other node has, too. */
 struct ofi_offer {
     uint64_t magic;
     uint32_t count, reserved;
@@ -281,7 +281,7 @@ struct ofi_hello {
 };
 /* Whether those fields are valid that do not depend on this node's provider. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
-/* Agrees with the peer on a provider: the index of this node's choice, or a negative errno with base_fail(). */
+/* Agrees with the peer on a provider. Returns its index in `choices` of this node, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
 int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
 

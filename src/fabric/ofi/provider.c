@@ -153,8 +153,8 @@ struct choices {
     uint32_t count;
 };
 
-/* Adds a provider: behind those that are as good or, if the user has named it, behind all. Of a provider with several infos the first one
- * counts, because libfabric lists the requested address first. */
+/* Adds a provider to the list, behind those that are as good as it; if the user has named it, at the end. Of a provider with several infos
+ * the first one counts, because libfabric lists the requested address first. */
 static int choices_add(const struct ofi_library *lib, struct choices *c, struct fi_info *info, bool named)
 {
     const char *name = info->fabric_attr->prov_name;
@@ -174,9 +174,9 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
     return 0;
 }
 
-/* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses, because
- * peers could not reach an IP provider elsewhere. `bound`: the user has named the interface, perhaps of a tunnel. Then providers without IP
- * addresses, which would not use it, are added only if there are no others. */
+/* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses. Peers
+ * could not reach an IP provider at another address. `bound`: the user has named the interface, perhaps of a tunnel. Then providers without
+ * IP addresses, which would not use it, are added only if there are no others. */
 static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, bool bound, int *refused)
 {
     int rc = 0;
@@ -195,7 +195,7 @@ static int choices_ask(const struct ofi_library *lib, struct choices *c, const c
     return rc;
 }
 
-/* The numeric address at which IP providers are to be. */
+/* The numeric address that IP providers are to use. */
 static int choose_host(const struct ofi_want *want, char *host, size_t room)
 {
     if (*want->interface && !is_address(want->interface))

@@ -33,7 +33,7 @@ struct ofi_traits {
     bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
     bool plain;        /* uses an ordinary network, where others could read the data */
     bool inet;         /* the provider's addresses are IP addresses */
-    bool tcp;          /* nodes have connections over TCP; the kernel still sends what is in one that is closed */
+    bool tcp;          /* nodes have connections over TCP; after a connection is closed, the kernel still sends the bytes that are in it */
     uint32_t rank;     /* the provider with the smallest rank is the best; OFI_NEVER: the provider is used only if it is named */
 };
 #define OFI_NEVER 1000u

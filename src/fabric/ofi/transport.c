@@ -90,7 +90,7 @@ static struct ofi *transport_find(const struct ofi_node *n, const char *provider
     return NULL;
 }
 
-/* The device of a choice, which is opened if no peer has needed it before. */
+/* The device of the provider choices[choice]. Opens it, if no peer has needed it before. */
 static int transport_device(struct ofi_node *n, uint32_t choice, struct ofi **out)
 {
     const char *provider = n->choices[choice]->fabric_attr->prov_name;

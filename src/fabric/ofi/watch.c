@@ -15,7 +15,7 @@
  *     A connection that the peer's provider is still making counts as gone, because nothing was received through it. For what may come
  *     later through such a connection, the peer changes the keys of its memory: a put that names the former key is refused.
  *   - When one connection ends, `net` of libfabric 1.17 forgets all requests for connections that have come and are not handled yet. Such
- *     a request is never answered, and the node that made it connects never. So no connection is made before the end of the former one is
+ *     a request is never answered, and the node that made it never connects. So no connection is made before the end of the former one is
  *     handled, and not by both nodes at the same time. The node with the lower address begins: if its request is lost, the peer's is
  *     accepted, but not the other way round.
  */
@@ -29,11 +29,11 @@
 #define POLL       WEFT_MS         /* how often a queue without a descriptor to sleep on is polled */
 #define LEAST      WEFT_SECOND     /* shorter silences are ignored */
 #define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
-#define MOVES_RATE (64u << 10)     /* bytes a second: RMA requests that take longer, and WEFT_RECONNECT besides, are lost */
+#define MOVES_RATE (64u << 10)     /* bytes a second: RMA requests that are slower than this, by more than WEFT_RECONNECT, count as lost */
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
 #define GONE       WEFT_SECOND     /* how long this node waits for the end of a former connection before it replaces its endpoint */
-#define FIRST      8               /* the node with the higher address waits for the other to begin for this part of WEFT_RECONNECT */
+#define FIRST      8               /* the node with the higher address waits WEFT_RECONNECT / FIRST for the other to begin */
 #define SIDE_MAGIC 0x32696677u     /* "wfi2" */
 
 enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS, SIDE_CONFIRM };
@@ -126,9 +126,9 @@ static void watch_open(struct ofi_link *l, int64_t now)
     watch_touch(l);
 }
 
-/* Whether a connection over TCP leads to the former address. A send into one succeeds, even if it leads nowhere; then the kernel of the
- * peer's host answers that it is gone. If there is none, the provider begins to connect, and the send must be tried again. Other providers
- * do not send what is in a closed endpoint. */
+/* Whether a TCP connection to the peer's former address still exists. A send into it succeeds, even if the peer has closed it; then the
+ * kernel of the peer's host answers that it is gone. If there is no connection, the provider begins to connect, and the send fails for now.
+ * Providers that do not use TCP send nothing more from a closed endpoint. */
 static bool watch_connected(struct ofi_link *l)
 {
     static const uint8_t nothing; /* too short for a frame: ignored if it is received after all */
@@ -296,7 +296,8 @@ void ofi_renew(struct ofi *o, const char *why)
         base_spin_unlock(&l->r.lock);
         l->tell = rc == 0;
         l->awaits = true;
-        l->confirm = l->confirm || l->probes; /* the connection to the peer's former endpoint was one of this node's former endpoint */
+        l->confirm = l->confirm ||
+                     l->probes; /* this node's end of the connection to the peer's former endpoint was the endpoint that is closed now */
         if (l->probes)
             watch_forget(l);
         if (rc)
@@ -304,8 +305,8 @@ void ofi_renew(struct ofi *o, const char *why)
     }
 }
 
-/* Whether RMA requests are under way and none has ended for long, although frames get through: the provider has lost them. `now -
- * l->moves_at`: at MOVES_RATE, all of them would have ended. */
+/* Whether the provider has lost RMA requests: some are under way, and none has ended for long, although frames get through. In that time
+ * all of them would have ended at MOVES_RATE. */
 static bool watch_moves_lost(struct ofi_link *l, int64_t now)
 {
     base_spin_lock(&l->r.lock);

@@ -2,8 +2,8 @@
  *
  * Requests that a broken queue pair left undone are posted again on the next one, in the same order.
  *
- * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. The call for a
- * new queue pair says how many frames its sender has received. The sender has destroyed its old queue pair by then, so no more frames
+ * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. To make a new
+ * queue pair, each end tells the other how many frames it has received. It has destroyed its old queue pair by then, so no more frames
  * arrive over that one. So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's
  * processor does.
  *
@@ -43,8 +43,8 @@ static bool was_received(const struct rc_slot *s, const uint32_t received[RC_LAN
     return s->kind == RC_SLOT_FRAME && before(s->number, received[s->lane]);
 }
 
-/* Frames whose requests have completed, but which the peer has not received: they were in its device when its queue pair was destroyed.
-   They are older than all requests that are not done, and may be of both lanes. */
+/* Frames whose requests have completed, but which the peer has not received: they were in the peer's device when the peer destroyed its
+   queue pair. They are older than all requests that are not done, and may be of both lanes. */
 static uint32_t gather_older(struct rc_link *l, struct rc_slot *list, const uint32_t from[RC_LANES], const uint32_t to[RC_LANES])
 {
     uint32_t n = 0, at[RC_LANES];

@@ -106,7 +106,7 @@ bool rc_push_locked(struct rc_link *l)
     if (BASE_UNLIKELY(l->flush_wanted)) /* first, because other threads' requests could otherwise take the room for ever */
         rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
-    while (again) { /* when one lane makes progress, a fence of the other lane may have passed */
+    while (again) { /* progress of one lane may end a fence for which the other lane waits */
         again = push_lane(l, RC_MAIN);
         again = push_lane(l, RC_MESSAGES) || again;
         any = any || again;

@@ -42,7 +42,7 @@ struct rc_call {
     uint32_t kind, generation;
     uint32_t connected; /* RC_CALL: the sender is connected to the receiver's queue pair */
     uint32_t reserved;
-    /* RC_CALL: how many of the receiver's frames arrived by earlier queue pairs, and how many were processed */
+    /* RC_CALL: how many of the receiver's frames arrived over earlier queue pairs, and how many were processed */
     uint32_t received[RC_LANES], taken[RC_LANES];
     struct verbs_address address; /* RC_CALL */
     char text[256];               /* RC_FAILED: the reason */
@@ -205,7 +205,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
         l->tries++;
-        base_log(BASE_LOG_DEBUG, "link to node %u: attempt %u: %s", l->link->node, l->tries, why);
+        base_log(BASE_LOG_DEBUG, "the link to node %u does not work yet, attempt %u: %s", l->link->node, l->tries, why);
     }
 }
 

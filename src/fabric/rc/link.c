@@ -54,7 +54,8 @@ bool rc_stages_scarce(const struct rc *rc, bool frame)
     return stages_left(rc, frame) < (frame ? RC_TX_FRAMES : RC_STAGES) / 2;
 }
 
-/* A link that found no stage may have no request under way whose completion would make it try again. */
+/* A link that found no stage may have no request under way whose completion would make it try again. So make the progress thread check all
+ * links. */
 static BASE_COLD void look_for_refused(struct rc *rc)
 {
     atomic_store_explicit(&rc->freed, true, memory_order_relaxed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory outside the pool that the device accesses directly: registered by its dmabuf, with the first device only. Its puts and gets are
- * like others, but they are neither staged nor sent inline, because the processor may be unable to access the memory; and they are not
- * striped.
+ * Memory outside the pool that the device accesses directly: registered by its dmabuf, with the first device only. Puts and gets of this
+ * memory are like others, but they are neither staged nor sent inline, because the processor may be unable to access the memory; and they
+ * are not striped.
  */
 #include "fabric/rc/rc.h"
 
@@ -13,7 +13,7 @@ static const struct verbs_regions *regions_of(const struct fab_memory *m)
     return &((const struct rc_memory *)m)->regions;
 }
 
-/* How many regions are left for memory outside the pool. Those for received frames count as used: they are made later. Under
+/* How many regions are left for memory outside the pool. Regions for received frames count as used, even before they are made. Under
  * memory_lock. */
 static uint32_t regions_left(const struct rc *rc)
 {

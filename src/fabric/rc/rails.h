@@ -8,8 +8,9 @@
  *   stripe.c  cuts puts and gets into pieces, one for each rail, and handles the completions
  *
  * A put or get that is cut over rails is striped. It is a work of the main lane (struct rc_work), and is in the list that starts at
- * `oldest` until all its pieces are done. Until then, works behind a later fence, and signals behind it, wait (l->stripes_done). A
- * written piece counts as done when a read behind it has completed: then the data is in the peer's memory, and not only in its device.
+ * `oldest` until all its pieces are done. Until then, works behind a later fence wait, and so do later signals, even without a fence
+ * (l->stripes_done). A written piece counts as done when a read behind it has completed: then the data is in the peer's memory, and not
+ * only in its device.
  *
  * The locks are those of rc.h; a track is protected by its link's lock. Only the progress thread makes and destroys queue pairs, with
  * rc->receiving and the link's lock held.
@@ -67,7 +68,8 @@ struct rc_track {
     uint32_t rail, peer_rail; /* index into rc->rails, and into the rails of the peer */
     uint32_t tries;           /* attempts since the track last worked */
     int64_t retry_ns;
-    bool owes_gone, owes_over; /* owes_gone, owes_over: RAIL_GONE or RAIL_OVER must be sent again, because the side connection was full */
+    bool owes_gone,
+        owes_over; /* the message RAIL_GONE, or RAIL_OVER (tracks.c), must be sent again, because the side connection was full */
     uint32_t over_generation;
     bool was_up, said;
     struct rc_stand stand;
@@ -116,7 +118,7 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status);
 void rc_stripe_look(struct rc_link *l); /* counts the tracks that are up */
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
-/* whether no piece of the track has to be repeated; repeats as many as possible */
+/* Repeats as many pieces of a broken track as there is room for. True: none is left. */
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t);
 /* for a track whose queue pair is gone: ends the refused pieces with an error, and counts the other pieces, which are to be repeated */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t);

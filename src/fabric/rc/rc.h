@@ -26,7 +26,7 @@
  *   home   the node in whose pool an operation reads or writes
  *   work   an operation that could not be posted at once, or that is posted in several pieces (struct rc_work)
  *   ask    an operation that is sent to the home node, whose processor carries it out and answers (struct rc_ask)
- *   lane   one of two sequences of frames, each in order and with credits of its own (enum rc_lane); it is no lane of tb
+ *   lane   one of two sequences of frames, each in order and with credits of its own (enum rc_lane); the lanes of tb are another thing
  *   call   a message over the side connection by which a node asks for a queue pair, or agrees to one (connect.c)
  *   track  a queue pair on a further device (rails.h)
  *
@@ -54,7 +54,7 @@
 #define RC_TELL        8u  /* after this many frames an acknowledgement is sent, if no other frame has carried it */
 #define RC_RESERVE     16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
 #define RC_RECEIVES    (2 * RC_WINDOW + RC_RESERVE)
-#define RC_SPARE       16u /* chunks that replace receives which were lost with queue pairs */
+#define RC_SPARE       16u /* chunks, of RC_RECEIVES receives each, that replace receives which were lost with queue pairs */
 #define RC_GIVE_BATCH  8u  /* receives that are posted to the shared receive queue in one call */
 #define RC_SEND_DEPTH  128u
 #define RC_CQ_ENTRIES \
@@ -66,7 +66,7 @@
 #define RC_STAGE_BYTES  (64u << 10) /* a stage: a buffer for a piece of a transfer whose local memory is outside the pool */
 #define RC_STAGES       64u
 #define RC_TX_FRAMES    256u /* frames to send from; all links of the node share them */
-/* offset of the words that flushes read into, one for each peer */
+/* offset in rc->memory of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
 #define RC_BACKLOG_WAIT (1u << 20)  /* bytes: a call that sends a frame waits while its lane's backlog holds so many */
 #define RC_BACKLOG_PUTS (16u << 10) /* like RC_BACKLOG_WAIT, for puts and gets: smaller, because their data is not copied */
@@ -85,7 +85,7 @@ struct rc_frame {
     uint16_t id;  /* RC_MESSAGE: handler */
     uint16_t header_len, payload_len;
     uint32_t taken[RC_LANES]; /* acknowledgement: how many of the receiver's frames the sender has processed, modulo 2^32 */
-    uint32_t token;           /* index into the asks of the node that sent the request, or RC_NO_ASK */
+    uint32_t token;           /* index into `asks` of the node that sent the request and waits for an answer; RC_NO_ASK: do not answer */
     uint32_t from;            /* the sender's rank; the receiver compares it with the peer of the queue pair over which the frame arrived */
     uint64_t offset, a, b;    /* offset in the receiver's pool; operands (RC_ANSWER: `a` is the former value) */
 };
@@ -177,7 +177,7 @@ struct rc_link {
     uint32_t peer_shift; /* log2 of the size of the peer's segments */
     uint32_t peer_keys_count, *peer_keys;
     struct rc_tracks *tracks; /* see rails.h; NULL: the first device is the only rail */
-    bool has_atomics;         /* the peer's device does atomics: they are atomic with its processor's, and our device can request them */
+    bool has_atomics;         /* the peer's device does atomics, atomic with those of its processor, and our device can request them */
 
     /* --- used only by the progress thread, see connect.c --- */
     enum rc_state { RC_COLD, RC_CALLING, RC_CONNECTED, RC_UP } state;
@@ -219,7 +219,8 @@ struct rc_link {
         uint64_t fence_other;      /* how many works of the other lane precede the last fence */
     } lane[RC_LANES];
     struct { /* Answers to the peer that found no room. They are posted before the backlogs: a work in a backlog may wait behind a fence for
-                the peer's answers, and the peer's works for ours. Their bytes are counted with the main lane's. */
+                the peer's answers, and the peer's works for ours: without this order, both nodes could wait for ever. Their bytes are
+                counted with the main lane's. */
         struct rc_work *first, **end;
         uint32_t count;
     } answers;
@@ -239,7 +240,7 @@ struct rc_link {
     /* How many fences precede the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE: the queue pair
        starts it, and those behind it, when all earlier reads are done. */
     uint32_t fences_posted;
-    uint32_t fence_proved;  /* the last fence whose works may be striped */
+    uint32_t fence_proved;  /* the last fence before which everything has arrived at the peer: works behind it may be striped */
     uint64_t stripe;        /* puts and gets of at least this many bytes are striped; UINT64_MAX: no further rail is up */
     uint64_t fence_stripes; /* how many works of the main lane precede the last fence */
     uint64_t stripes_done;  /* the number of the first striped work that is not done; UINT64_MAX: all are done */
@@ -297,7 +298,7 @@ struct rc {
     bool refused[2];          /* for stages and for frames: a link found none, and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
-    uint32_t peers, peers_max; /* peers that have had a queue pair and live; peers that the completion queue has room for */
+    uint32_t peers, peers_max; /* peers that have had a queue pair and are not gone; for how many peers the completion queue has room */
     _Atomic bool attention;    /* a link needs the progress thread */
     int64_t tend_ns;           /* when the progress thread must check the links in any case; used only by that thread */
     struct rc_rails *rails;    /* further devices; NULL: none */

@@ -163,7 +163,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
         return -1; /* a get or put through stages is as slow as this processor copies, so further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;
     if (bytes < l->stripe)
-        return -1; /* the segment ends too soon */
+        return -1; /* too few bytes are left before the end of the segment */
     bool room = rc_has_slot(l);
     for (uint32_t i = 0; i < RC_TRACKS && room; i++)
         room = !tracks->track[i].up || stripe_has_room(&tracks->track[i]);

@@ -142,7 +142,8 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
         base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; WEFT_RAILS chooses the devices",
                  rc_rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
     }
-    base_log(BASE_LOG_DEBUG, "device %s to node %u: attempt %u: %s", rc_rail_of(l, t)->device->name, l->link->node, t->tries, why);
+    base_log(BASE_LOG_DEBUG, "device %s does not reach node %u yet, attempt %u: %s", rc_rail_of(l, t)->device->name, l->link->node,
+             t->tries, why);
 }
 
 static void tracks_report(struct rc_link *l, struct rc_track *t, const char *why)

@@ -103,8 +103,8 @@ static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m
         return 0;
     }
     struct tb_transfer *t = &b->in[id];
-    /* Each number has at most one answer waiting. An older answer is replaced: the peer waits for it no longer, or it could not have used
-       the number again. */
+    /* Each number has at most one answer waiting. An older answer is replaced: the peer no longer waits for it, since it has used the
+     * number again. */
     uint32_t at = 0;
     while (at < b->dropped_count && b->dropped[at].transfer != id)
         at++;

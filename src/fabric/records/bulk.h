@@ -8,7 +8,7 @@
  * A lane that loses a message delivers all following ones to a receive too early. The checksums show the loss. If the last message is lost,
  * a receive stays incomplete. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more
  * (TB_QUIET), and sends again exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm:
- * memory is only ever written through a posted receive, and each piece is checked after its own.
+ * memory is only ever written through a posted receive, and each piece is checked after its own receive has completed.
  *
  * All pieces on a lane have the lane's message size. The last piece of a transfer ends at the transfer's end, so it overlaps the piece
  * before. The overlap is harmless: when both pieces have been verified, no receive for either is posted any more, and the piece that was
@@ -35,7 +35,8 @@ struct tb_bulk_env {
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
     bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
     void *ctx; /* the context of the other functions */
-    /* Requests bytes of a transfer as records. tb_bulk_fetched() is called when they have arrived. False: no room now. */
+    /* Requests bytes of a transfer as records in the stream, instead of over a lane. tb_bulk_fetched() is called when they have arrived.
+     * False: no room now. */
     bool (*fetch)(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes);
     /* An incoming transfer is complete: apply `what` (from TB_OPEN) to the word. */
     void (*received)(void *ctx, uint64_t word, uint64_t add, uint32_t what);
@@ -45,7 +46,7 @@ struct tb_bulk_env {
     void (*again)(void *ctx, void *cookie);
 };
 
-enum tb_check { TB_CHECK_FULL, TB_CHECK_FRAMES }; /* verify every byte; or 64 bytes of every frame */
+enum tb_check { TB_CHECK_FULL, TB_CHECK_FRAMES }; /* the checksum is over all bytes; or over 64 of every TB_FRAME_BYTES */
 
 struct tb_transfer {     /* an incoming transfer */
     uint16_t generation; /* counts the transfers that have used this number */
@@ -124,10 +125,10 @@ struct tb_bulk {
     struct tb_lane lanes[TB_LANES];
     struct tb_transfer in[TB_TRANSFERS];
     struct tb_outgoing out[TB_TRANSFERS];
-    /* when the machine was last run; a timer that had expired by then and is still set waits for a record from the peer or for room, not
-       for time */
+    /* When tb_bulk_pump() last ran. A timer that had expired by then and is still set waits for a record from the peer or for room, not
+     * for time. */
     int64_t pumped;
-    uint32_t use_records;        /* how many transfers use records */
+    uint32_t use_records;        /* how many transfers have use_records set */
     uint32_t turn;               /* the transfer that gets the next receive */
     uint16_t done[TB_TRANSFERS]; /* transfers for which TB_DONE is to be sent */
     uint32_t done_count;
@@ -136,7 +137,7 @@ struct tb_bulk {
         bool fetched;
     } drops[2 * TB_TRANSFERS], dropped[TB_TRANSFERS]; /* records to be sent before any new transfer begins */
     uint32_t drop_count, dropped_count;
-    uint16_t begun; /* how many transfers this node has begun: their generations */
+    uint16_t begun; /* how many transfers this node has begun: the generation of the latest */
     struct tb_bulk_counts counts;
 };
 

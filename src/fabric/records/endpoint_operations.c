@@ -70,8 +70,8 @@ struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **fir
 
 /* --- records going out --- */
 
-/* Writes a record with as many of these bytes as fit, and returns how many; 0: no room. A frame with less than 256 bytes of room is left,
- * so that the bytes are not split into tiny records. */
+/* Writes a record with as many of these bytes as fit, and returns how many; 0: no room. An open frame with room for less than 256 bytes is
+ * not used, so that the bytes are not split into tiny records. */
 uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
 {
     uint32_t fits = tb_stream_fits(&e->stream);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What two nodes of the tb transport send to each other: frames of at most 4096 bytes, and the records in them.
+ * What two nodes send to each other over the transports tb and ofi: frames of at most 4096 bytes, and the records in them.
  * docs/thunderbolt-protocol.md describes the same. All numbers are little-endian, as on all processors that weft supports.
  */
 #ifndef WEFT_RECORDS_FRAME_H
@@ -47,7 +47,7 @@ enum tb_record_kind {
     TB_SIGNAL,  /* offset, a: to be added. No answer */
     TB_MESSAGE, /* detail: handler, a: length of its header; then header, padded to 8, and payload */
     /* of bulk transfers (bulk.h) */
-    TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, b: where to add, more: what (0: nothing) */
+    TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, token: whether to add `more` to the word at offset b */
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
     TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
     TB_SUM,     /* lane, token: number, a: checksum of the piece that was sent for it */

@@ -15,8 +15,8 @@
 #include "fabric/records/endpoint.h"
 #include "fabric/stash.h"
 
-#define RECORDS_BACKLOG_WAIT (1u << 20)  /* bytes queued for a peer before its senders wait */
-#define RECORDS_BACKLOG_MAX  (64u << 20) /* bytes queued for a peer before handlers get -ENOBUFS */
+#define RECORDS_BACKLOG_WAIT (1u << 20)  /* bytes queued for a peer: from so many on, calls that send to it wait */
+#define RECORDS_BACKLOG_MAX  (64u << 20) /* bytes queued for a peer: from so many on, calls in handlers fail with -ENOBUFS */
 
 struct records_message {
     uint16_t id, header_len, payload_len;

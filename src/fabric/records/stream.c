@@ -434,7 +434,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         memcpy(&f, frame, sizeof f);
     if (!tb_frame_right(&f, frame, bytes) || f.session != s->session || f.from != s->peer || f.to != s->here ||
         f.ack - s->first > s->next - s->first) {
-        /* If the acknowledgement is older than what is known, the frame was delayed. */
+        /* If the acknowledgement is older than what is known, the frame was delayed: ignore its acknowledgement, and use the rest. */
         if (bytes >= sizeof f && tb_frame_right(&f, frame, bytes) && f.session == s->session && f.from == s->peer && f.to == s->here &&
             (int32_t)(f.ack - s->first) < 0) {
             f.ack = s->first;

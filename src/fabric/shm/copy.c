@@ -128,15 +128,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
     return true;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CHECKED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define CHECKED 1
-#endif
-#endif
-
-#if defined(CHECKED)
+#if BASE_ADDRESS_SANITIZER || BASE_THREAD_SANITIZER
 
 /* The sanitizers check the copies of the C library, but not all of the other ways. */
 const struct copy_way *copy_way_for(size_t len)

@@ -10,8 +10,8 @@
 #include <sys/socket.h>
 
 #define BATCH        64u         /* messages taken from one ring before the next ring is read */
-#define BACKLOG_WAIT (1u << 20)  /* bytes in the backlog from which on senders wait */
-#define BACKLOG_MAX  (64u << 20) /* bytes in the backlog beyond which messages are refused with -ENOBUFS */
+#define BACKLOG_WAIT (1u << 20)  /* bytes: while the backlog has so many, senders wait */
+#define BACKLOG_MAX  (64u << 20) /* bytes: messages that would make the backlog larger are refused with -ENOBUFS */
 
 void shm_messages_init(struct shm_link *s)
 {

@@ -83,7 +83,7 @@ int ring_pop(struct ring_receiver *r, struct ring_message *out)
     out->header_len = header_len;
     out->payload_len = payload_len;
     uint32_t body = ring_payload_at(header_len) + payload_len, need = cells_for(body);
-    for (uint32_t i = 0; i < need; i++) /* whole cells, because the compiler knows that size */
+    for (uint32_t i = 0; i < need; i++) /* copies whole cells: their size is a constant, so a copy is a few instructions */
         memcpy(out->body + (size_t)i * RING_CELL_BODY, cell_at(ring, r->head + i)->body, RING_CELL_BODY);
     r->head += need;
     if (BASE_UNLIKELY(r->head - r->head_told >= RING_HEAD_EVERY)) {

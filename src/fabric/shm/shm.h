@@ -53,7 +53,8 @@ struct shm {
     int control_fd;
     struct control *control;
     size_t control_bytes;
-    struct shm_link **here; /* [count]: the links to the nodes of this host; changed with w->progress held once the node has joined */
+    struct shm_link *
+        *here; /* [count]: the links to the nodes of this host; once this node has joined, changed only with w->progress held */
     uint32_t count;
     struct ring_message message;      /* the message that is being delivered */
     _Atomic(struct copy_team *) team; /* threads that help with large copies; NULL: none */

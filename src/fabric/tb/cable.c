@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * A cable: the queue pairs to one neighbour over one device. Control carries frames; each lane carries messages of one size. What
- * is posted never exceeds what the device granted, counted in its own unit.
+ * A cable: the queue pairs to one neighbour over one device. The control queue pair carries frames; the queue pair of each lane carries
+ * messages of one size. What is posted never exceeds the depth that the device granted, counted in the device's own unit.
  */
 #include "fabric/tb/tb.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* If a receive is posted after the cable was unplugged, the provider touches memory that is gone. No verb checks the port and posts in one
-   step. So the port is queried just before each post of receives, and at most a short time before a send. A post of receives is rare: it
-   covers many frames or many bytes. The race that remains is as short as one call, or longer if the thread is preempted there. */
+/* If a receive is posted after the cable was unplugged, the device's driver touches memory that is gone. No verb checks the port and posts
+ * in one step. So the port is queried just before each post of receives, and at most a short time before a send. A post of receives is
+ * rare: it covers many frames or many bytes. The race that remains is as short as one call, or longer if the thread is preempted there. */
 #define LOOK_RECEIVE 0
 #define LOOK_SEND    (WEFT_MS / 20)
 

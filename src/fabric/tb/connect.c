@@ -29,8 +29,8 @@ enum told {
 struct hello {
     uint64_t magic, pool_bytes, segment;
     uint32_t rank, size, session, check, lanes, offers;
-    uint32_t told;    /* what this node's hostfile says about its device towards the other node ... */
-    char towards[40]; /* ... and the device's name */
+    uint32_t told;    /* enum told: what this node's hostfile says about its device towards the other node */
+    char towards[40]; /* the name of that device */
     struct tb_lane_option lane[TB_CABLE_LANES];
     struct offer offer[TB_DEVICES];
 };

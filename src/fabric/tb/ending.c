@@ -27,14 +27,14 @@ static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, 
  * default. */
 #define FIRST 3u
 /* How long the thread that frees the devices waits for a lock that another thread holds: a thread that joins or closes may be in a slow
- * call of the provider. After that, the node's devices are not freed. `weft run` kills the process after 5 s. */
+ * call of the device's driver. After that, the node's devices are not freed. `weft run` kills the process after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tb *nodes; /* the nodes of this process, linked by next_ending */
 static int told[2] = {-1, -1};
 static bool fork_handled;
-static _Atomic pid_t owner; /* the process that owns the nodes; a forked child still reads its parent's number here */
+static _Atomic pid_t owner; /* the process that owns the nodes; in a forked child this is still its parent's process id */
 
 static void ending_on_signal(int number)
 {

@@ -27,7 +27,7 @@ struct tb_routes {
     uint32_t version; /* version of this node's list of neighbours */
     uint32_t *told;   /* [size]: the version that was sent to each peer */
     uint32_t *queue;  /* [size]: for the breadth-first search */
-    uint32_t *first;  /* [size]: the first node on the route to each; size: no route */
+    uint32_t *first;  /* [size]: the first node on the route to each node; `size`: there is no route */
     bool *heard;      /* [size]: whether each node's list of neighbours has arrived */
     uint8_t *near;    /* [size][size]: row a, column b: 1 if node a has reported that it has a cable to b */
 };
@@ -103,8 +103,8 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     r->changed = true;
 }
 
-/* Breadth-first search from `start` that does not pass through node `without` (size: passes through any). Computes the first step of a
-   shortest route to each node. Returns how many nodes were reached. */
+/* Breadth-first search from `start` that does not pass through node `without` (r->size: all nodes may be passed). Computes the first step
+   of a shortest route to each node. Returns how many nodes were reached. */
 static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
 {
     struct tb_routes *r = tb->routes;

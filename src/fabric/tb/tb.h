@@ -67,7 +67,8 @@ struct tb_cable {
     uint32_t lane_base;       /* the number of the cable's first lane in the link */
     uint32_t receives, sends; /* how many frames the control queue pair's two queues hold, as the device granted */
     uint8_t *frames;          /* [TB_RECEIVES], registered memory */
-    /* receives whose frame is being forwarded: index of the cable it is sent on, + 1. Under tb->receiving, with the next field */
+    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: it is not being forwarded. Under
+     * tb->receiving, with the next field. */
     uint16_t held[TB_RECEIVES];
     uint32_t held_count;
     uint16_t expected;      /* the receive that is most likely the next to complete; under tb->receiving */
@@ -130,14 +131,14 @@ struct tb {
     bool watched;
     int64_t ports_at;         /* when the ports without a known node at the other end were last queried */
     struct tb_routes *routes; /* routes.c; under `receiving` */
-    struct tb_leave *leave;   /* leave.c; likewise */
+    struct tb_leave *leave;   /* leave.c; under `receiving` */
     base_spin receiving;
     uint64_t passed_on, dropped; /* counts of frames that this node forwarded, and that it dropped instead */
     int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
     _Atomic int64_t due;         /* the earliest timer of all links; may be too early */
     bool owes_receives;          /* some cable has receives to be posted again; under `receiving` */
     bool answered;               /* the last frame that arrived has been answered; under `receiving` */
-    bool paused;                 /* for long before this round, nothing arrived or no thread polled; under `receiving` */
+    bool paused;                 /* before this round, nothing had arrived for long, or no thread had polled; under `receiving` */
     int64_t looked_at;           /* when something last arrived; under `receiving` */
     uint32_t looks, busy;        /* rounds in a row that found nothing; that found something. Under `receiving` */
 };

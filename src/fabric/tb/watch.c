@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cables that are pulled and plugged in again. No event reports a pulled cable, and a provider may touch memory that is gone with it. So
- * ports are queried often, and before arrived frames are handled; and each node tells the other when it finds the cable gone. A cable whose
- * port is down has no queue pairs any more; what was under way on it takes another route, or waits.
+ * Cables that are pulled and plugged in again. No event reports a pulled cable, and a device's driver may touch memory that is gone with
+ * it. So ports are queried often, and before arrived frames are handled; and each node tells the other when it finds the cable gone. A
+ * cable whose port is down has no queue pairs any more; what was under way on it takes another route, or waits.
  *
  * A lost cable is looked for on all ports that nothing else leads to: it may be plugged in elsewhere now. The lower-numbered node leads. It
  * makes queue pairs, of the next generation, on one of its ports that is up, and sends their addresses. The other node tries each of its
