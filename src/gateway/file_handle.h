@@ -12,7 +12,7 @@
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
 #define FILE_AHEAD_FAR    8u /* the same for a file of another host, at most: it begins with 1, and grows with each piece that comes soon */
 #define FILE_SLOW_NS      WEFT_SECOND /* if a piece takes longer than this, the number is halved */
-#define FILE_GETS_LEAST   2u /* pieces of another host that are under way: this many, or more if more come within FILE_QUEUE_NS */
+#define FILE_GETS_LEAST   2u          /* pieces of another host that are under way: this many, or more if more come within FILE_QUEUE_NS */
 #define FILE_QUEUE_NS     (8 * WEFT_MS)
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
 #define FILE_HOLDER_TIMES 5 /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */

@@ -257,7 +257,8 @@ void map_slot_renew(struct map_slot *slot, int64_t *next);
 /* --- cached.c: inputs that their home reads once for all --- */
 /* A number that identifies the file with this device and inode. */
 uint64_t map_identity(uint64_t device, uint64_t inode);
-int map_homes_serve(const struct map_job *job); /* before the node is opened: have it offer the file service, for the inputs whose home is this node */
+int map_homes_serve(
+    const struct map_job *job); /* before the node is opened: have it offer the file service, for the inputs whose home is this node */
 int map_homes_offer(struct map_job *job); /* once the node is open and the inputs are known: offer these inputs */
 int map_homes_open(
     struct map_job *job); /* owner only: reads size and identity of the inputs of other homes; waits until these homes know of them */

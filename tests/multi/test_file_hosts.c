@@ -492,9 +492,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_once),        TEST(test_in_turn),  TEST(test_one_ends),
-                                       TEST(test_slow_links),  TEST(test_one_dies), TEST(test_one_is_away),
-                                       TEST(test_two_handles), TEST(test_left),     TEST(test_one_stops),
-                                       TEST(test_few_at_once)};
+    const struct CMUnitTest tests[] = {TEST(test_once),      TEST(test_in_turn),     TEST(test_one_ends),    TEST(test_slow_links),
+                                       TEST(test_one_dies),  TEST(test_one_is_away), TEST(test_two_handles), TEST(test_left),
+                                       TEST(test_one_stops), TEST(test_few_at_once)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
