@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Puts and gets of a processor to and from the other node's arena, where their data is staged, and between the pools of the two nodes, which
- * is the link's limit. The first argument is the GPU, "host" or "cuda:0"; the others are tests: staged_put, staged_get, pool_put, pool_get.
+ * Puts and gets of a processor to and from the other node's arena, where their data is staged, and between the pools of the two nodes,
+ * which is the link's limit. The first argument is the GPU, "host" or "cuda:0"; the others are tests: staged_put, staged_get, pool_put,
+ * pool_get.
  */
 #include <stdbool.h>
 
@@ -11,13 +12,13 @@
 
 #define MOST (64u << 20) /* the most bytes of a test */
 
-#define OK(call)                                                                                                           \
-    do {                                                                                                                   \
-        int rc_ = (call);                                                                                                  \
-        if (rc_ < 0) {                                                                                                     \
-            fprintf(stderr, "bench_gpu_staged: %s: %s\n", #call, weft_error());                                            \
-            exit(1);                                                                                                       \
-        }                                                                                                                  \
+#define OK(call)                                                                \
+    do {                                                                        \
+        int rc_ = (call);                                                       \
+        if (rc_ < 0) {                                                          \
+            fprintf(stderr, "bench_gpu_staged: %s: %s\n", #call, weft_error()); \
+            exit(1);                                                            \
+        }                                                                       \
     } while (0)
 
 /* Gigabytes a second. */

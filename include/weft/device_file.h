@@ -39,7 +39,8 @@ typedef struct weft_device_file {
 } weft_device_file;
 
 /* Fills a record about a file. NULL: the record is invalid. */
-WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_file_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, WEFT_NEAR const weft_device_file *f)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_file_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind,
+                                                                WEFT_NEAR const weft_device_file *f)
 {
     WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_FILE, kind, d->rank);
     if (r)
@@ -62,8 +63,8 @@ WEFT_DEVICE_CALL void weft_device_file_tell(WEFT_FAR const weft_request *r, WEFT
 
 /* Opens a file of `node`. `path`: address, in this node's pool, of the file's path, which has `path_bytes` bytes and no zero byte. `flags`:
  * WEFT_FILE_WRITE and others of weft/file.h. */
-WEFT_DEVICE_CALL int weft_device_file_open(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t path, uint64_t path_bytes,
-                                           uint32_t flags, WEFT_NEAR weft_device_file *f)
+WEFT_DEVICE_CALL int weft_device_file_open(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t path,
+                                           uint64_t path_bytes, uint32_t flags, WEFT_NEAR weft_device_file *f)
 {
     WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_FILE, WEFT_FILE_OPEN, node);
     if (!r)
@@ -81,8 +82,8 @@ WEFT_DEVICE_CALL int weft_device_file_open(WEFT_NEAR const weft_device *d, uint6
 
 /* Reads `len` bytes from `offset` on, or those up to the end of the file, to `dst`. `*got` is how many bytes were read, also after an
  * error. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
-WEFT_DEVICE_CALL int weft_device_file_read(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f, uint64_t dst, uint64_t len,
-                                           uint64_t offset, WEFT_NEAR uint64_t *got)
+WEFT_DEVICE_CALL int weft_device_file_read(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f,
+                                           uint64_t dst, uint64_t len, uint64_t offset, WEFT_NEAR uint64_t *got)
 {
     int rc = 0;
     *got = 0;
@@ -104,8 +105,8 @@ WEFT_DEVICE_CALL int weft_device_file_read(WEFT_NEAR const weft_device *d, uint6
 
 /* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. When this returns 0 they are in the file. `*put` (may be
  * NULL) is how many bytes were written, also after an error. From then on `f` reads the file's new generation. */
-WEFT_DEVICE_CALL int weft_device_file_write(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR weft_device_file *f, uint64_t src, uint64_t len,
-                                            uint64_t offset, WEFT_NEAR uint64_t *put)
+WEFT_DEVICE_CALL int weft_device_file_write(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR weft_device_file *f, uint64_t src,
+                                            uint64_t len, uint64_t offset, WEFT_NEAR uint64_t *put)
 {
     uint64_t done = 0;
     int rc = 0;

@@ -23,8 +23,8 @@
 /* Metal must know which kind of memory a pointer leads to. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the
  * thread's own variables. */
 #if defined(WEFT_DEVICE_METAL)
-#define WEFT_FAR  device
-#define WEFT_NEAR thread
+#define WEFT_FAR          device
+#define WEFT_NEAR         thread
 #define WEFT_DEVICE_TURNS 1 /* no call waits: the next kernel continues what one has begun */
 #else
 #define WEFT_FAR

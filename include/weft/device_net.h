@@ -36,7 +36,8 @@ WEFT_LAYOUT(sizeof(weft_device_net_address) == 24 && offsetof(weft_device_net_ad
             offsetof(weft_device_net_address, bytes) == 8);
 
 /* Fills a record about a socket. NULL: the record is invalid. */
-WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_net_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, uint64_t socket)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_net_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind,
+                                                               uint64_t socket)
 {
     WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NET, kind, d->rank);
     if (r)
@@ -72,8 +73,8 @@ WEFT_DEVICE_CALL int weft_device_net_abort(WEFT_NEAR const weft_device *d, uint6
 }
 
 /* Waits until a socket is open, and stores its own address and its peer's. `own` and `peer` may be NULL. */
-WEFT_DEVICE_CALL int weft_device_net_opened(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR weft_device_net_address *own,
-                                            WEFT_NEAR weft_device_net_address *peer)
+WEFT_DEVICE_CALL int weft_device_net_opened(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket,
+                                            WEFT_NEAR weft_device_net_address *own, WEFT_NEAR weft_device_net_address *peer)
 {
     WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_OPENED, socket);
     int rc = r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
@@ -119,15 +120,15 @@ WEFT_DEVICE_CALL int weft_device_net_begin(WEFT_NEAR const weft_device *d, uint6
 }
 /* Connects to a host through `node`, and returns when the connection is open. `host`: address, in this node's pool, of the host's name or
  * of its network address as text, which has `host_bytes` bytes and no zero byte. `flags`: WEFT_NET_... of weft/net.h. */
-WEFT_DEVICE_CALL int weft_device_net_connect(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
-                                             uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
+WEFT_DEVICE_CALL int weft_device_net_connect(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t host,
+                                             uint64_t host_bytes, uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
 {
     return weft_device_net_begin(d, record, WEFT_NET_CONNECT, node, host, host_bytes, port, flags, socket);
 }
 /* Listens at `node`, or with WEFT_NET_DATAGRAMS opens a socket for datagrams. `host` and `host_bytes`: the node's address to listen at, as
  * text; 0 and 0: all its addresses. Port 0: any free port; weft_device_net_opened() tells which. */
-WEFT_DEVICE_CALL int weft_device_net_listen(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
-                                            uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
+WEFT_DEVICE_CALL int weft_device_net_listen(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t host,
+                                            uint64_t host_bytes, uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
 {
     return weft_device_net_begin(d, record, WEFT_NET_LISTEN, node, host, host_bytes, port, flags, socket);
 }
@@ -159,8 +160,9 @@ WEFT_DEVICE_CALL int weft_device_net_receive(WEFT_NEAR const weft_device *d, uin
     return rc;
 }
 /* Like weft_device_net_receive(), for a datagram; `*from` becomes its sender's address. */
-WEFT_DEVICE_CALL int weft_device_net_receive_from(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR weft_device_net_address *from,
-                                                  uint64_t dst, uint64_t len, WEFT_NEAR uint64_t *got)
+WEFT_DEVICE_CALL int weft_device_net_receive_from(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket,
+                                                  WEFT_NEAR weft_device_net_address *from, uint64_t dst, uint64_t len,
+                                                  WEFT_NEAR uint64_t *got)
 {
     int rc = weft_device_net_receive(d, record, socket, dst, len, got);
     if (rc == 0)
@@ -170,7 +172,8 @@ WEFT_DEVICE_CALL int weft_device_net_receive_from(WEFT_NEAR const weft_device *d
 
 /* Sends `len` bytes from `src`, in any pool or arena. Waits until all are in the ring, from which the gateway sends them; then `src` may be
  * used again. `*put` (may be NULL) is how many bytes are in the ring, also after an error. With datagrams: sends all bytes as one. */
-WEFT_DEVICE_CALL int weft_device_net_send(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t src, uint64_t len, WEFT_NEAR uint64_t *put)
+WEFT_DEVICE_CALL int weft_device_net_send(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t src, uint64_t len,
+                                          WEFT_NEAR uint64_t *put)
 {
     uint64_t done = 0;
     int rc = 0;
@@ -193,8 +196,8 @@ WEFT_DEVICE_CALL int weft_device_net_send(WEFT_NEAR const weft_device *d, uint64
     return rc;
 }
 /* Sends one datagram to an address, with a socket of weft_device_net_listen(). */
-WEFT_DEVICE_CALL int weft_device_net_send_to(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR const weft_device_net_address *to,
-                                             uint64_t src, uint64_t len)
+WEFT_DEVICE_CALL int weft_device_net_send_to(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket,
+                                             WEFT_NEAR const weft_device_net_address *to, uint64_t src, uint64_t len)
 {
     WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_SEND, socket);
     if (!r)
@@ -216,7 +219,8 @@ WEFT_DEVICE_CALL int weft_device_net_shutdown(WEFT_NEAR const weft_device *d, ui
 
 /* Waits for bytes, and leaves them in the ring: `*at` is their address in this node's pool, `*bytes` how many lie together there; 0: the
  * peer has ended its side. They stay there until weft_device_net_taken(). Not for datagrams. */
-WEFT_DEVICE_CALL int weft_device_net_received(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR uint64_t *at, WEFT_NEAR uint64_t *bytes)
+WEFT_DEVICE_CALL int weft_device_net_received(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR uint64_t *at,
+                                              WEFT_NEAR uint64_t *bytes)
 {
     WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_RECEIVED, socket);
     *bytes = 0;

@@ -9,9 +9,10 @@
  * uses a record. When a call has returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until
  * the record's `answered` equals its `id`, because until then the node may still write to it.
  *
- * On Metal (compiled, never run) no call waits. A call submits its record and returns -WEFT_DEVICE_EINPROGRESS. Make the same call, with the
- * same record and arguments, in the next kernel: it returns the result, or -WEFT_DEVICE_EINPROGRESS if there is none yet or the call needs
- * more than one request. The last word of `result` and `reserved` in the record tell that it has begun, so fill a new record with zeros.
+ * On Metal (compiled, never run) no call waits. A call submits its record and returns -WEFT_DEVICE_EINPROGRESS. Make the same call, with
+ * the same record and arguments, in the next kernel: it returns the result, or -WEFT_DEVICE_EINPROGRESS if there is none yet or the call
+ * needs more than one request. The last word of `result` and `reserved` in the record tell that it has begun, so fill a new record with
+ * zeros.
  *
  * A process handle is a number that all kernels of this node may use, but only one call at a time may use the same handle. Errors are
  * negative, with Linux's numbers; weft/service.h lists them.
@@ -36,7 +37,8 @@ WEFT_DEVICE_CALL bool weft_device_request_begun(WEFT_FAR const weft_request *r, 
 
 /* Fills the fields of a record that all kinds of requests have, and returns the record. NULL: the record is neither in this node's pool nor
  * in an arena of the kernel's GPU, or it is not aligned. */
-WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t service, uint32_t kind, uint32_t node)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t service, uint32_t kind,
+                                                           uint32_t node)
 {
     WEFT_FAR weft_request *r = (WEFT_FAR weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
     if (!r || (record & 7) || record >> 48 != d->rank)
@@ -156,7 +158,8 @@ typedef struct weft_device_exit {
 } weft_device_exit;
 
 /* Waits until the process has ended. -WEFT_DEVICE_ETIMEDOUT: it still runs; the call may be repeated. */
-WEFT_DEVICE_CALL int weft_device_process_wait(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, WEFT_NEAR weft_device_exit *out)
+WEFT_DEVICE_CALL int weft_device_process_wait(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle,
+                                              WEFT_NEAR weft_device_exit *out)
 {
     WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WAIT, d->rank);
     if (!r)
@@ -175,8 +178,8 @@ WEFT_DEVICE_CALL int weft_device_process_wait(WEFT_NEAR const weft_device *d, ui
 
 /* Reads output of the process (`which`: 1 for standard output, 2 for standard error) into `dst`, in this node's pool or one of its arenas.
  * `*got` is how many bytes were read; 0: the output has ended. */
-WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint32_t which, uint64_t dst,
-                                              uint64_t len, WEFT_NEAR uint64_t *got)
+WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint32_t which,
+                                              uint64_t dst, uint64_t len, WEFT_NEAR uint64_t *got)
 {
 #if defined(WEFT_DEVICE_METAL)
     WEFT_FAR const weft_request *begun = (WEFT_FAR const weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
@@ -223,8 +226,8 @@ WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, ui
 
 /* Writes bytes to the standard input of the process: as many of the `bytes` bytes at `data`, in this node's pool, as there is room for, at
  * least 1. `*put` is how many were written. With `bytes` 0 the call ends the input. */
-WEFT_DEVICE_CALL int weft_device_process_write(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint64_t data, uint64_t bytes,
-                                               WEFT_NEAR uint64_t *put)
+WEFT_DEVICE_CALL int weft_device_process_write(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint64_t data,
+                                               uint64_t bytes, WEFT_NEAR uint64_t *put)
 {
     WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WRITE, d->rank);
     *put = 0;
@@ -261,7 +264,8 @@ WEFT_DEVICE_CALL int weft_device_process_close(WEFT_NEAR const weft_device *d, u
 /* --- names --- */
 
 /* Fills a record for a request about a name. NULL: the record is invalid, or the name has not 1 to 63 bytes. */
-WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_name(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, uint32_t node, WEFT_NEAR const char *name)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_name(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, uint32_t node,
+                                                         WEFT_NEAR const char *name)
 {
     WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NAME, kind, node);
     uint32_t n = 0;
@@ -272,8 +276,8 @@ WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_name(WEFT_NEAR const weft_de
     return n == 0 || n == WEFT_NAME_BYTES ? NULL : r;
 }
 
-WEFT_DEVICE_CALL int weft_device_name_publish(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name, uint64_t addr,
-                                              uint64_t bytes)
+WEFT_DEVICE_CALL int weft_device_name_publish(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name,
+                                              uint64_t addr, uint64_t bytes)
 {
     WEFT_FAR weft_request *r = weft_device_name(d, record, WEFT_NAME_PUBLISH, node, name);
     if (!r)
@@ -285,8 +289,8 @@ WEFT_DEVICE_CALL int weft_device_name_publish(WEFT_NEAR const weft_device *d, ui
 
 /* Looks a name up. With `wait` it asks again and again until the name is published: a single request that waits at the server would delay
  * the requests behind it in the ring. */
-WEFT_DEVICE_CALL int weft_device_name_lookup(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name, bool wait,
-                                             WEFT_NEAR uint64_t *addr, WEFT_NEAR uint64_t *bytes)
+WEFT_DEVICE_CALL int weft_device_name_lookup(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name,
+                                             bool wait, WEFT_NEAR uint64_t *addr, WEFT_NEAR uint64_t *bytes)
 {
     WEFT_FAR weft_request *r = weft_device_name(d, record, WEFT_NAME_LOOKUP, node, name);
     int rc = r ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EINVAL;

@@ -36,11 +36,18 @@
 #define ARENA_PIECES   64u              /* the most pieces under way to one node */
 #define ARENA_REQUESTS 64u              /* requests of one node at an owner: no node has more pieces under way */
 #define STAGE_SLOTS    8u
-#define GRANTS_MOST    4u     /* slots of an owner that one node may have */
+#define GRANTS_MOST    4u  /* slots of an owner that one node may have */
 #define ARENA_GPUS     64u /* open GPUs of a node */
 #define SHARE_NAME     48u /* length of the name of the socket where memory is handed over (base_place_open()) */
 
-enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER, ARENA_HANDLER_SPACE, ARENA_HANDLER_TOLD, ARENA_HANDLER_SHARE, ARENA_HANDLER_ROOM };
+enum {
+    ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2),
+    ARENA_HANDLER_ANSWER,
+    ARENA_HANDLER_SPACE,
+    ARENA_HANDLER_TOLD,
+    ARENA_HANDLER_SHARE,
+    ARENA_HANDLER_ROOM
+};
 
 enum arena_ask { ASK_WRITE = 1, ASK_READ, ASK_PULL, ASK_PUSH, ASK_ATOMIC, ASK_LAND };
 
@@ -180,7 +187,7 @@ struct arena_peer {
     _Atomic uint64_t bytes[ARENA_SPACES]; /* sizes of that node's arenas, as it has announced them */
     _Atomic uint64_t kind[ARENA_SPACES];
     _Atomic int rdma[ARENA_SPACES];
-    _Atomic int unmapped;         /* why an arena of that node is not mapped here: the last reason */
+    _Atomic int unmapped; /* why an arena of that node is not mapped here: the last reason */
     struct grants grants;
     _Atomic uint32_t told, knows; /* how often this node has announced a change to that node; how often that node has confirmed */
 };
@@ -209,9 +216,9 @@ struct arenas {
     struct arena_piece *piece;
     uint32_t pieces; /* number of pieces under way */
     struct stage asks, serves;
-    uint32_t waiting;          /* requests that wait for a slot of `serves` */
-    _Atomic uint32_t grants;   /* slots that are granted, at both ends, and questions for some */
-    _Atomic uint32_t rooms;    /* counts messages about grants */
+    uint32_t waiting;        /* requests that wait for a slot of `serves` */
+    _Atomic uint32_t grants; /* slots that are granted, at both ends, and questions for some */
+    _Atomic uint32_t rooms;  /* counts messages about grants */
     uint32_t rooms_seen;
     struct arena_request *requests, **requests_end; /* requests that are being carried out */
     struct arena_request *arrived, **arrived_end;   /* requests that have just arrived; under `lock` */
@@ -383,10 +390,10 @@ struct arena_piece {
 };
 _Static_assert(ARENA_PIECES <= 256, "the id has 8 bits for it");
 struct arena_piece *piece_table(void);
-bool piece_begin(struct arenas *c, struct arena_job *j);                      /* begins the next piece of a job, if there is room; true: one has begun */
+bool piece_begin(struct arenas *c, struct arena_job *j); /* begins the next piece of a job, if there is room; true: one has begun */
 bool piece_used(const struct arena_piece *p);
-bool piece_step(struct arenas *c, struct arena_piece *p, bool *moved);         /* takes a step; true: the piece has ended */
-void piece_give(struct arenas *c, struct arena_piece *p);                      /* the piece may be used again */
+bool piece_step(struct arenas *c, struct arena_piece *p, bool *moved); /* takes a step; true: the piece has ended */
+void piece_give(struct arenas *c, struct arena_piece *p);              /* the piece may be used again */
 void piece_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
 
 /* --- job.c --- */

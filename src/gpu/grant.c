@@ -10,7 +10,8 @@
  * a put or the sending of LAND fails, nobody knows what is still under way. Then the node puts into none of its slots, until the link is
  * flushed, and gives all slots back. The owner uses a slot for something else only after one of these:
  *
- *   - Its answer to a LAND said that the slot is not the node's any more. The node had nothing under way to it, as it waited for the answer.
+ *   - Its answer to a LAND said that the slot is not the node's any more. The node had nothing under way to it, as it waited for the
+ * answer.
  *   - The node's message GIVE has come. It is sent when no put into any of the slots is under way, and comes after every LAND. A slot that
  *     is being copied is free when the copy has ended.
  *   - The node is gone. The owner learns of it (grant_gone()) when the link is closed, so that nothing comes from it any more.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Pieces of jobs. If this process can access the GPU's memory, a job is one piece. Otherwise it is cut into pieces that fit into the stage,
- * of which a few are under way at a time. A piece of a put goes into a slot that the owner has granted (grant.c), and the owner is told; or,
- * if there is none, the owner gets it. The word of an atomic or of a signal is a piece of its own, after the data.
+ * of which a few are under way at a time. A piece of a put goes into a slot that the owner has granted (grant.c), and the owner is told;
+ * or, if there is none, the owner gets it. The word of an atomic or of a signal is a piece of its own, after the data.
  */
 #include "gpu/arena.h"
 
@@ -236,8 +236,8 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
         .id = p->id,
         .kind = p->word    ? ASK_ATOMIC
                 : p->grant ? ASK_LAND
-                : inside ? (put ? ASK_WRITE : ASK_READ)
-                         : (put ? ASK_PULL : ASK_PUSH),
+                : inside   ? (put ? ASK_WRITE : ASK_READ)
+                           : (put ? ASK_PULL : ASK_PUSH),
         .space = weft_gaddr_space(far),
         .offset = weft_gaddr_offset(far),
         .length = p->word ? 8 : p->length,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Puts to the arena of a GPU `host` through slots that the owner grants (src/gpu/grant.c): the bytes are right while several nodes share the
- * few slots, while a node with slots is stopped or dies, while the owner dies, and after puts that failed.
+ * Puts to the arena of a GPU `host` through slots that the owner grants (src/gpu/grant.c): the bytes are right while several nodes share
+ * the few slots, while a node with slots is stopped or dies, while the owner dies, and after puts that failed.
  */
 #include <errno.h>
 #include <pthread.h>
