@@ -217,7 +217,7 @@ __attribute__((destructor)) static void setup_leave(void)
     setup_part();
     leaving.fabric = again;
     sv_lib.view.fd = -1;
-    __atomic_store_n(&sv_lib.joined, false, __ATOMIC_RELAXED); /* threads that still run check it: sv_joined() */
+    __atomic_store_n(&sv_lib.joined, false, __ATOMIC_RELAXED); /* sv_joined() reads it in threads that still run */
     sf_detach(&leaving);
 out:
     pthread_mutex_unlock(&sv_lib.mutex);

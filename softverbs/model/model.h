@@ -17,7 +17,7 @@ enum {
     SV_HOSTS = 256,    /* the most hosts of a fabric */
     SV_DEVICES = 1024, /* the most devices of a fabric */
     SV_GIDS = 16,      /* the most entries of a device's GID table */
-    SV_STEPS = 8,      /* the most steps of granted depths */
+    SV_STEPS = 8,      /* the most lines of a profile's table that gives the granted depth of a queue for a requested one */
     SV_TEXT = 64,
 };
 

@@ -48,7 +48,7 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes)
     if (!h->follow || (h->sources == 1 && !cast_is_content(out->sources[0])))
         return 0;
     cast_config_free(out);
-    return refuse("with --follow they must name exactly one file");
+    return refuse("--follow needs exactly one file to send");
 }
 
 void cast_config_free(struct cast_config *c)

@@ -82,8 +82,8 @@ static size_t take_body(struct client *c, const void *bytes, size_t n, bool *bro
     return right;
 }
 
-/* Moves one piece from the client to the network. False: nothing can be moved now. Then `*wants`: go on when the client sends more;
- * `*broken`: the connection is lost. */
+/* Moves one piece from the client to the network. False: nothing can be moved now. Then `*wants` is set if the caller should
+ * go on when the client sends more, and `*broken` if the connection is lost. */
 static bool move_up(struct client *c, bool *wants, bool *broken)
 {
     void *at;

@@ -26,8 +26,9 @@ bool launcher_is_here(void)
 int launcher_open(struct launcher **out, const char *library, int64_t deadline)
 {
     (void)out, (void)library, (void)deadline;
-    return base_fail(-ENOTSUP, "a launcher has started this process by PMIx, and this weft was built without PMIx's headers (Debian: "
-                               "libpmix-dev): build it with them, or start the program with `weft run` (alone: WEFT_SIZE=1)");
+    return base_fail(-ENOTSUP,
+                     "a launcher has started this process by PMIx, and this weft was built without PMIx's headers (Debian: "
+                     "libpmix-dev): build it with them, or start the program with `weft run`; for one node alone, set WEFT_SIZE=1");
 }
 
 uint32_t launcher_rank(const struct launcher *p)

@@ -94,7 +94,8 @@ struct file_job {
     struct file_job *next, **at_next; /* the list of all jobs */
     struct files *all;
     enum file_task task;
-    struct gateway_call *call; /* the request to answer; NULL: it was cancelled, or the requests that wait are listed at the piece */
+    struct gateway_call
+        *call; /* the request to answer. NULL: it was cancelled, or this job reads a piece, whose own list has the requests */
     struct file_open *open;
     struct file_body *body;
     struct file_piece *piece;

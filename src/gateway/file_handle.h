@@ -12,6 +12,8 @@
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
 #define FILE_AHEAD_FAR    8u /* the same for a file of another host, at most: it begins with 1, and grows with each piece that comes soon */
 #define FILE_SLOW_NS      WEFT_SECOND /* if a piece takes longer than this, the number is halved */
+#define FILE_GETS_LEAST   2u          /* pieces of another host that are under way: this many, or more if more come within FILE_QUEUE_NS */
+#define FILE_QUEUE_NS     (8 * WEFT_MS)
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
 #define FILE_HOLDER_TIMES 5 /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
 #define FILE_AWAY_PART    4 /* a program is away if it does something else for 1/FILE_AWAY_PART of gateway.file_patience between two reads */
@@ -57,6 +59,7 @@ struct file_slot {
     /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
     int64_t until;
     int64_t since; /* when the answer came; then, when the get was begun */
+    int64_t named; /* when the answer came */
     char text[FILE_TEXT];
 };
 /* The pieces that a handle has asked for, mostly in order: to read them, or to map them on another host. One thread at a time uses this. */
@@ -70,6 +73,7 @@ struct file_line {
     int64_t left;          /* when the last call has ended; 0: none */
     bool away;             /* the program does much between its calls, so it may fetch a piece long after it has asked for it */
     struct file_pace pace; /* of the pieces */
+    int64_t gap;           /* how long after one piece the next one comes, if it is under way already; 0: not known */
     struct file_slot slot[FILE_SLOTS];
 };
 struct weft_file {

@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+#define GAP_MOST_NS (20 * WEFT_MS) /* a longer gap says only that the program has paused */
+
 /* Writes the answer to the slot. Called with gateway.lock held. */
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
@@ -27,7 +29,7 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
     s->hash = rc ? 0 : r->word[3];
     s->tell = !rc && r->word[4];
     s->generation = rc ? 0 : r->word[5];
-    s->since = base_now_ns();
+    s->since = s->named = base_now_ns();
     atomic_store_explicit(&s->state, rc ? SLOT_FAILED : SLOT_READY, memory_order_release); /* release: pairs with file_slot_state() */
 }
 
@@ -81,9 +83,11 @@ static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool 
  * wait for pieces that this node still reads. So over a slow link only few are read ahead. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
-    int64_t now = base_now_ns();
+    int64_t now = base_now_ns(), before = line->pace.came > s->since ? line->pace.came : s->since;
+    int64_t gap = now - before < GAP_MOST_NS ? now - before : GAP_MOST_NS;
+    line->gap = line->gap ? line->gap + (gap - line->gap) / 4 : gap;
     file_pace_came(&line->pace, s->since, now);
-    if (now - s->since < FILE_SLOW_NS)
+    if (now - s->named < FILE_SLOW_NS)
         line->ahead += line->ahead < FILE_AHEAD_FAR;
     else
         line->ahead = (line->ahead + 1) / 2;
@@ -100,6 +104,17 @@ static bool slot_is_fresh(const struct file_slot *s)
 static bool slot_is_current(const struct file_slot *s, int state)
 {
     return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && slot_is_fresh(s));
+}
+
+/* Whether one more get may be begun. Messages wait behind the bytes that are under way: those to the node that gets them, and those that it
+ * sends, which are confirmed on the same way. If the node had much under way over a slow link, its requests and what it tells of its copies
+ * would be late, and other nodes would wait for that. So it has little more under way than fills the network. */
+static bool line_may_get(const struct file_line *line)
+{
+    unsigned gets = 0;
+    for (unsigned i = 0; i < FILE_SLOTS; i++)
+        gets += file_slot_state(&line->slot[i]) == SLOT_GETS;
+    return !line->full && (gets < FILE_GETS_LEAST || (line->gap && gets * line->gap < FILE_QUEUE_NS));
 }
 
 /* --- requests --- */
@@ -286,7 +301,7 @@ static int slots_move(weft_file *f, struct file_line *line)
         if (!s)
             continue;
         int state = file_slot_state(s), rc = 0;
-        bool may = s->index == line->wanted || !line->full;
+        bool may = s->index == line->wanted || line_may_get(line);
         if (state == SLOT_READY && s->keeps && !slot_is_fresh(s))
             file_slot_free(f, s); /* the lease is ending */
         else if (state == SLOT_READY && s->keeps && may)
@@ -318,7 +333,7 @@ static bool slots_moved(void *arg)
             continue;
         if (s->index == line->wanted && state != SLOT_ASKED && state != SLOT_GETS)
             return true;
-        if (state == SLOT_READY && s->keeps && !line->full)
+        if (state == SLOT_READY && s->keeps && (line_may_get(line) || !slot_is_fresh(s)))
             return true;
         if (state == SLOT_GETS && weft_test(wait->f->g->w, &s->kept->op) != -EINPROGRESS)
             return true;

@@ -190,7 +190,7 @@ static int head_lower(const struct slot_shard *s, uint64_t position)
     return rc;
 }
 
-/* Rule 1 for a slot given by its number. A slot that no claimer can have passed needs nothing. */
+/* Rule 1 for a slot given by its number. If the slot is not before the head, the head stays. */
 static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
 {
     uint64_t tail;

@@ -175,7 +175,8 @@ int verbs_guard_serve(const char *path);
 struct verbs_usage {
     int64_t qps, pds, regions, cqs, srqs, contexts; /* -1: not known */
 };
-/* What the kernel counts. Only Linux counts, and only for devices that have a kernel driver. Else -ENOTSUP, and all counts are -1. */
+/* Reads the kernel's counts of these objects. -ENOTSUP, and all counts are -1: the system is not Linux, or the device has no kernel driver.
+ */
 int verbs_usage(const char *device, struct verbs_usage *out);
 
 /* --- region.c --- */

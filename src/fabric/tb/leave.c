@@ -73,7 +73,7 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
         p->kept = first;
         if (!first) {
             p->answer = m.number;
-            p->yes = false; /* the peer may leave now: this withdraws the agreement that it gave before, and the peer knows that */
+            p->yes = false; /* no: the peer may leave now. Its question has also withdrawn an agreement that it gave this node before */
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;
