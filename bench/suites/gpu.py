@@ -24,7 +24,7 @@ COPY = ("bare_copy", 65536, 4096)
 SPANS = (8, 16384, 1024)  # threads, and pieces of 4 MiB
 FILE_BYTES = 8_000_000_000
 # Puts to the other node's arena over TCP, where the data is staged, beside puts of the same size to its pool, which are the link's limit.
-STAGED = {"16 MiB": "16777216:40:4", "64 MiB": "67108864:20:3"}
+STAGED = {"1 MiB": "1048576:400:40", "16 MiB": "16777216:40:4", "64 MiB": "67108864:20:3"}
 OVER_TCP = {"WEFT_TRANSPORT": "ofi"}
 
 
@@ -84,12 +84,12 @@ class Weft(Ours):
     PROGRAM = "bench_gpu"
     WHICH = 0
 
-    STAGED_TEST = "remote_put"
+    STAGED_TEST = "staged_put"
 
     def measure(self, group, scale):
         if group.startswith("staged "):
             test = f"{self.STAGED_TEST}:{STAGED[group.removeprefix('staged ')]}"
-            return values(nodes(2, [self.program, test], env=OVER_TCP), lambda line: group)
+            return values(nodes(2, [self.context.program("bench_gpu_staged"), "cuda:0", test], env=OVER_TCP), lambda line: group)
         if group not in TESTS:
             return self.measure_map(*group.split(" "), scale)
         name = TESTS[group][self.WHICH]

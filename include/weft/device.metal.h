@@ -41,8 +41,10 @@
  *   - Operations of one block to one node begin in the order of the calls only if one thread of the block makes the calls.
  *   - What a kernel stores at weft_device_ptr() becomes visible to others only after the kernel has ended, and a kernel sees what others
  *     stored there only if they did so before it was started.
- *   - There are no calls for warps and blocks (weft/device.cuh), and none for services (weft/device_service.h and others), which wait. A
- *     kernel can fill a record (weft/request.h) and submit it by weft_device_ask_start(); a later kernel reads the answer.
+ *   - There are no calls for warps and blocks (weft/device.cuh).
+ *   - Calls of services (programs, names, sockets, files: weft/device_service.h, device_net.h, device_file.h) submit a record and return
+ *     -WEFT_DEVICE_EINPROGRESS. The same call in the next kernel returns the result, or continues what takes several requests. A name is
+ *     in the thread's own memory, so copy a literal into a variable first. weft_device_file.device is called `disk`.
  *
  * Pointers: a weft_device and an op are in the thread's own memory (`thread`); addresses lead to memory that threads share (`device`).
  */
@@ -54,6 +56,9 @@
 #endif
 
 #include "device.h"
+#include "device_file.h"
+#include "device_net.h"
+#include "device_service.h"
 
 /* The weft_device that a thread passes to the calls: `given` is the kernel's buffer 0, `block` the number of the threadgroup. */
 WEFT_DEVICE_CALL weft_device weft_device_of(WEFT_FAR const weft_device *given, uint32_t block)

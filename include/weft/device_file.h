@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Calls by which GPU kernels read and write files of a node, the gateway (weft/file.h). The rules and limits are those of weft/file.h.
- * weft/device_service.h explains records and errors. The same source can be compiled as C, C++ and CUDA.
+ * weft/device_service.h explains records and errors. The same source can be compiled as C, C++, CUDA and Metal.
  *
  * An open file has a number as its handle. All kernels of this node may use it, in any number of threads at the same time, until it is
  * closed. The end of a kernel does not close its files.
@@ -12,6 +12,7 @@
  *
  * Waiting. A request to read never waits for the disk, because that would delay the requests behind it in the ring. Instead the call sends
  * the request again and again, at most until weft_device.deadline_ns. Requests to open, write and sync are answered when they are done.
+ * On Metal, a call reads or writes at most to the end of one piece, so `*got` and `*put` may be less than `len`.
  */
 #ifndef WEFT_DEVICE_FILE_H
 #define WEFT_DEVICE_FILE_H
@@ -19,7 +20,7 @@
 #include "device_service.h"
 #include "file.h"
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 extern "C" {
 #endif
 
@@ -28,24 +29,32 @@ extern "C" {
 typedef struct weft_device_file {
     uint64_t handle;
     uint64_t bytes;
+#if defined(WEFT_DEVICE_METAL)
+    uint64_t disk, inode; /* `device` is a word of Metal's language */
+#else
     uint64_t device, inode;
+#endif
     int64_t modified_ns;
     uint64_t generation;
 } weft_device_file;
 
 /* Fills a record about a file. NULL: the record is invalid. */
-WEFT_DEVICE_CALL weft_request *weft_device_file_record(const weft_device *d, uint64_t record, uint32_t kind, const weft_device_file *f)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_file_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, WEFT_NEAR const weft_device_file *f)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_FILE, kind, d->rank);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_FILE, kind, d->rank);
     if (r)
         r->handle = f->handle;
     return r;
 }
 
-WEFT_DEVICE_CALL void weft_device_file_tell(const weft_request *r, weft_device_file *f)
+WEFT_DEVICE_CALL void weft_device_file_tell(WEFT_FAR const weft_request *r, WEFT_NEAR weft_device_file *f)
 {
     f->bytes = weft_device_request_result(r, 1);
+#if defined(WEFT_DEVICE_METAL)
+    f->disk = weft_device_request_result(r, 2);
+#else
     f->device = weft_device_request_result(r, 2);
+#endif
     f->inode = weft_device_request_result(r, 3);
     f->modified_ns = (int64_t)weft_device_request_result(r, 4);
     f->generation = weft_device_request_result(r, 5);
@@ -53,10 +62,10 @@ WEFT_DEVICE_CALL void weft_device_file_tell(const weft_request *r, weft_device_f
 
 /* Opens a file of `node`. `path`: address, in this node's pool, of the file's path, which has `path_bytes` bytes and no zero byte. `flags`:
  * WEFT_FILE_WRITE and others of weft/file.h. */
-WEFT_DEVICE_CALL int weft_device_file_open(const weft_device *d, uint64_t record, uint32_t node, uint64_t path, uint64_t path_bytes,
-                                           uint32_t flags, weft_device_file *f)
+WEFT_DEVICE_CALL int weft_device_file_open(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t path, uint64_t path_bytes,
+                                           uint32_t flags, WEFT_NEAR weft_device_file *f)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_FILE, WEFT_FILE_OPEN, node);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_FILE, WEFT_FILE_OPEN, node);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->flags = flags;
@@ -72,13 +81,13 @@ WEFT_DEVICE_CALL int weft_device_file_open(const weft_device *d, uint64_t record
 
 /* Reads `len` bytes from `offset` on, or those up to the end of the file, to `dst`. `*got` is how many bytes were read, also after an
  * error. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
-WEFT_DEVICE_CALL int weft_device_file_read(const weft_device *d, uint64_t record, const weft_device_file *f, uint64_t dst, uint64_t len,
-                                           uint64_t offset, uint64_t *got)
+WEFT_DEVICE_CALL int weft_device_file_read(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f, uint64_t dst, uint64_t len,
+                                           uint64_t offset, WEFT_NEAR uint64_t *got)
 {
     int rc = 0;
     *got = 0;
     while (rc == 0 && *got < len) {
-        weft_request *r = weft_device_file_record(d, record, WEFT_FILE_READ_RANGE, f);
+        WEFT_FAR weft_request *r = weft_device_file_record(d, record, WEFT_FILE_READ_RANGE, f);
         if (!r)
             return -WEFT_DEVICE_EFAULT;
         r->arg[0] = dst + *got;
@@ -87,7 +96,7 @@ WEFT_DEVICE_CALL int weft_device_file_read(const weft_device *d, uint64_t record
         rc = weft_device_request_poll(d, record, r);
         uint64_t n = rc ? 0 : weft_device_request_result(r, 0);
         *got += n;
-        if (n == 0)
+        if (n == 0 || WEFT_DEVICE_TURNS)
             break;
     }
     return rc;
@@ -95,13 +104,13 @@ WEFT_DEVICE_CALL int weft_device_file_read(const weft_device *d, uint64_t record
 
 /* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. When this returns 0 they are in the file. `*put` (may be
  * NULL) is how many bytes were written, also after an error. From then on `f` reads the file's new generation. */
-WEFT_DEVICE_CALL int weft_device_file_write(const weft_device *d, uint64_t record, weft_device_file *f, uint64_t src, uint64_t len,
-                                            uint64_t offset, uint64_t *put)
+WEFT_DEVICE_CALL int weft_device_file_write(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR weft_device_file *f, uint64_t src, uint64_t len,
+                                            uint64_t offset, WEFT_NEAR uint64_t *put)
 {
     uint64_t done = 0;
     int rc = 0;
     while (rc == 0 && done < len) {
-        weft_request *r = weft_device_file_record(d, record, WEFT_FILE_WRITE_RANGE, f);
+        WEFT_FAR weft_request *r = weft_device_file_record(d, record, WEFT_FILE_WRITE_RANGE, f);
         if (!r)
             rc = -WEFT_DEVICE_EFAULT;
         if (!r)
@@ -114,6 +123,8 @@ WEFT_DEVICE_CALL int weft_device_file_write(const weft_device *d, uint64_t recor
             done += weft_device_request_result(r, 0);
             weft_device_file_tell(r, f);
         }
+        if (WEFT_DEVICE_TURNS)
+            break;
     }
     if (put)
         *put = done;
@@ -121,9 +132,9 @@ WEFT_DEVICE_CALL int weft_device_file_write(const weft_device *d, uint64_t recor
 }
 
 /* Reads the file's size and times from the disk into `*f`. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
-WEFT_DEVICE_CALL int weft_device_file_stat(const weft_device *d, uint64_t record, weft_device_file *f)
+WEFT_DEVICE_CALL int weft_device_file_stat(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR weft_device_file *f)
 {
-    weft_request *r = weft_device_file_record(d, record, WEFT_FILE_STAT, f);
+    WEFT_FAR weft_request *r = weft_device_file_record(d, record, WEFT_FILE_STAT, f);
     int rc = r ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;
     if (rc == 0)
         weft_device_file_tell(r, f);
@@ -131,17 +142,17 @@ WEFT_DEVICE_CALL int weft_device_file_stat(const weft_device *d, uint64_t record
 }
 
 /* Waits until all bytes that were written before are on the disk. */
-WEFT_DEVICE_CALL int weft_device_file_sync(const weft_device *d, uint64_t record, const weft_device_file *f)
+WEFT_DEVICE_CALL int weft_device_file_sync(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f)
 {
     return weft_device_file_record(d, record, WEFT_FILE_SYNC, f) ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;
 }
 
-WEFT_DEVICE_CALL int weft_device_file_close(const weft_device *d, uint64_t record, const weft_device_file *f)
+WEFT_DEVICE_CALL int weft_device_file_close(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f)
 {
     return weft_device_file_record(d, record, WEFT_FILE_CLOSE, f) ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;
 }
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 }
 #endif
 #endif

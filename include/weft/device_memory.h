@@ -25,9 +25,11 @@
 #if defined(WEFT_DEVICE_METAL)
 #define WEFT_FAR  device
 #define WEFT_NEAR thread
+#define WEFT_DEVICE_TURNS 1 /* no call waits: the next kernel continues what one has begun */
 #else
 #define WEFT_FAR
 #define WEFT_NEAR
+#define WEFT_DEVICE_TURNS 0
 #endif
 
 #if defined(__CUDACC__)

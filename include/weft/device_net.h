@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
  * Calls by which GPU kernels use the network of a node, the gateway (weft/net.h): TCP and UDP. The rules and limits are those of
- * weft/net.h. weft/device_service.h explains records and errors. The same source can be compiled as C, C++ and CUDA.
+ * weft/net.h. weft/device_service.h explains records and errors. The same source can be compiled as C, C++, CUDA and Metal.
  *
  * A socket has a number as its handle. All kernels of this node may use it until it is closed: one thread at a time may receive, and one
  * may send. The end of a kernel does not close its sockets.
  *
  * Waiting. A request never waits for the network, because that would delay the requests behind it in the ring. Instead the calls send the
  * request again and again, at most until weft_device.deadline_ns. After -WEFT_DEVICE_ETIMEDOUT a call may be repeated: nothing is lost.
+ *
+ * On Metal, a call to send puts as many bytes as the ring has room for, so `*put` may be less than `len`.
  *
  * Memory. The gateway receives into a ring in this node's pool, and sends from another ring there. weft_device_net_receive() copies from
  * the ring straight to `dst`, in any pool or arena of any node. weft_device_net_received() copies nothing: the kernel reads the bytes in
@@ -19,7 +21,7 @@
 #include "device_service.h"
 #include "net.h"
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 extern "C" {
 #endif
 
@@ -34,16 +36,16 @@ WEFT_LAYOUT(sizeof(weft_device_net_address) == 24 && offsetof(weft_device_net_ad
             offsetof(weft_device_net_address, bytes) == 8);
 
 /* Fills a record about a socket. NULL: the record is invalid. */
-WEFT_DEVICE_CALL weft_request *weft_device_net_record(const weft_device *d, uint64_t record, uint32_t kind, uint64_t socket)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_net_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, uint64_t socket)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NET, kind, d->rank);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NET, kind, d->rank);
     if (r)
         r->handle = socket;
     return r;
 }
 
 /* Reads a network address from an answer, beginning at result[i]. */
-WEFT_DEVICE_CALL void weft_device_net_tell(const weft_request *r, uint32_t i, weft_device_net_address *out)
+WEFT_DEVICE_CALL void weft_device_net_tell(WEFT_FAR const weft_request *r, uint32_t i, WEFT_NEAR weft_device_net_address *out)
 {
     uint64_t first = weft_device_request_result(r, i);
     out->port = (uint16_t)first;
@@ -55,14 +57,14 @@ WEFT_DEVICE_CALL void weft_device_net_tell(const weft_request *r, uint32_t i, we
 }
 
 /* Closes a socket. Does not wait: bytes in the ring are still sent. */
-WEFT_DEVICE_CALL int weft_device_net_close(const weft_device *d, uint64_t record, uint64_t socket)
+WEFT_DEVICE_CALL int weft_device_net_close(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
     return weft_device_net_record(d, record, WEFT_NET_CLOSE, socket) ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;
 }
 /* Closes a socket, drops the bytes that are not sent yet, and resets the connection. */
-WEFT_DEVICE_CALL int weft_device_net_abort(const weft_device *d, uint64_t record, uint64_t socket)
+WEFT_DEVICE_CALL int weft_device_net_abort(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_CLOSE, socket);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_CLOSE, socket);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->arg[0] = 1;
@@ -70,10 +72,10 @@ WEFT_DEVICE_CALL int weft_device_net_abort(const weft_device *d, uint64_t record
 }
 
 /* Waits until a socket is open, and stores its own address and its peer's. `own` and `peer` may be NULL. */
-WEFT_DEVICE_CALL int weft_device_net_opened(const weft_device *d, uint64_t record, uint64_t socket, weft_device_net_address *own,
-                                            weft_device_net_address *peer)
+WEFT_DEVICE_CALL int weft_device_net_opened(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR weft_device_net_address *own,
+                                            WEFT_NEAR weft_device_net_address *peer)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_OPENED, socket);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_OPENED, socket);
     int rc = r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
     if (rc == 0 && own)
         weft_device_net_tell(r, 0, own);
@@ -82,10 +84,27 @@ WEFT_DEVICE_CALL int weft_device_net_opened(const weft_device *d, uint64_t recor
     return rc;
 }
 
-WEFT_DEVICE_CALL int weft_device_net_begin(const weft_device *d, uint64_t record, uint32_t kind, uint32_t node, uint64_t host,
-                                           uint64_t host_bytes, uint32_t port, uint32_t flags, uint64_t *socket)
+/* The socket has a handle: waits until it is open, and closes it if it cannot be opened. */
+WEFT_DEVICE_CALL int weft_device_net_begun(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NET, kind, node);
+    int rc = weft_device_net_opened(d, record, socket, NULL, NULL);
+    WEFT_FAR const weft_request *r = (WEFT_FAR const weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
+    if (rc && r && weft_device_load(&r->answered) == r->id) /* otherwise the node still uses the record */
+        (void)weft_device_net_abort(d, record, socket);
+    return rc;
+}
+
+WEFT_DEVICE_CALL int weft_device_net_begin(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, uint32_t node, uint64_t host,
+                                           uint64_t host_bytes, uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
+{
+#if defined(WEFT_DEVICE_METAL)
+    WEFT_FAR const weft_request *begun = (WEFT_FAR const weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
+    if (begun && weft_device_request_begun(begun, WEFT_SERVICE_NET, WEFT_NET_OPENED)) {
+        *socket = begun->handle;
+        return weft_device_net_begun(d, record, *socket);
+    }
+#endif
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NET, kind, node);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->flags = flags;
@@ -96,30 +115,27 @@ WEFT_DEVICE_CALL int weft_device_net_begin(const weft_device *d, uint64_t record
     if (rc)
         return rc;
     *socket = weft_device_request_result(r, 0);
-    rc = weft_device_net_opened(d, record, *socket, NULL, NULL);
-    if (rc && weft_device_load(&r->answered) == r->id) /* otherwise the node still uses the record */
-        (void)weft_device_net_abort(d, record, *socket);
-    return rc;
+    return weft_device_net_begun(d, record, *socket);
 }
 /* Connects to a host through `node`, and returns when the connection is open. `host`: address, in this node's pool, of the host's name or
  * of its network address as text, which has `host_bytes` bytes and no zero byte. `flags`: WEFT_NET_... of weft/net.h. */
-WEFT_DEVICE_CALL int weft_device_net_connect(const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
-                                             uint32_t port, uint32_t flags, uint64_t *socket)
+WEFT_DEVICE_CALL int weft_device_net_connect(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
+                                             uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
 {
     return weft_device_net_begin(d, record, WEFT_NET_CONNECT, node, host, host_bytes, port, flags, socket);
 }
 /* Listens at `node`, or with WEFT_NET_DATAGRAMS opens a socket for datagrams. `host` and `host_bytes`: the node's address to listen at, as
  * text; 0 and 0: all its addresses. Port 0: any free port; weft_device_net_opened() tells which. */
-WEFT_DEVICE_CALL int weft_device_net_listen(const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
-                                            uint32_t port, uint32_t flags, uint64_t *socket)
+WEFT_DEVICE_CALL int weft_device_net_listen(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t host, uint64_t host_bytes,
+                                            uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
 {
     return weft_device_net_begin(d, record, WEFT_NET_LISTEN, node, host, host_bytes, port, flags, socket);
 }
 
 /* Waits for a connection of a listener. */
-WEFT_DEVICE_CALL int weft_device_net_accept(const weft_device *d, uint64_t record, uint64_t listener, uint64_t *socket)
+WEFT_DEVICE_CALL int weft_device_net_accept(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t listener, WEFT_NEAR uint64_t *socket)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_ACCEPT, listener);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_ACCEPT, listener);
     int rc = r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
     if (rc == 0)
         *socket = weft_device_request_result(r, 0);
@@ -128,10 +144,10 @@ WEFT_DEVICE_CALL int weft_device_net_accept(const weft_device *d, uint64_t recor
 
 /* Waits for bytes, and receives at most `len` of them to `dst`. `*got` is how many; 0: the peer has ended its side. With datagrams:
  * receives one, which may have 0 bytes. */
-WEFT_DEVICE_CALL int weft_device_net_receive(const weft_device *d, uint64_t record, uint64_t socket, uint64_t dst, uint64_t len,
-                                             uint64_t *got)
+WEFT_DEVICE_CALL int weft_device_net_receive(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t dst, uint64_t len,
+                                             WEFT_NEAR uint64_t *got)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_RECEIVE, socket);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_RECEIVE, socket);
     *got = 0;
     if (!r)
         return -WEFT_DEVICE_EFAULT;
@@ -143,23 +159,23 @@ WEFT_DEVICE_CALL int weft_device_net_receive(const weft_device *d, uint64_t reco
     return rc;
 }
 /* Like weft_device_net_receive(), for a datagram; `*from` becomes its sender's address. */
-WEFT_DEVICE_CALL int weft_device_net_receive_from(const weft_device *d, uint64_t record, uint64_t socket, weft_device_net_address *from,
-                                                  uint64_t dst, uint64_t len, uint64_t *got)
+WEFT_DEVICE_CALL int weft_device_net_receive_from(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR weft_device_net_address *from,
+                                                  uint64_t dst, uint64_t len, WEFT_NEAR uint64_t *got)
 {
     int rc = weft_device_net_receive(d, record, socket, dst, len, got);
     if (rc == 0)
-        weft_device_net_tell((const weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES), 1, from);
+        weft_device_net_tell((WEFT_FAR const weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES), 1, from);
     return rc;
 }
 
 /* Sends `len` bytes from `src`, in any pool or arena. Waits until all are in the ring, from which the gateway sends them; then `src` may be
  * used again. `*put` (may be NULL) is how many bytes are in the ring, also after an error. With datagrams: sends all bytes as one. */
-WEFT_DEVICE_CALL int weft_device_net_send(const weft_device *d, uint64_t record, uint64_t socket, uint64_t src, uint64_t len, uint64_t *put)
+WEFT_DEVICE_CALL int weft_device_net_send(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t src, uint64_t len, WEFT_NEAR uint64_t *put)
 {
     uint64_t done = 0;
     int rc = 0;
     while (rc == 0 && done < len) {
-        weft_request *r = weft_device_net_record(d, record, WEFT_NET_SEND, socket);
+        WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_SEND, socket);
         if (!r)
             rc = -WEFT_DEVICE_EFAULT;
         if (!r)
@@ -169,16 +185,18 @@ WEFT_DEVICE_CALL int weft_device_net_send(const weft_device *d, uint64_t record,
         rc = weft_device_request_poll(d, record, r);
         if (rc == 0)
             done += weft_device_request_result(r, 0);
+        if (WEFT_DEVICE_TURNS)
+            break;
     }
     if (put)
         *put = done;
     return rc;
 }
 /* Sends one datagram to an address, with a socket of weft_device_net_listen(). */
-WEFT_DEVICE_CALL int weft_device_net_send_to(const weft_device *d, uint64_t record, uint64_t socket, const weft_device_net_address *to,
+WEFT_DEVICE_CALL int weft_device_net_send_to(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR const weft_device_net_address *to,
                                              uint64_t src, uint64_t len)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_SEND, socket);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_SEND, socket);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->arg[0] = src;
@@ -190,17 +208,17 @@ WEFT_DEVICE_CALL int weft_device_net_send_to(const weft_device *d, uint64_t reco
 }
 
 /* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. */
-WEFT_DEVICE_CALL int weft_device_net_shutdown(const weft_device *d, uint64_t record, uint64_t socket)
+WEFT_DEVICE_CALL int weft_device_net_shutdown(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_SHUTDOWN, socket);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_SHUTDOWN, socket);
     return r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
 }
 
 /* Waits for bytes, and leaves them in the ring: `*at` is their address in this node's pool, `*bytes` how many lie together there; 0: the
  * peer has ended its side. They stay there until weft_device_net_taken(). Not for datagrams. */
-WEFT_DEVICE_CALL int weft_device_net_received(const weft_device *d, uint64_t record, uint64_t socket, uint64_t *at, uint64_t *bytes)
+WEFT_DEVICE_CALL int weft_device_net_received(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR uint64_t *at, WEFT_NEAR uint64_t *bytes)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_RECEIVED, socket);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_RECEIVED, socket);
     *bytes = 0;
     int rc = r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
     if (rc == 0) {
@@ -210,16 +228,16 @@ WEFT_DEVICE_CALL int weft_device_net_received(const weft_device *d, uint64_t rec
     return rc;
 }
 /* Frees the first `bytes` received bytes in the ring. */
-WEFT_DEVICE_CALL int weft_device_net_taken(const weft_device *d, uint64_t record, uint64_t socket, uint64_t bytes)
+WEFT_DEVICE_CALL int weft_device_net_taken(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t bytes)
 {
-    weft_request *r = weft_device_net_record(d, record, WEFT_NET_TAKEN, socket);
+    WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_TAKEN, socket);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->arg[0] = bytes;
     return weft_device_request_ask(d, record);
 }
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 }
 #endif
 #endif

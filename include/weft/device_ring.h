@@ -198,12 +198,15 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_FAR const weft_device_ring *r, uin
     }
 }
 #else
-/* Whether `slots` slots are free from number `ticket` on. */
-WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint32_t slots)
+/* Whether `slots` slots are free from number `ticket` on. With `ask` false the call does not read the host's memory, and may return false
+   although there is room by now. */
+WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint32_t slots, bool ask)
 {
     int64_t last = (int64_t)(ticket + slots), size = (int64_t)(r->mask + 1);
     if (last - (int64_t)weft_device_load_guess(r->taken_seen) <= size || last - (int64_t)weft_device_load_own(r->taken_seen) <= size)
         return true;
+    if (!ask)
+        return false;
     uint64_t taken = weft_device_load(r->taken); /* pairs with the release in gpu_ring_publish() */
     if (last - (int64_t)taken > size)
         return false;
@@ -211,6 +214,7 @@ WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, u
     return true;
 }
 
+#define WEFT_DEVICE_ASKS 4u /* of so many polls for room, a thread reads the host's memory in one */
 /* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and `wait` is false. A thread that has taken numbers must fill
    the slots, so it takes numbers only when there is room. If `place` is not NULL, the call also tries to reserve the place for the answer,
    and stores in `*place` whether it has; both atomics are issued together. The first number that a thread tries is a guess from a cache,
@@ -222,7 +226,9 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FA
     weft_device_patience p = {0, 0};
     uint64_t t = weft_device_load_guess(r->guess);
     for (;;) {
-        if (weft_device_has_room(r, t, slots)) {
+        /* Each of the threads that wait asks the host now and then, and passes the answer on. If each asked every time, their reads would
+           fill the bus on which the requests go. */
+        if (weft_device_has_room(r, t, slots, p.looks % WEFT_DEVICE_ASKS == 0)) {
             bool raised = false;
             uint64_t was = place ? weft_device_swap_and_raise(r->next, t, t + slots, &r->awaited[t & r->mask], &raised)
                                  : weft_device_swap_own(r->next, t, t + slots);

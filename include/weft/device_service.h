@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
  * Calls by which GPU kernels use services (weft/service.h): programs and names. For sockets see weft/device_net.h, for files
- * weft/device_file.h. The same source can be compiled as C, C++ and CUDA, as that of weft/device.h.
+ * weft/device_file.h. The same source can be compiled as C, C++, CUDA and Metal, as that of weft/device.h.
  *
  * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
  * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read
  * and write a record in an arena faster, but the node copies it from and to the GPU, which takes some microseconds. One thread at a time
  * uses a record. When a call has returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until
  * the record's `answered` equals its `id`, because until then the node may still write to it.
+ *
+ * On Metal (compiled, never run) no call waits. A call submits its record and returns -WEFT_DEVICE_EINPROGRESS. Make the same call, with the
+ * same record and arguments, in the next kernel: it returns the result, or -WEFT_DEVICE_EINPROGRESS if there is none yet or the call needs
+ * more than one request. The last word of `result` and `reserved` in the record tell that it has begun, so fill a new record with zeros.
  *
  * A process handle is a number that all kernels of this node may use, but only one call at a time may use the same handle. Errors are
  * negative, with Linux's numbers; weft/service.h lists them.
@@ -18,17 +22,30 @@
 #include "device.h"
 #include "request.h"
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 extern "C" {
+#endif
+
+#if defined(WEFT_DEVICE_METAL)
+/* Whether a request of that kind was submitted with the record, and its result was not returned yet. */
+WEFT_DEVICE_CALL bool weft_device_request_begun(WEFT_FAR const weft_request *r, uint32_t service, uint32_t kind)
+{
+    return r->reserved && r->service == service && r->kind == kind;
+}
 #endif
 
 /* Fills the fields of a record that all kinds of requests have, and returns the record. NULL: the record is neither in this node's pool nor
  * in an arena of the kernel's GPU, or it is not aligned. */
-WEFT_DEVICE_CALL weft_request *weft_device_record(const weft_device *d, uint64_t record, uint32_t service, uint32_t kind, uint32_t node)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t service, uint32_t kind, uint32_t node)
 {
-    weft_request *r = (weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
+    WEFT_FAR weft_request *r = (WEFT_FAR weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
     if (!r || (record & 7) || record >> 48 != d->rank)
         return NULL;
+#if defined(WEFT_DEVICE_METAL)
+    if (weft_device_request_begun(r, service, kind))
+        return r;
+    r->reserved = 0;
+#endif
     r->version = WEFT_REQUEST_VERSION;
     r->service = (uint16_t)service;
     r->kind = (uint16_t)kind;
@@ -45,16 +62,54 @@ WEFT_DEVICE_CALL weft_request *weft_device_record(const weft_device *d, uint64_t
     return r;
 }
 
+#if defined(WEFT_DEVICE_METAL)
+/* Submits the record, or returns the result of the request that was submitted before. */
+WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uint64_t record)
+{
+    WEFT_FAR weft_request *r = (WEFT_FAR weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
+    weft_device_op op = {0, 0, 0, 0};
+    if (!r->reserved) {
+        int rc = weft_device_ask_start(d, WEFT_REQUEST_SERVICE, record, &op);
+        if (rc)
+            return rc;
+        r->result[4] = op.ticket; /* the node overwrites these, and sees them only when the kernel has ended */
+        r->result[5] = op.ring;
+        r->reserved = 1;
+        weft_device_leave(d, &op);
+        return -WEFT_DEVICE_EINPROGRESS;
+    }
+    bool answered = r->answered == r->id;
+    op.ticket = r->result[4];
+    op.ring = (uint32_t)r->result[5];
+    if (!answered && *weft_device_ring_of(d, &op)->taken <= op.ticket)
+        return -WEFT_DEVICE_EINPROGRESS; /* it was submitted in this kernel */
+    r->reserved = 0;
+    if (answered)
+        return r->status;
+    /* The node has not accepted the record. The reason is in the answer's place, if no later answer is there. */
+    uint64_t low, high;
+    weft_device_load_cell(weft_device_answer_of(d, &op), &low, &high);
+    return (uint32_t)(high >> 32) == (uint32_t)(op.ticket + 1) ? (int)(uint32_t)high : -WEFT_DEVICE_EFAULT;
+}
+#else
 /* Submits the record, and waits for the answer. */
-WEFT_DEVICE_CALL int weft_device_request_ask(const weft_device *d, uint64_t record)
+WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uint64_t record)
 {
     return weft_device_ask(d, WEFT_REQUEST_SERVICE, record, NULL);
 }
+#endif
 
 /* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process. Submits the
  * record again and again until the answer is another one. */
-WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t record, weft_request *r)
+WEFT_DEVICE_CALL int weft_device_request_poll(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_FAR weft_request *r)
 {
+#if defined(WEFT_DEVICE_METAL)
+    int rc = weft_device_request_ask(d, record);
+    if (rc != -WEFT_DEVICE_EAGAIN || r->reserved)
+        return rc;
+    r->id += r->id + 1 == 0 ? 2 : 1;
+    return weft_device_request_ask(d, record);
+#else
     weft_device_patience p = {0, 0};
     for (uint32_t pauses = 1;; pauses = pauses < 32 ? 2 * pauses : pauses) { /* a wait of many blocks must not keep the node busy */
         int rc = weft_device_request_ask(d, record);
@@ -66,9 +121,10 @@ WEFT_DEVICE_CALL int weft_device_request_poll(const weft_device *d, uint64_t rec
             weft_device_pause();
         r->id += r->id + 1 == 0 ? 2 : 1;
     }
+#endif
 }
 
-WEFT_DEVICE_CALL uint64_t weft_device_request_result(const weft_request *r, uint32_t i)
+WEFT_DEVICE_CALL uint64_t weft_device_request_result(WEFT_FAR const weft_request *r, uint32_t i)
 {
     return weft_device_load(&r->result[i]);
 }
@@ -77,10 +133,10 @@ WEFT_DEVICE_CALL uint64_t weft_device_request_result(const weft_request *r, uint
 
 /* Starts a program on `node`. `data`, in this node's pool, holds strings as described at WEFT_PROCESS_SPAWN in weft/request.h: program,
  * directory, `argc` arguments, `envc` changes to the environment. Returns when the program runs. */
-WEFT_DEVICE_CALL int weft_device_spawn(const weft_device *d, uint64_t record, uint32_t node, uint32_t flags, uint64_t data,
-                                       uint64_t data_bytes, uint32_t argc, uint32_t envc, uint64_t *handle)
+WEFT_DEVICE_CALL int weft_device_spawn(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint32_t flags, uint64_t data,
+                                       uint64_t data_bytes, uint32_t argc, uint32_t envc, WEFT_NEAR uint64_t *handle)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_SPAWN, node);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_SPAWN, node);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->flags = flags;
@@ -100,9 +156,9 @@ typedef struct weft_device_exit {
 } weft_device_exit;
 
 /* Waits until the process has ended. -WEFT_DEVICE_ETIMEDOUT: it still runs; the call may be repeated. */
-WEFT_DEVICE_CALL int weft_device_process_wait(const weft_device *d, uint64_t record, uint64_t handle, weft_device_exit *out)
+WEFT_DEVICE_CALL int weft_device_process_wait(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, WEFT_NEAR weft_device_exit *out)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WAIT, d->rank);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WAIT, d->rank);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->handle = handle;
@@ -119,11 +175,18 @@ WEFT_DEVICE_CALL int weft_device_process_wait(const weft_device *d, uint64_t rec
 
 /* Reads output of the process (`which`: 1 for standard output, 2 for standard error) into `dst`, in this node's pool or one of its arenas.
  * `*got` is how many bytes were read; 0: the output has ended. */
-WEFT_DEVICE_CALL int weft_device_process_read(const weft_device *d, uint64_t record, uint64_t handle, uint32_t which, uint64_t dst,
-                                              uint64_t len, uint64_t *got)
+WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint32_t which, uint64_t dst,
+                                              uint64_t len, WEFT_NEAR uint64_t *got)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_OUTPUT, d->rank);
-    weft_device_op op;
+#if defined(WEFT_DEVICE_METAL)
+    WEFT_FAR const weft_request *begun = (WEFT_FAR const weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
+    if (begun && weft_device_request_begun(begun, WEFT_SERVICE_PROCESS, WEFT_PROCESS_TAKE)) {
+        int end = weft_device_request_ask(d, record);
+        *got = end ? 0 : begun->arg[1];
+        return end;
+    }
+#endif
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_OUTPUT, d->rank);
     *got = 0;
     if (!r)
         return -WEFT_DEVICE_EFAULT;
@@ -134,12 +197,18 @@ WEFT_DEVICE_CALL int weft_device_process_read(const weft_device *d, uint64_t rec
     n = n < len ? n : len;
     if (rc || n == 0)
         return rc;
+#if defined(WEFT_DEVICE_METAL)
+    rc = weft_device_get(d, dst, at, n, NULL);
+    rc = rc ? rc : weft_device_fence(d, d->rank); /* the bytes are freed when they were copied */
+#else
+    weft_device_op op;
     rc = weft_device_get(d, dst, at, n, &op);
     if (rc == 0) {
         rc = weft_device_wait(d, &op);
         if (rc == -WEFT_DEVICE_ETIMEDOUT)
             weft_device_leave(d, &op);
     }
+#endif
     if (rc)
         return rc;
     r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_TAKE, d->rank);
@@ -154,10 +223,10 @@ WEFT_DEVICE_CALL int weft_device_process_read(const weft_device *d, uint64_t rec
 
 /* Writes bytes to the standard input of the process: as many of the `bytes` bytes at `data`, in this node's pool, as there is room for, at
  * least 1. `*put` is how many were written. With `bytes` 0 the call ends the input. */
-WEFT_DEVICE_CALL int weft_device_process_write(const weft_device *d, uint64_t record, uint64_t handle, uint64_t data, uint64_t bytes,
-                                               uint64_t *put)
+WEFT_DEVICE_CALL int weft_device_process_write(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint64_t data, uint64_t bytes,
+                                               WEFT_NEAR uint64_t *put)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WRITE, d->rank);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_WRITE, d->rank);
     *put = 0;
     if (!r)
         return -WEFT_DEVICE_EFAULT;
@@ -170,9 +239,9 @@ WEFT_DEVICE_CALL int weft_device_process_write(const weft_device *d, uint64_t re
     return rc;
 }
 
-WEFT_DEVICE_CALL int weft_device_process_signal(const weft_device *d, uint64_t record, uint64_t handle, uint32_t signal)
+WEFT_DEVICE_CALL int weft_device_process_signal(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint32_t signal)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_SIGNAL, d->rank);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_SIGNAL, d->rank);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->handle = handle;
@@ -180,9 +249,9 @@ WEFT_DEVICE_CALL int weft_device_process_signal(const weft_device *d, uint64_t r
     return weft_device_request_poll(d, record, r);
 }
 
-WEFT_DEVICE_CALL int weft_device_process_close(const weft_device *d, uint64_t record, uint64_t handle)
+WEFT_DEVICE_CALL int weft_device_process_close(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_CLOSE, d->rank);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_PROCESS, WEFT_PROCESS_CLOSE, d->rank);
     if (!r)
         return -WEFT_DEVICE_EFAULT;
     r->handle = handle;
@@ -192,9 +261,9 @@ WEFT_DEVICE_CALL int weft_device_process_close(const weft_device *d, uint64_t re
 /* --- names --- */
 
 /* Fills a record for a request about a name. NULL: the record is invalid, or the name has not 1 to 63 bytes. */
-WEFT_DEVICE_CALL weft_request *weft_device_name(const weft_device *d, uint64_t record, uint32_t kind, uint32_t node, const char *name)
+WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_name(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t kind, uint32_t node, WEFT_NEAR const char *name)
 {
-    weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NAME, kind, node);
+    WEFT_FAR weft_request *r = weft_device_record(d, record, WEFT_SERVICE_NAME, kind, node);
     uint32_t n = 0;
     while (r && n < WEFT_NAME_BYTES && name[n]) {
         r->arg[4 + n / 8] |= (uint64_t)(uint8_t)name[n] << 8 * (n % 8);
@@ -203,10 +272,10 @@ WEFT_DEVICE_CALL weft_request *weft_device_name(const weft_device *d, uint64_t r
     return n == 0 || n == WEFT_NAME_BYTES ? NULL : r;
 }
 
-WEFT_DEVICE_CALL int weft_device_name_publish(const weft_device *d, uint64_t record, uint32_t node, const char *name, uint64_t addr,
+WEFT_DEVICE_CALL int weft_device_name_publish(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name, uint64_t addr,
                                               uint64_t bytes)
 {
-    weft_request *r = weft_device_name(d, record, WEFT_NAME_PUBLISH, node, name);
+    WEFT_FAR weft_request *r = weft_device_name(d, record, WEFT_NAME_PUBLISH, node, name);
     if (!r)
         return -WEFT_DEVICE_EINVAL;
     r->arg[0] = addr;
@@ -216,15 +285,19 @@ WEFT_DEVICE_CALL int weft_device_name_publish(const weft_device *d, uint64_t rec
 
 /* Looks a name up. With `wait` it asks again and again until the name is published: a single request that waits at the server would delay
  * the requests behind it in the ring. */
-WEFT_DEVICE_CALL int weft_device_name_lookup(const weft_device *d, uint64_t record, uint32_t node, const char *name, bool wait,
-                                             uint64_t *addr, uint64_t *bytes)
+WEFT_DEVICE_CALL int weft_device_name_lookup(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name, bool wait,
+                                             WEFT_NEAR uint64_t *addr, WEFT_NEAR uint64_t *bytes)
 {
-    weft_request *r = weft_device_name(d, record, WEFT_NAME_LOOKUP, node, name);
-    weft_device_patience p = {0, 0};
+    WEFT_FAR weft_request *r = weft_device_name(d, record, WEFT_NAME_LOOKUP, node, name);
     int rc = r ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EINVAL;
+#if !defined(WEFT_DEVICE_METAL)
+    weft_device_patience p = {0, 0};
+#endif
     while (r && wait && rc == -WEFT_DEVICE_ENOENT) {
+#if !defined(WEFT_DEVICE_METAL)
         if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;
+#endif
         r->id += r->id + 1 == 0 ? 2 : 1;
         rc = weft_device_request_ask(d, record);
     }
@@ -235,13 +308,13 @@ WEFT_DEVICE_CALL int weft_device_name_lookup(const weft_device *d, uint64_t reco
     return rc;
 }
 
-WEFT_DEVICE_CALL int weft_device_name_withdraw(const weft_device *d, uint64_t record, uint32_t node, const char *name)
+WEFT_DEVICE_CALL int weft_device_name_withdraw(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name)
 {
-    weft_request *r = weft_device_name(d, record, WEFT_NAME_WITHDRAW, node, name);
+    WEFT_FAR weft_request *r = weft_device_name(d, record, WEFT_NAME_WITHDRAW, node, name);
     return r ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EINVAL;
 }
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)
 }
 #endif
 #endif

@@ -33,11 +33,13 @@
 #ifndef WEFT_FILE_H
 #define WEFT_FILE_H
 
-#include "fabric.h"
 #include "request.h"
+#if !defined(__METAL_VERSION__) /* kernels of Metal use the constants */
+#include "fabric.h"
 #include "types.h"
+#endif
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(__METAL_VERSION__)
 extern "C" {
 #endif
 
@@ -52,6 +54,7 @@ typedef struct weft_file weft_file;
 #define WEFT_FILE_TRUNCATE 0x4u /* with WEFT_FILE_WRITE: empty the file */
 #define WEFT_FILE_FLAGS    0x7u
 
+#if !defined(__METAL_VERSION__)
 typedef struct weft_file_info {
     uint64_t bytes; /* the file's size */
     uint64_t device, inode;
@@ -217,5 +220,6 @@ WEFT_API int weft_file_list(weft_node *w, uint32_t node, weft_file_cached *out, 
 
 #ifdef __cplusplus
 }
+#endif
 #endif
 #endif

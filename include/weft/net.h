@@ -29,11 +29,13 @@
 #ifndef WEFT_NET_H
 #define WEFT_NET_H
 
-#include "fabric.h"
 #include "request.h"
+#if !defined(__METAL_VERSION__) /* kernels of Metal use the constants */
+#include "fabric.h"
 #include "types.h"
+#endif
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(__METAL_VERSION__)
 extern "C" {
 #endif
 
@@ -58,6 +60,7 @@ typedef struct weft_socket weft_socket;
 #define WEFT_NET_DATAGRAM_MAX 65507u /* largest datagram that can be sent, in bytes */
 #define WEFT_NET_ADDRESS      80u    /* room for an address as text, in bytes */
 
+#if !defined(__METAL_VERSION__)
 typedef struct weft_net_spec {
     size_t bytes;                     /* sizeof(weft_net_spec): weft_net_spec s = {.bytes = sizeof s, .host = "example.com", .port = 80} */
     const char *host;                 /* a name or an address, at most 255 bytes. For a listener, NULL or "" means all addresses */
@@ -201,5 +204,6 @@ WEFT_API void weft_net_notify(weft_socket *s, weft_net_fn fn, void *arg);
 
 #ifdef __cplusplus
 }
+#endif
 #endif
 #endif

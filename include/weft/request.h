@@ -18,7 +18,7 @@
  *    56 - 191  arg         the asker: see the kind; else 0
  *   192 - 239  result      the asker's node, with the answer: see the kind
  *   240 - 243  status      the asker's node: 0 or a negative errno, with Linux's number on every system
- *   244 - 247  reserved    nobody
+ *   244 - 247  reserved    nobody; on Metal the kernel (weft/device_service.h)
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
  * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Records name memory by address (weft/types.h),
@@ -31,8 +31,10 @@
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
 
+#if !defined(__METAL_VERSION__)
 #include <stddef.h>
 #include <stdint.h>
+#endif
 
 #define WEFT_REQUEST_VERSION  1u
 #define WEFT_REQUEST_BYTES    256u
@@ -234,7 +236,9 @@ typedef struct weft_name {
 /* Closes the file; the handle is invalid from then on. */
 #define WEFT_FILE_CLOSE 6u
 
-#if defined(__cplusplus)
+#if defined(__METAL_VERSION__)
+#define WEFT_LAYOUT(what) /* has no offsetof; the layout is checked where this is compiled as C */
+#elif defined(__cplusplus)
 #define WEFT_LAYOUT(what) static_assert(what, #what)
 #else
 #define WEFT_LAYOUT(what) _Static_assert(what, #what)

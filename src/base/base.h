@@ -276,6 +276,7 @@ int base_place_go(const char *name); /* connect to a place: returns a socket to 
 int base_peer_identity(int fd, unsigned *uid, int *pid);
 /* Number of bytes written to a TCP socket that the peer has not acknowledged; a negative errno if that is not known. */
 int base_unacknowledged(int fd);
+int64_t base_round_trip_ns(int fd); /* of a TCP connection, as the kernel has measured it; 0: not known */
 /* Identifies this host, its boot, and the IPC and network namespaces. Two processes have the same id only if they can share memory. */
 void base_host_id(uint8_t id[16]);
 

@@ -6,6 +6,8 @@
 #include "base/base.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -309,6 +311,13 @@ int base_unacknowledged(int fd)
     return ioctl(fd, SIOCOUTQ, &bytes) ? -errno : bytes;
 }
 
+int64_t base_round_trip_ns(int fd)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) ? 0 : (int64_t)info.tcpi_rtt * 1000; /* microseconds, smoothed */
+}
+
 void base_host_id(uint8_t id[16])
 {
     /* The boot id is different for every machine and boot; the IPC and network namespaces are different for every container. */
@@ -442,6 +451,13 @@ int base_unacknowledged(int fd)
     int bytes;
     socklen_t len = sizeof bytes;
     return getsockopt(fd, SOL_SOCKET, SO_NWRITE, &bytes, &len) ? -errno : bytes;
+}
+
+int64_t base_round_trip_ns(int fd)
+{
+    struct tcp_connection_info info = {0};
+    socklen_t len = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_CONNECTION_INFO, &info, &len) ? 0 : (int64_t)info.tcpi_srtt * WEFT_MS;
 }
 
 void base_host_id(uint8_t id[16])

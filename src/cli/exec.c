@@ -9,6 +9,8 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "cli/command.h"
@@ -58,7 +60,7 @@ struct exec_options {
     struct control_request r;
     /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; frames
      * that the small command has handled are not in the socket any more. `status`: the exit status so far. `written`: how many bytes of the
-     * output in the first frame the small command has written */
+     * next output it has written */
     int connected, status;
     uint32_t written;
 };
@@ -84,6 +86,15 @@ static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH,
 static int signal_pipe[2] = {-1, -1};
 static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
 static volatile sig_atomic_t signal_came;
+static volatile sig_atomic_t exec_socket = -1; /* the connection to the control node, while signals are read */
+
+/* Sending to a control node that hangs ends soon. A signal interrupts it, and it begins again with this time. */
+static void on_second_signal(void)
+{
+    const struct timeval most = {.tv_sec = KILLED_NS / WEFT_SECOND};
+    if (exec_socket >= 0)
+        setsockopt(exec_socket, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+}
 
 /* Before and after exec_loop(), this command may have to wait until its request or its output is taken. Then the second signal ends it. */
 static void on_exec_signal(int number)
@@ -97,6 +108,8 @@ static void on_exec_signal(int number)
             signal(number, SIG_DFL);
             raise(number);
         }
+        if (signal_came)
+            on_second_signal();
         signal_came = true;
     }
     errno = error;
@@ -255,6 +268,7 @@ static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
 
 static void exec_loop(struct exec_run *x)
 {
+    exec_socket = x->fd;
     signals_are_read = true;
     while (!x->done && !x->print.out.broken && !x->print.err.broken) {
         bool take = !exec_print_full(&x->print);
@@ -279,6 +293,7 @@ static void exec_loop(struct exec_run *x)
             exec_leave(x);
     }
     signals_are_read = false;
+    exec_socket = -1;
 }
 
 static int exec_detached(const char *cluster, struct control_request *r)

@@ -68,8 +68,7 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
 #error "the small command is for x86-64 and arm64; see meson.build"
 #endif
 
-/* `softverbs run` warns of programs without a loader, into which it cannot put its library. This note says that the whole command has one.
- */
+/* `softverbs run` warns of programs without a loader, as these cannot load its library. This note says that the whole command has one. */
 __asm__(".pushsection .note.softverbs, \"a\", %note\n\t.balign 4\n\t.long 10, 0, 1\n\t.asciz \"softverbs\"\n\t.balign 4\n\t.popsection\n");
 
 #define SYS(name, a, b, c, d, e, f) call(SYS_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
@@ -276,9 +275,8 @@ static bool has_room(void)
     size_t bytes = ROOM_MORE;
     for (char **s = words; s <= words + word_count || *s; s++) /* the environment comes behind the arguments */
         bytes += (*s ? strlen(*s) + 1 : 0) + sizeof *s;
-    if (SYS(prlimit64, 0, RLIMIT_STACK, NULL, &stack, 0, 0))
-        return false;
-    return bytes <= ROOM_LEAST || (bytes <= ROOM_MOST && bytes <= stack.rlim_cur / 4);
+    return bytes <= ROOM_LEAST ||
+           (bytes <= ROOM_MOST && SYS(prlimit64, 0, RLIMIT_STACK, NULL, &stack, 0, 0) == 0 && bytes <= stack.rlim_cur / 4);
 }
 
 /* The whole command goes on with a job that was started. `status`: the exit status so far. `written`: how many bytes of the output in the
@@ -515,8 +513,7 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    /* if the disk is full, the whole command writes the rest, or prints the error */
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0;
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* disk full: the whole command writes the rest, or fails */
     return n == (long)f->bytes;
 }
 

@@ -18,17 +18,20 @@ static void networks_use(const struct ofi_listed *e, const struct ofi_listed *fi
         snprintf(out, len, "ofi, to nodes that no better transport reaches%s", e->traits.plain ? "; in the clear" : "");
     else
         snprintf(out, len, "ofi, to nodes that do not have %s; or with WEFT_OFI_PROVIDER=%s", first->provider, e->provider);
+    size_t n = strlen(out);
+    if (!e->traits.tried)
+        snprintf(out + n, len - n, "; weft supports it, but was never run with it");
 }
 
 static int networks_json(const struct ofi_listed *list)
 {
     json_t *all = json_array();
     for (uint32_t i = 0; list[i].provider[0]; i++) {
-        char use[160];
+        char use[208];
         networks_use(&list[i], &list[0], use, sizeof use);
-        json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:b, s:b, s:b, s:s}", "provider", list[i].provider, "interface",
+        json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:b, s:b, s:b, s:b, s:s}", "provider", list[i].provider, "interface",
                                              list[i].interface, "address", list[i].address, "rma", list[i].traits.rma, "clear",
-                                             list[i].traits.plain, "by_itself", list[i].traits.rank < OFI_NEVER, "use", use));
+                                             list[i].traits.plain, "by_itself", list[i].traits.rank < OFI_NEVER, "tried", list[i].traits.tried, "use", use));
     }
     return cli_json_print("devices", all);
 }
@@ -40,7 +43,7 @@ static int networks_lines(const struct ofi_listed *list)
     struct cli_table *t = cli_table_new(columns, 5);
     int rc = t ? 0 : -ENOMEM;
     for (uint32_t i = 0; rc == 0 && list[i].provider[0]; i++) {
-        char use[160];
+        char use[208];
         networks_use(&list[i], &list[0], use, sizeof use);
         const char *cells[] = {list[i].provider, list[i].interface[0] ? list[i].interface : "-", list[i].address[0] ? list[i].address : "-",
                                list[i].traits.rma ? "yes" : "no", use};

@@ -8,6 +8,9 @@
  * closes the connection when the process ends. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose
  * host answers is stopped, or gets no processor: it is dead after PATIENCE times as long.
  *
+ * On a slow network heartbeats wait behind what was sent before, and TCP may send only one packet in a round trip. So two round trips, as
+ * the kernel has measured them, are added to these times.
+ *
  * A thread of its own sends the heartbeats, because the progress thread may be in a handler of the program for a long time while the node
  * is alive. Only the progress thread decides whether a peer is dead, right after it has read what has arrived. It does not count time in
  * which it did not read: a node that was stopped itself must not take all others for dead.
@@ -24,6 +27,7 @@
     (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it \
                         */
 #define PATIENCE 5     /* how many liveness times a process may be silent while its host answers */
+#define SLOWNESS 3     /* how many liveness times more a peer may be silent, if the network is slow */
 
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
 {
@@ -92,6 +96,13 @@ void fab_pulse_stop(struct weft_node *w)
     w->pulse_started = false;
 }
 
+/* How much longer than otherwise a peer may be silent, because the network is slow. Bounded, so that a peer is declared dead in time. */
+static int64_t slowness(const struct fab_link *l)
+{
+    int64_t trips = 2 * base_round_trip_ns(l->side_fd), most = SLOWNESS * l->liveness_ns;
+    return trips < most ? trips : most;
+}
+
 /* How much longer this peer may be silent. 0: it is dead; `why` tells the reason. */
 static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, size_t len)
 {
@@ -105,6 +116,8 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
         l->unanswered_ns = 0;
         left = l->liveness_ns - w->pulse_ns;
     }
+    if (left <= 0)
+        left += slowness(l);
     if (left <= 0) {
         snprintf(why, len, "it and its host were silent for %.1f s (WEFT_LIVENESS)", seconds);
         return 0;

@@ -186,9 +186,40 @@ static void tell_nobody(struct gateway *g, const struct gateway_ask *a, const st
     (void)r;
 }
 
+struct gateway_later {
+    struct gateway_later *next;
+    weft_request r;
+};
+
 void gateway_ask_ignore(struct gateway *g, const weft_request *r)
 {
-    (void)gateway_ask(g, &(struct gateway_question){.record = r, .tell = tell_nobody, .post = true}, NULL);
+    struct gateway_later *later = NULL;
+    /* again, if requests were answered between the refusal and the lock */
+    while (!later && gateway_ask(g, &(struct gateway_question){.record = r, .tell = tell_nobody, .post = true}, NULL) == -EAGAIN) {
+        if (!(later = malloc(sizeof *later)))
+            return; /* what the request ends stays until this node or the other one ends */
+        later->r = *r;
+        base_spin_lock(&g->lock);
+        bool full = g->outstanding[r->node] >= WEFT_REQUESTS_MAX;
+        if (full) {
+            later->next = g->later[r->node];
+            g->later[r->node] = later;
+        }
+        base_spin_unlock(&g->lock);
+        if (!full) {
+            free(later);
+            later = NULL;
+        }
+    }
+}
+
+/* The first of the requests that wait for room; NULL: none. With the lock held. */
+static struct gateway_later *later_take(struct gateway *g, uint32_t node)
+{
+    struct gateway_later *later = g->later[node];
+    if (later)
+        g->later[node] = later->next;
+    return later;
 }
 
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why)
@@ -236,6 +267,7 @@ void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway
 {
     struct gateway_result r = {.status = m->status > 0 ? -EPROTO : m->status, .answered = true, .payload = payload, .len = len};
     memcpy(r.word, m->word, sizeof r.word);
+    struct gateway_later *later = NULL;
     base_spin_lock(&g->lock);
     struct gateway_ask *a = gateway_table_find(&g->asks, m->to);
     if (a && a->node != from)
@@ -249,8 +281,12 @@ void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway
         ask_tell(g, a, &r);
         gateway_table_remove(&g->asks, a->id);
         g->outstanding[from]--;
+        later = later_take(g, from);
     }
     base_spin_unlock(&g->lock);
+    if (later)
+        gateway_ask_ignore(g, &later->r);
+    free(later);
     if (late && a->late)
         a->late(g, a, &r);
     if (a)
@@ -271,7 +307,15 @@ static void asks_drop(struct gateway *g, uint32_t node, bool all, int why)
         a->arg = dropped;
         dropped = a;
     }
+    struct gateway_later *over = NULL;
+    for (uint32_t i = all ? 0 : node; i < (all ? g->w->size : node + 1); i++)
+        for (struct gateway_later *later; (later = later_take(g, i)); over = later)
+            later->next = over;
     base_spin_unlock(&g->lock);
+    for (struct gateway_later *later; (later = over);) {
+        over = later->next;
+        free(later);
+    }
     for (struct gateway_ask *a; (a = dropped);) {
         dropped = a->arg;
         ask_free(g, a);

@@ -484,7 +484,10 @@ struct gateway {
     base_spin lock;
     struct gateway_table asks, streams, processes, sockets, objects;
     int64_t next_deadline;
-    uint32_t *outstanding;    /* [size]: this node's unanswered requests to each node; under the lock */
+    uint32_t *outstanding; /* [size]: this node's unanswered requests to each node; under the lock */
+    /* [size]: requests that gateway_ask_ignore() sends when there is room; under the lock. Each ends something that the node has given to
+     * this one, such as a handle or a lease, so a node that answers nothing more adds none without end. */
+    struct gateway_later **later;
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
     struct gateway_posts *posts;
     struct gateway_server *server; /* NULL: this node offers nothing */

@@ -195,6 +195,10 @@ static void handle_forget(struct weft_process *p)
     handle_free(p);
 }
 
+/* A handle that is closed before its node has answered the start keeps its buffers (320 KiB for weft exec) until the node answers or is
+ * gone, because the node may still write into them. So what starts at a node that hangs can take is bounded by the pool and
+ * WEFT_REQUESTS_MAX, and lasts until the node counts as dead: 5 * WEFT_LIVENESS for one of another host. If the pool is full, a start fails
+ * with -ENOMEM. */
 void handle_close(struct weft_process *p)
 {
     base_spin_lock(&p->g->lock);

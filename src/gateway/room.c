@@ -91,6 +91,7 @@ static void on_close(struct weft_node *w, void *arg)
     file_async_free(g);
     free((void *)g->offers);
     free(g->outstanding);
+    free((void *)g->later);
     free(g);
     w->gateway = NULL;
 }
@@ -129,7 +130,10 @@ int gateway_open(struct weft_node *w, const struct gateway_settings *settings, s
     w->gateway = g;
     g->offers = calloc(w->room, sizeof *g->offers);
     g->outstanding = calloc(w->room, sizeof *g->outstanding);
-    int rc = g->offers && g->outstanding ? 0 : base_fail(-ENOMEM, "no memory for the services of %u nodes" BASE_MEMORY_HINT, w->size);
+    g->later = calloc(w->room, sizeof *g->later);
+    int rc = g->offers && g->outstanding && g->later
+                 ? 0
+                 : base_fail(-ENOMEM, "no memory for the services of %u nodes" BASE_MEMORY_HINT, w->size);
     if (!rc)
         rc = gateway_posts_open(g);
     if (!rc)

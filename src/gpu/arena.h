@@ -18,7 +18,9 @@
  *   arena.c   the arenas of this node and their allocators; other nodes' arenas that are mapped here
  *   share.c   hands memory of GPUs to other processes of the host, and maps theirs
  *   stage.c   buffers in the pool through which pieces are copied
+ *   grant.c   slots of the stage that an owner has granted to another node, which puts into them
  *   owner.c   requests of other nodes for this node's arenas
+ *   piece.c   pieces of jobs
  *   job.c     jobs of this node
  *   carrier.c the thread that takes steps; the functions that the fabric calls
  */
@@ -34,20 +36,21 @@
 #define ARENA_PIECES   64u              /* the most pieces under way to one node */
 #define ARENA_REQUESTS 64u              /* requests of one node at an owner: no node has more pieces under way */
 #define STAGE_SLOTS    8u
+#define GRANTS_MOST    4u     /* slots of an owner that one node may have */
 #define ARENA_GPUS     64u /* open GPUs of a node */
 #define SHARE_NAME     48u /* length of the name of the socket where memory is handed over (base_place_open()) */
 
-enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER, ARENA_HANDLER_SPACE, ARENA_HANDLER_TOLD, ARENA_HANDLER_SHARE };
+enum { ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2), ARENA_HANDLER_ANSWER, ARENA_HANDLER_SPACE, ARENA_HANDLER_TOLD, ARENA_HANDLER_SHARE, ARENA_HANDLER_ROOM };
 
-enum arena_ask { ASK_WRITE = 1, ASK_READ, ASK_PULL, ASK_PUSH, ASK_ATOMIC };
+enum arena_ask { ASK_WRITE = 1, ASK_READ, ASK_PULL, ASK_PUSH, ASK_ATOMIC, ASK_LAND };
 
 /* A request to the owner of an arena. WRITE carries the data, and so does the answer to READ. For PULL the owner reads the data from the
- * requester's pool; for PUSH the owner writes the data there. */
+ * requester's pool; for PUSH the owner writes the data there. For LAND the data is in a slot that the owner has granted (grant.c). */
 struct arena_message {
     uint64_t id; /* number of the request, which the answer repeats */
     uint32_t kind, space;
     uint64_t offset, length;
-    uint64_t a, b;   /* PULL, PUSH: `a` is the address in the requester's pool; ATOMIC: the operands */
+    uint64_t a, b;   /* PULL, PUSH: `a` is the address in the requester's pool; LAND: of the slot; ATOMIC: the operands */
     uint32_t atomic; /* enum fab_atomic */
     uint32_t zero;
 };
@@ -76,8 +79,17 @@ struct arena_gift {
 struct arena_answer {
     uint64_t id;
     int64_t status;
-    uint64_t value;
+    uint64_t value; /* ATOMIC: the value before; LAND: 1: the slot stays granted, 0: it does not */
 };
+
+/* About slots of the owner's stage into which another node puts (grant.c). */
+enum arena_room_kind { ROOM_WANT = 1, ROOM_GRANT, ROOM_GIVE };
+struct arena_room {
+    uint32_t kind, count;
+    uint64_t bytes;             /* GRANT: the size of each slot */
+    weft_gaddr at[GRANTS_MOST]; /* GRANT: the addresses of `count` slots */
+};
+_Static_assert(sizeof(struct arena_room) <= WEFT_HEADER_MAX, "it is the header of a message");
 
 struct gpu_arena {
     struct gpu_place place;
@@ -120,10 +132,36 @@ struct stage_slot {
     weft_gaddr addr;
     uint32_t bytes;
     uint32_t holder; /* rank + 1 of the node that the slot is used for; 0: free */
+    bool granted;    /* that node puts into the slot */
+    bool landing;    /* the bytes are being copied to a GPU */
+    bool ends;       /* the node has given it back, or is gone: the slot is free when the copy has ended */
 };
 struct stage {
     struct stage_slot slot[STAGE_SLOTS];
     uint32_t held;
+};
+
+/* A slot at another node into which this node puts. */
+struct grant {
+    weft_gaddr at; /* WEFT_NULL: none */
+    uint32_t bytes;
+    bool busy; /* a piece uses it */
+};
+/* When a piece has ended, its slot stays granted, was taken back by the owner, or nobody knows what is still under way to it. */
+enum grant_fate { GRANT_STAYS, GRANT_TAKEN, GRANT_LOST };
+
+/* Slots that another node has granted to this one; and, at the end, what that node has told about slots of this node. */
+struct grants {
+    struct grant slot[GRANTS_MOST];
+    uint32_t count, busy;
+    bool lost; /* nothing may be put into the slots: they are given back when the link is flushed */
+    struct fab_flush flush;
+    int64_t used, again, wanted_at; /* when a slot was last used; when to ask for more; when this node asked */
+    _Atomic uint32_t offer;         /* what this node has asked for, and what has come (grant.c) */
+    uint32_t offered, offered_bytes;
+    weft_gaddr offered_at[GRANTS_MOST];
+    _Atomic bool stray;         /* slots have come that this node had not asked for */
+    _Atomic bool wanted, given; /* that node asks for slots; has given its slots back, or is gone */
 };
 
 struct arena_request;
@@ -143,6 +181,7 @@ struct arena_peer {
     _Atomic uint64_t kind[ARENA_SPACES];
     _Atomic int rdma[ARENA_SPACES];
     _Atomic int unmapped;         /* why an arena of that node is not mapped here: the last reason */
+    struct grants grants;
     _Atomic uint32_t told, knows; /* how often this node has announced a change to that node; how often that node has confirmed */
 };
 
@@ -170,10 +209,15 @@ struct arenas {
     struct arena_piece *piece;
     uint32_t pieces; /* number of pieces under way */
     struct stage asks, serves;
+    uint32_t waiting;          /* requests that wait for a slot of `serves` */
+    _Atomic uint32_t grants;   /* slots that are granted, at both ends, and questions for some */
+    _Atomic uint32_t rooms;    /* counts messages about grants */
+    uint32_t rooms_seen;
     struct arena_request *requests, **requests_end; /* requests that are being carried out */
     struct arena_request *arrived, **arrived_end;   /* requests that have just arrived; under `lock` */
 
     int (*start)(struct arenas *c); /* set by carrier.c: starts the thread */
+    bool (*turn)(struct arenas *c); /* set by carrier.c: takes a step of all requests in a handler */
     pthread_mutex_t start_lock;
     pthread_t thread;
     _Atomic bool started, stop;
@@ -181,6 +225,7 @@ struct arenas {
     _Atomic uint32_t active;      /* jobs and requests that are not complete */
     _Atomic int64_t copies_until; /* until when copies of own jobs should have ended; 0: none is known */
     _Atomic uint64_t direct;      /* transfers that the RDMA device made from or to an arena */
+    _Atomic uint64_t landed;      /* pieces that other nodes have put into slots of this node */
     _Atomic bool refusals;        /* the RDMA device has refused to access an arena, and not all nodes have been told */
 };
 
@@ -225,6 +270,10 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
 /* finds the own arena that contains this memory, and counts a user */
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes);
 void arena_leave(struct gpu_arena *a);
+static inline bool arena_is_own(const struct arenas *c, weft_gaddr a)
+{
+    return weft_gaddr_node(a) == c->w->rank;
+}
 bool arena_owns(struct arenas *c, const void *p);
 void arena_gpu_opened(struct arenas *c, const struct gpu_place *place); /* gives the GPU's kernels access to all arenas */
 void arena_gpu_closed(struct arenas *c, const struct gpu_place *place); /* removes the GPU from all arenas */
@@ -258,12 +307,26 @@ struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t nod
 void stage_give(struct stage *s, struct stage_slot *slot);
 void stage_free(struct weft_node *w, struct stage *s);
 
+/* --- grant.c --- */
+bool grant_step(struct arenas *c); /* true: there was something to do */
+void grant_told(struct arenas *c, uint32_t from, const void *header, size_t len);
+void grant_gone(struct arenas *c, uint32_t node); /* the link to the node is closed */
+/* The owner: finds the slot into which a node has put, and holds it until grant_landed(). NULL: that slot is not granted to the node. */
+struct stage_slot *grant_land(struct arenas *c, uint32_t from, weft_gaddr at, uint64_t bytes);
+bool grant_stays(const struct arenas *c, const struct stage_slot *s); /* whether the node may keep the slot */
+void grant_landed(struct arenas *c, struct stage_slot *s, bool stays);
+/* The node that puts: whether its puts to that arena go into granted slots. */
+bool grant_serves(struct arenas *c, uint32_t node, uint32_t space);
+/* NULL: none is free now. `*pull`: the owner grants none, so it must get the piece. */
+struct grant *grant_take(struct arenas *c, uint32_t node, bool *pull);
+void grant_end(struct arenas *c, uint32_t node, struct grant *one, enum grant_fate fate);
+
 /* --- owner.c --- */
 void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
 bool owner_step(struct arenas *c); /* true: there was something to do */
 void owner_free(struct arenas *c);
 
-/* --- job.c --- */
+/* --- piece.c --- */
 enum job_kind { JOB_PUT, JOB_GET, JOB_ATOMIC };
 struct arena_job {
     struct arena_job *next;
@@ -284,10 +347,51 @@ struct arena_job {
     uint64_t a, b, *old;
     bool word_left; /* the atomic has not begun */
 };
-struct arena_piece *job_table(void);
+
+enum piece_step {
+    PIECE_FREE,
+    PIECE_FILL,    /* data is copied from a GPU to the memory that is sent from */
+    PIECE_SEND,    /* the message to the owner must still be sent */
+    PIECE_ANSWER,  /* waiting for the owner's answer */
+    PIECE_ARRIVES, /* the handler of the answer is writing to this piece */
+    PIECE_CAME,    /* the answer is complete */
+    PIECE_FABRIC,  /* an operation on a pool is to begin, or is under way */
+    PIECE_DRAIN,   /* data is copied to a GPU, or directly between the two ends */
+    PIECE_DONE,
+};
+
+struct arena_piece {
+    _Atomic uint32_t step;
+    uint64_t id; /* the low 8 bits are its index in the table */
+    struct arena_job *job;
+    bool word; /* the piece is the atomic of the job, without data */
+    bool started;
+    uint64_t from, length; /* the range of the job's data */
+    struct grant *grant;   /* the slot at the owner into which the piece is put; NULL: none */
+    enum grant_fate fate;  /* of that slot, when the piece has ended */
+    weft_gaddr to;         /* where the fabric puts or gets the data, at the other node */
+    struct stage_slot *slot;
+    /* the memory through which the data goes: a slot of the stage, `bytes`, or the near end itself; NULL: the piece is not staged */
+    uint8_t *at;
+    weft_gaddr addr; /* the address of `at`, in the pool */
+    bool direct;     /* the near end is in an arena, and the RDMA device accesses it directly */
+    struct arena_copy copy;
+    weft_op op;
+    int status;
+    uint64_t value;
+    uint8_t bytes[ARENA_LITTLE];
+};
+_Static_assert(ARENA_PIECES <= 256, "the id has 8 bits for it");
+struct arena_piece *piece_table(void);
+bool piece_begin(struct arenas *c, struct arena_job *j);                      /* begins the next piece of a job, if there is room; true: one has begun */
+bool piece_used(const struct arena_piece *p);
+bool piece_step(struct arenas *c, struct arena_piece *p, bool *moved);         /* takes a step; true: the piece has ended */
+void piece_give(struct arenas *c, struct arena_piece *p);                      /* the piece may be used again */
+void piece_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
+
+/* --- job.c --- */
 int job_begin(struct arenas *c, const struct arena_job *what, weft_op *op);
 bool job_step(struct arenas *c);
-void job_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
 void job_free(struct arenas *c);
 
 #endif

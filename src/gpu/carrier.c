@@ -12,6 +12,8 @@
 #define NAP_MOST_NS  WEFT_MS
 /* a sleep lasts at most 1/64 of the time since the last progress, so it delays the end of a copy by at most that fraction */
 #define NAP_SHARE 64
+/* with granted slots the thread spins for so many times WEFT_SPIN, because the next piece comes soon, as a rule */
+#define SPIN_GRANTED 4
 
 static struct arenas *arenas_of(struct weft_node *w)
 {
@@ -23,11 +25,25 @@ static bool arena_step(struct arenas *c)
 {
     if (!base_spin_try(&c->stepping))
         return false;
-    bool moved = owner_step(c);
+    bool moved = grant_step(c);
+    moved |= owner_step(c);
     moved |= job_step(c);
     arena_tell_refusals(c);
     base_spin_unlock(&c->stepping);
     return moved;
+}
+
+/* Takes a step of the requests of other nodes, in a handler. False: the thread must take it. */
+static bool carrier_turn(struct arenas *c)
+{
+    if (!base_spin_try(&c->stepping))
+        return false;
+    bool before = fab_nowait(true);
+    (void)owner_step(c);
+    fab_nowait(before);
+    bool left = c->requests;
+    base_spin_unlock(&c->stepping);
+    return !left;
 }
 
 static void *carrier_run(void *arg)
@@ -45,13 +61,14 @@ static void *carrier_run(void *arg)
         }
         int64_t now = base_now_ns();
         last = last ? last : now;
-        if (now - last < c->w->options.spin_ns) {
+        bool granted = atomic_load_explicit(&c->grants, memory_order_relaxed);
+        if (now - last < (granted && !c->w->oversubscribed ? SPIN_GRANTED : 1) * c->w->options.spin_ns) {
             sched_yield();
             continue;
         }
         int64_t nap = (now - last) / NAP_SHARE;
         nap = nap < NAP_LEAST_NS ? NAP_LEAST_NS : nap < NAP_MOST_NS ? nap : NAP_MOST_NS;
-        bool active = c->sharing || atomic_load_explicit(&c->active, memory_order_relaxed);
+        bool active = c->sharing || atomic_load_explicit(&c->active, memory_order_relaxed) || granted;
         atomic_store_explicit(&c->sleeping, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&c->bell, memory_order_seq_cst) == seen)
             base_futex_wait(&c->bell, seen, active ? nap : WEFT_SECOND);
@@ -71,7 +88,7 @@ static int carrier_start(struct arenas *c)
     if (atomic_load_explicit(&c->stop, memory_order_relaxed)) { /* the thread has been told to end */
         rc = base_fail(-ECONNRESET, "this node is being closed, so it starts no more operations on GPU memory");
     } else if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
-        if (!c->piece && !(c->piece = job_table()))
+        if (!c->piece && !(c->piece = piece_table()))
             rc = base_fail(-ENOMEM, "no memory for the table of operations on GPU memory" BASE_MEMORY_HINT);
         if (!rc && (rc = base_thread(&c->thread, carrier_run, c)))
             rc = base_fail(rc, "cannot start the thread for operations on GPU memory: %s" BASE_THREAD_HINT, base_strerror(rc));
@@ -216,7 +233,19 @@ static void on_ask(weft_node *w, uint32_t from, const void *header, size_t heade
 static void on_answer(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
 {
     (void)w;
-    job_answered(arg, from, header, header_len, payload, len);
+    piece_answered(arg, from, header, header_len, payload, len);
+}
+
+static void on_room(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
+{
+    (void)w, (void)payload, (void)len;
+    grant_told(arg, from, header, header_len);
+}
+
+static void on_gone(struct weft_node *w, uint32_t node, bool died, void *arg)
+{
+    (void)w, (void)died;
+    grant_gone(arg, node);
 }
 
 static void on_space(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len, void *arg)
@@ -250,6 +279,7 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
     c->w = w;
     c->peer = peer;
     c->start = carrier_start;
+    c->turn = carrier_turn;
     c->requests_end = &c->requests;
     c->arrived_end = &c->arrived;
     pthread_rwlock_init(&c->table_lock, NULL);
@@ -267,6 +297,10 @@ int gpu_arenas_new(struct weft_node *w, struct arenas **out)
         rc = fab_handle(w, ARENA_HANDLER_SPACE, on_space, c);
     if (!rc)
         rc = fab_handle(w, ARENA_HANDLER_SHARE, on_share, c);
+    if (!rc)
+        rc = fab_handle(w, ARENA_HANDLER_ROOM, on_room, c);
+    if (!rc)
+        rc = fab_hook(w, &(struct fab_hook){.gone = on_gone, .arg = c});
     return rc ? rc : fab_handle(w, ARENA_HANDLER_TOLD, on_told, c);
 }
 

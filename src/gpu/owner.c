@@ -21,6 +21,8 @@ struct arena_request {
     uint64_t done;   /* bytes that were moved */
     uint32_t moving; /* bytes of the buffer that is being moved */
     struct stage_slot *slot;
+    struct stage_slot *landed; /* the slot into which the requester has put the bytes */
+    bool waits;                /* for a slot */
     struct arena_copy copy;
     bool started; /* `op` was started */
     weft_op op;
@@ -30,16 +32,16 @@ struct arena_request {
     uint8_t bytes[]; /* the data of WRITE, READ */
 };
 
-static void refuse(struct weft_node *w, uint32_t to, uint64_t id, int status)
+static void refuse(struct weft_node *w, uint32_t to, const struct arena_message *m, int status)
 {
-    struct arena_answer a = {.id = id, .status = base_status_out(status)};
+    struct arena_answer a = {.id = m->id, .status = base_status_out(status), .value = m->kind == ASK_LAND};
     (void)fab_send(w, to, ARENA_HANDLER_ANSWER, &a, sizeof a, NULL, 0, NULL);
 }
 
 static int owner_check(const struct arena_message *m, size_t len)
 {
     bool little = m->kind == ASK_WRITE || m->kind == ASK_READ;
-    if (m->kind < ASK_WRITE || m->kind > ASK_ATOMIC || m->space == 0 || m->space >= ARENA_SPACES)
+    if (m->kind < ASK_WRITE || m->kind > ASK_LAND || m->space == 0 || m->space >= ARENA_SPACES)
         return -EINVAL;
     if (m->length > (little ? ARENA_LITTLE : ARENA_PIECE) || (m->kind == ASK_WRITE ? len != m->length : len != 0))
         return -EINVAL;
@@ -65,7 +67,7 @@ void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t hea
         rc = -ENOMEM;
     if (rc) {
         free(r);
-        refuse(c->w, from, m.id, rc);
+        refuse(c->w, from, &m, rc);
         return;
     }
     r->from = from;
@@ -79,13 +81,25 @@ void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t hea
     *c->arrived_end = r;
     c->arrived_end = &r->next;
     base_spin_unlock(&c->lock);
-    arena_ring(c);
+    if (m.kind != ASK_LAND || !c->turn(c)) /* the copy begins here: this saves the time that the thread needs to wake up */
+        arena_ring(c);
 }
 
 static void request_answer(struct arena_request *r, int status)
 {
     r->status = status;
     r->step = REQUEST_ANSWER;
+}
+
+/* The bytes are in a slot that was granted to the requester. */
+static void request_land(struct arenas *c, struct arena_request *r)
+{
+    r->landed = grant_land(c, r->from, r->m.a, r->m.length);
+    int rc = r->landed ? arena_copy(&r->copy, &r->arena->place, r->at, r->landed->at, r->m.length) : -EFAULT;
+    r->moving = (uint32_t)r->m.length;
+    r->step = REQUEST_COPY;
+    if (rc)
+        request_answer(r, rc);
 }
 
 static void request_new(struct arenas *c, struct arena_request *r)
@@ -105,12 +119,21 @@ static void request_new(struct arenas *c, struct arena_request *r)
         r->step = REQUEST_COPY;
         if (rc)
             request_answer(r, rc);
+    } else if (m->kind == ASK_LAND) {
+        request_land(c, r);
     } else if (weft_gaddr_node(m->a) != r->from || weft_gaddr_space(m->a) != 0) {
         request_answer(r, -EFAULT);
     } else {
         r->pool = weft_ptr(c->w, m->a, m->length);
         r->step = !r->pool && rdma_leads(c, r->arena, r->from) ? REQUEST_DIRECT : REQUEST_FETCH;
     }
+}
+
+/* While a request waits for a slot, slots that are granted to others are taken back (grant_stays()). */
+static void request_waits(struct arenas *c, struct arena_request *r, bool waits)
+{
+    c->waiting += (uint32_t)waits - (uint32_t)r->waits;
+    r->waits = waits;
 }
 
 /* Lets the RDMA device move data between the arena and the requester's pool. If the device refuses, the stage is used instead. */
@@ -125,13 +148,20 @@ static void request_direct(struct arenas *c, struct arena_request *r)
         request_answer(r, rc);
 }
 
+static bool request_slot(struct arenas *c, struct arena_request *r, int *why)
+{
+    r->slot = stage_take(c->w, &c->serves, r->from, why);
+    request_waits(c, r, !r->slot && !*why);
+    return r->slot;
+}
+
 /* Begins to move the next buffer: PULL reads it from the requester, PUSH copies it from the arena. */
 static void request_fetch(struct arenas *c, struct arena_request *r)
 {
     const struct arena_message *m = &r->m;
     uint64_t left = m->length - r->done;
     int rc = 0;
-    if (!r->pool && !r->slot && !(r->slot = stage_take(c->w, &c->serves, r->from, &rc))) {
+    if (!r->pool && !r->slot && !request_slot(c, r, &rc)) {
         if (rc)
             request_answer(r, rc);
         return;
@@ -202,8 +232,13 @@ static bool request_end(struct arenas *c, struct arena_request *r)
     if (r->m.kind == ASK_PUSH) /* so that the answer does not overtake the data */
         c->w->links[r->from].transport->fence(c->w, &c->w->links[r->from]);
     bool bytes = r->m.kind == ASK_READ && r->status == 0;
-    struct arena_answer a = {.id = r->m.id, .status = base_status_out(r->status), .value = r->value};
+    bool stays = r->landed && grant_stays(c, r->landed);
+    struct arena_answer a = {.id = r->m.id, .status = base_status_out(r->status), .value = r->m.kind == ASK_LAND ? stays : r->value};
     int rc = fab_send(c->w, r->from, ARENA_HANDLER_ANSWER, &a, sizeof a, bytes ? r->bytes : NULL, bytes ? r->len : 0, NULL);
+    if (!rc && r->landed) {
+        grant_landed(c, r->landed, stays);
+        r->landed = NULL;
+    }
     /* after any other error the answer is sent again later: the requester waits for it as long as this node lives */
     return rc == 0 || rc == -ECONNRESET;
 }
@@ -227,6 +262,9 @@ static bool request_step(struct arenas *c, struct arena_request *r)
 static void request_free(struct arenas *c, struct arena_request *r)
 {
     stage_give(&c->serves, r->slot);
+    request_waits(c, r, false);
+    if (r->landed) /* the requester is gone */
+        grant_landed(c, r->landed, !r->landed->ends);
     arena_leave(r->arena);
     atomic_fetch_sub_explicit(&c->peer[r->from].requests, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&c->active, 1, memory_order_relaxed);

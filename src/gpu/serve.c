@@ -18,6 +18,7 @@
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
+#define FETCH_AHEAD  16u             /* slots; a cache line has two, and comes from the device through the last cache, which takes long */
 #define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn; it bounds the delay if a wake-up comes just before the sleep begins */
 
 struct gpu_server {
@@ -226,6 +227,8 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
         }
         if (!q)
             break;
+        if (n) /* requests come one behind the other */
+            __builtin_prefetch(&r->slots[(r->head + FETCH_AHEAD) & r->mask]);
         if (server_begin(s, r, q) == -EAGAIN) {
             server_count(&s->waits, 1);
             break;

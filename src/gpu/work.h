@@ -39,7 +39,7 @@ struct weft_gpu_worker {
     void *own; /* memory that only kernels write */
     pthread_t thread, second;
     pthread_mutex_t lease_lock;
-    pthread_cond_t wakes;  /* with lease_lock: the second thread is to look for tasks */
+    pthread_cond_t wakes;  /* with lease_lock; signalled when the second thread must look for tasks */
     _Atomic bool sleeps;   /* the second thread waits, because there are no tasks */
     _Atomic int64_t until; /* the latest time at which the first thread ends; INT64_MAX: the worker is not being closed */
     _Atomic bool over;     /* the second thread ends */

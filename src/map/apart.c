@@ -151,7 +151,7 @@ int map_apart_start(struct map_job *job)
     sigaddset(&told, SIGUSR2);
     pthread_sigmask(SIG_UNBLOCK, &told, NULL);
     weft_config config = {.bytes = sizeof config, .pool_bytes = job->pool_bytes};
-    if ((rc = map_homes_serve()))
+    if ((rc = map_homes_serve(job)))
         return rc;
     rc = map_node_open(job, &config, on_apart_member);
     atomic_store_explicit(&joined, true, memory_order_relaxed);

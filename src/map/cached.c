@@ -9,6 +9,7 @@
  */
 #include "map/job.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@
 
 #define KNOWN_WAIT (30 * WEFT_SECOND)
 #define KNOWN_LOOK (5 * WEFT_MS)
+#define CACHE_BYTES (32u << 20) /* of a home's cache: four times what the carriers of a node hold (carry.c) */
 #define LOOK_BYTES ((uint64_t)MAP_CHUNK_BYTES)
 #define SHOW_AGAIN (100 * WEFT_MS)
 #define STEP_BYTES (UINT64_C(16) << 20) /* bytes of a read, after which the claim is renewed if that is due */
@@ -25,10 +27,23 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
     return inode ^ device * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-int map_homes_serve(void)
+/* Only bytes that are being sent must be in the cache, and the same memory again and again stays in the processor's caches. A cache of a
+ * quarter of the pool, as otherwise, would be written once, and freeing it would delay the end of the job. */
+static bool homes_small_cache(const struct map_job *job)
+{
+    const char *setting = getenv("WEFT_POOL");
+    uint64_t pool = job->pool_bytes;
+    if (getenv("WEFT_FILE_CACHE") || (!pool && (!setting || base_parse_bytes(setting, &pool))) || pool / 4 <= CACHE_BYTES)
+        return true;
+    char bytes[24];
+    snprintf(bytes, sizeof bytes, "%u", CACHE_BYTES);
+    return setenv("WEFT_FILE_CACHE", bytes, 1) == 0;
+}
+
+int map_homes_serve(const struct map_job *job)
 {
     /* Commands do not get these environment variables: the environment for commands has been saved before. */
-    if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1))
+    if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1) || !homes_small_cache(job))
         return base_fail(-ENOMEM, "no memory to set environment variables" BASE_MEMORY_HINT);
     return 0;
 }

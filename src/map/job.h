@@ -199,7 +199,7 @@ struct map_tally { /* counts that the node writes, in the owner's pool */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
     uint64_t gpu_failed; /* 0 or 1 */
 };
-struct map_telling { /* the node's side: the copy that the node sends */
+struct map_telling { /* at the node: its counts, which it puts into the owner's pool */
     pthread_mutex_t lock;
     struct map_tally tally;
     weft_op op;
@@ -257,7 +257,7 @@ void map_slot_renew(struct map_slot *slot, int64_t *next);
 /* --- cached.c: inputs that their home reads once for all --- */
 /* A number that identifies the file with this device and inode. */
 uint64_t map_identity(uint64_t device, uint64_t inode);
-int map_homes_serve(void); /* before the node is opened: have it offer the file service, for the inputs whose home is this node */
+int map_homes_serve(const struct map_job *job); /* before the node is opened: have it offer the file service, for the inputs whose home is this node */
 int map_homes_offer(struct map_job *job); /* once the node is open and the inputs are known: offer these inputs */
 int map_homes_open(
     struct map_job *job); /* owner only: reads size and identity of the inputs of other homes; waits until these homes know of them */

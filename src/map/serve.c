@@ -214,7 +214,7 @@ static int serve_run(struct map_job *job)
     base_process_null(2); /* otherwise a program that reads our standard output would see its end only when this node has ended */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
-    if ((rc = map_homes_serve()) || (rc = map_node_open(job, &config, on_serve_member)))
+    if ((rc = map_homes_serve(job)) || (rc = map_node_open(job, &config, on_serve_member)))
         return rc;
     map_on_signal(SIGTERM, on_end);
     map_on_signal(SIGHUP, on_end);

@@ -193,10 +193,10 @@ void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q a
 
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
-/* Makes the record of what this node has tried to claim through the fabric, for a view without one. All views of a node share one (`old`),
- * so that a node that opens the queue again and again takes no more memory. False: no memory. */
+/* Makes shard.tried, the record of what this node has tried to claim through the fabric, for a view that has none. All views of a node
+ * share that of the older view `old`, unless it is too short, so that reopening the queue takes no more memory. False: no memory. */
 bool queue_view_tried(struct queue_view *v, const struct queue_view *old);
-void queue_view_free(struct queue_view *v); /* no later view of the node may be in use */
+void queue_view_free(struct queue_view *v); /* no later view of the same node may be in use: it may share shard.tried */
 /* The view of a node's shard; NULL if the node has none that is known, or is gone. */
 static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
 {

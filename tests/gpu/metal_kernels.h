@@ -24,4 +24,14 @@ struct metal_argument {
     int result, posted; /* of the kernel; how many requests found room */
 };
 
+/* Of the kernels that use services: addresses in this node's pool, and what is kept from one kernel to the next. */
+struct metal_service {
+    uint64_t record, texts, text_bytes, in, out, word, path, path_bytes, host, host_bytes;
+    uint64_t handle[3], done, file[6];
+    int step, result;
+    uint32_t server, port;
+};
+#define METAL_BYTES 6000u
+#define METAL_ENDED 1000 /* the last step */
+
 #endif

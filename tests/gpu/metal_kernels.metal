@@ -146,3 +146,136 @@ kernel void metal_wrong(const device weft_device *given, device metal_argument *
     MUST(weft_device_put(&d, (uint64_t)0xffff << 48, a->mine, 8, 0) == 0);
     a->result = 0;
 }
+
+/* --- services. Each kernel takes one step: makes a call that an earlier kernel may have begun, until it returns the result. --- */
+
+#define STEP(call, is)                           \
+    do {                                         \
+        if (a->step == at++) {                   \
+            int rc = (call);                     \
+            if (rc == -WEFT_DEVICE_EINPROGRESS)  \
+                return;                          \
+            MUST(is);                            \
+            a->step = at;                        \
+            return;                              \
+        }                                        \
+    } while (0)
+
+/* The same, again and again until `whole` bytes are done; the call stores in `n` how many it has done. */
+#define PARTS(call, whole)                         \
+    do {                                           \
+        if (a->step == at++) {                     \
+            int rc = (call);                       \
+            if (rc == -WEFT_DEVICE_EINPROGRESS)    \
+                return;                            \
+            MUST(rc == 0 && n > 0);                \
+            a->done += n;                          \
+            if (a->done < (whole))                 \
+                return;                            \
+            a->done = 0;                           \
+            a->step = at;                          \
+            return;                                \
+        }                                          \
+    } while (0)
+
+kernel void metal_program(const device weft_device *given, device metal_service *all, uint block)
+{
+    device metal_service *a = all + block;
+    weft_device d = weft_device_of(given, block);
+    uint64_t n = 0, p = a->handle[0], addr = 0, bytes = 0;
+    weft_device_exit end = {0, 0, 0, 0, 0};
+    char name[3] = {'n', (char)('0' + block), 0}, nobody[2] = {'x', 0};
+    int at = 0;
+    STEP(weft_device_spawn(&d, a->record + 1, a->server, WEFT_SPAWN_STDOUT, a->texts, a->text_bytes, 1, 0, &p), rc == -WEFT_DEVICE_EFAULT);
+    STEP(weft_device_spawn(&d, a->record, a->server, WEFT_SPAWN_STDIN | WEFT_SPAWN_STDOUT, a->texts, a->text_bytes, 1, 0, &p),
+         rc == 0 && (a->handle[0] = p));
+    PARTS(weft_device_process_write(&d, a->record, p, a->in + a->done, METAL_BYTES - a->done, &n), METAL_BYTES);
+    PARTS(weft_device_process_read(&d, a->record, p, 1, a->out + a->done, METAL_BYTES - a->done < 1000 ? METAL_BYTES - a->done : 1000, &n),
+          METAL_BYTES);
+    STEP(weft_device_process_write(&d, a->record, p, 0, 0, &n), rc == 0);
+    STEP(weft_device_process_read(&d, a->record, p, 1, a->out, 1, &n), rc == 0 && n == 0);
+    STEP(weft_device_process_wait(&d, a->record, p, &end), rc == 0 && end.status == 0 && end.signal == 0);
+    STEP(weft_device_process_close(&d, a->record, p), rc == 0);
+    STEP(weft_device_process_close(&d, a->record, p), rc < 0);
+    STEP(weft_device_spawn(&d, a->record, a->server, WEFT_SPAWN_STDIN, a->texts, a->text_bytes, 1, 0, &p), rc == 0 && (a->handle[0] = p));
+    STEP(weft_device_process_signal(&d, a->record, p, 15), rc == 0);
+    STEP(weft_device_process_wait(&d, a->record, p, &end), rc == 0 && end.signal == 15);
+    STEP(weft_device_process_close(&d, a->record, p), rc == 0);
+    STEP(weft_device_name_publish(&d, a->record, a->server, name, a->word, 8), rc == 0);
+    STEP(weft_device_name_lookup(&d, a->record, a->server, name, true, &addr, &bytes), rc == 0 && addr == a->word && bytes == 8);
+    STEP(weft_device_name_lookup(&d, a->record, a->server, nobody, false, &addr, &bytes), rc == -WEFT_DEVICE_ENOENT);
+    STEP(weft_device_name_withdraw(&d, a->record, a->server, name), rc == 0);
+    a->step = METAL_ENDED;
+}
+
+static inline weft_device_file file_of(const device metal_service *a)
+{
+    weft_device_file f = {a->file[0], a->file[1], a->file[2], a->file[3], (int64_t)a->file[4], a->file[5]};
+    return f;
+}
+static inline bool file_keep(device metal_service *a, weft_device_file f)
+{
+    a->file[0] = f.handle;
+    a->file[1] = f.bytes;
+    a->file[2] = f.disk;
+    a->file[3] = f.inode;
+    a->file[4] = (uint64_t)f.modified_ns;
+    a->file[5] = f.generation;
+    return true;
+}
+
+kernel void metal_file(const device weft_device *given, device metal_service *all, uint block)
+{
+    device metal_service *a = all + block;
+    weft_device d = weft_device_of(given, block);
+    weft_device_file f = file_of(a);
+    uint64_t n = 0;
+    int at = 0;
+    STEP(weft_device_file_open(&d, a->record, a->server, a->path, a->path_bytes, 0, &f), rc == -WEFT_DEVICE_ENOENT);
+    STEP(weft_device_file_open(&d, a->record, a->server, a->path, a->path_bytes, WEFT_FILE_WRITE | WEFT_FILE_CREATE, &f),
+         rc == 0 && f.bytes == 0 && file_keep(a, f));
+    STEP(weft_device_file_write(&d, a->record, &f, a->in, METAL_BYTES, 0, &n), rc == 0 && n == METAL_BYTES && file_keep(a, f));
+    STEP(weft_device_file_sync(&d, a->record, &f), rc == 0);
+    STEP(weft_device_file_stat(&d, a->record, &f), rc == 0 && f.bytes == METAL_BYTES && file_keep(a, f));
+    PARTS(weft_device_file_read(&d, a->record, &f, a->out + a->done, METAL_BYTES - a->done < 2500 ? METAL_BYTES - a->done : 2500, a->done, &n),
+          METAL_BYTES);
+    STEP(weft_device_file_read(&d, a->record, &f, a->out, 1, METAL_BYTES, &n), rc == 0 && n == 0);
+    STEP(weft_device_file_close(&d, a->record, &f), rc == 0);
+    STEP(weft_device_file_close(&d, a->record, &f), rc == -WEFT_DEVICE_EBADF);
+    a->step = METAL_ENDED;
+}
+
+kernel void metal_net(const device weft_device *given, device metal_service *all, uint block)
+{
+    device metal_service *a = all + block;
+    weft_device d = weft_device_of(given, block);
+    uint64_t n = 0, s = 0, where = 0, listener = a->handle[0], to = a->handle[1], from = a->handle[2];
+    weft_device_net_address own = {}, peer = {};
+    int at = 0;
+    STEP(weft_device_net_listen(&d, a->record, a->server, a->host, a->host_bytes, 0, 0, &s), rc == 0 && (a->handle[0] = s));
+    STEP(weft_device_net_opened(&d, a->record, listener, &own, &peer), rc == 0 && own.family == 4 && (a->port = own.port));
+    STEP(weft_device_net_connect(&d, a->record, a->server, a->host, a->host_bytes, a->port, WEFT_NET_NODELAY, &s), rc == 0 && (a->handle[1] = s));
+    STEP(weft_device_net_accept(&d, a->record, listener, &s), rc == 0 && (a->handle[2] = s));
+    PARTS(weft_device_net_send(&d, a->record, to, a->in + a->done, METAL_BYTES - a->done, &n), METAL_BYTES);
+    PARTS(weft_device_net_receive(&d, a->record, from, a->out + a->done, METAL_BYTES - a->done < 1000 ? METAL_BYTES - a->done : 1000, &n),
+          METAL_BYTES);
+    STEP(weft_device_net_send(&d, a->record, to, a->in, 3, &n), rc == 0 && n == 3);
+    STEP(weft_device_net_received(&d, a->record, from, &where, &n), rc == 0 && where && n > 0 && n <= 3);
+    STEP(weft_device_net_taken(&d, a->record, from, 1), rc == 0);
+    STEP(weft_device_net_shutdown(&d, a->record, from), rc == 0);
+    STEP(weft_device_net_receive(&d, a->record, to, a->out + METAL_BYTES, 1, &n), rc == 0 && n == 0);
+    STEP(weft_device_net_abort(&d, a->record, to), rc == 0);
+    STEP(weft_device_net_close(&d, a->record, from), rc == 0);
+    STEP(weft_device_net_close(&d, a->record, listener), rc == 0);
+    STEP(weft_device_net_connect(&d, a->record, a->server, a->host, a->host_bytes, a->port, 0, &s), rc == -WEFT_DEVICE_ECONNREFUSED);
+    STEP(weft_device_net_listen(&d, a->record, a->server, a->host, a->host_bytes, 0, WEFT_NET_DATAGRAMS, &s), rc == 0 && (a->handle[0] = s));
+    STEP(weft_device_net_opened(&d, a->record, listener, &own, 0), rc == 0 && (a->port = own.port));
+    own.port = (uint16_t)a->port;
+    own.family = 4;
+    own.bytes[0] = 127;
+    own.bytes[3] = 1;
+    STEP(weft_device_net_send_to(&d, a->record, listener, &own, a->in, 100), rc == 0);
+    STEP(weft_device_net_receive_from(&d, a->record, listener, &peer, a->out, METAL_BYTES, &n), rc == 0 && n == 100 && peer.port == a->port);
+    STEP(weft_device_net_close(&d, a->record, listener), rc == 0);
+    a->step = METAL_ENDED;
+}

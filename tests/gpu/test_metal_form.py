@@ -14,7 +14,7 @@ import unittest
 
 ROOT, COMPILER = os.path.abspath(sys.argv[1]), sys.argv[2:]
 KERNELS = os.path.join(ROOT, "tests", "gpu", "metal_kernels.metal")
-TYPES = r"(?:u?int(?:8|16|32|64)_t|u?int|void|bool|weft_device\w*|metal_\w+|metal::atomic_uint)"
+TYPES = r"(?:u?int(?:8|16|32|64)_t|u?int|void|bool|char|weft_\w+|metal_\w+|metal::atomic_uint)"
 
 
 def compiled(*options, source=KERNELS):

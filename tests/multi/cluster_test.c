@@ -305,7 +305,7 @@ weft_gaddr symmetric_alloc(weft_node *w, size_t bytes)
     /* Only for the thread sanitizer, which does not see that the exchange orders these accesses. Handlers run with this lock held. */
     base_spin_lock(&w->progress);
     base_spin_unlock(&w->progress);
-    OK(weft_exchange(w, &a, 1, all, NULL, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_exchange(w, &a, 1, all, NULL, patience_ns(60))); /* not the deadline, which is short in some tests */
     for (uint32_t i = 0; i < weft_size(w); i++)
         CHECK(all[i] == 0 || all[i] == on_node(a, i)); /* 0: that node is gone */
     return a;

@@ -560,6 +560,14 @@ static const struct lie_field ANSWER[] = {
     LIE_FIELD(struct arena_answer, value),
 };
 
+static const struct lie_field ROOM[] = {
+    LIE_FIELD(struct arena_room, kind),
+    LIE_FIELD(struct arena_room, count),
+    LIE_FIELD(struct arena_room, bytes),
+    LIE_FIELD(struct arena_room, at[0]),
+    LIE_FIELD(struct arena_room, at[3]),
+};
+
 static const struct lie_field SPACES[] = {
     LIE_FIELD(struct arena_space, space),
     LIE_FIELD(struct arena_space, bytes),
@@ -587,11 +595,23 @@ static void lie_about_sharing(struct liar_to *to)
     tell_arena(NULL, 0, "told", to);
 }
 
+/* Slots that nobody has asked for, slots of other nodes, and slots given back that are in use. */
+static void lie_about_slots(struct liar_to *to, weft_gaddr mine)
+{
+    to->payload = 0;
+    to->handler = ARENA_HANDLER_ROOM;
+    for (uint32_t kind = ROOM_WANT; kind <= ROOM_GIVE; kind++) {
+        struct arena_room room = {.kind = kind, .count = 4, .bytes = 4096, .at = {mine, mine + 4096, mine + 8192, mine + 12288}};
+        lie_about(&room, sizeof room, ROOM, LIE_COUNT(ROOM), tell_arena, to);
+        OK(weft_flush(to->w, to->node, WEFT_TIMEOUT_DEFAULT));
+    }
+}
+
 static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
 {
     for (uint32_t node = 0; node < NODES - 1; node++) {
         struct liar_to to = {w, t, node, ARENA_HANDLER_ASK, 0};
-        for (uint32_t kind = ASK_WRITE; kind <= ASK_ATOMIC; kind++) {
+        for (uint32_t kind = ASK_WRITE; kind <= ASK_LAND; kind++) {
             struct arena_message truth = {.kind = kind,
                                           .space = 1,
                                           /* The node's device executes both kinds, perhaps at the same time, so they use different
@@ -609,6 +629,7 @@ static void lie_about_arenas(weft_node *w, struct told *t, weft_gaddr mine)
         struct arena_answer truth = {.id = 256};
         for (to.payload = 0; to.payload <= 8; to.payload += 8)
             lie_about(&truth, sizeof truth, ANSWER, LIE_COUNT(ANSWER), tell_arena, &to);
+        lie_about_slots(&to, mine);
         lie_about_sharing(&to);
         OK(weft_flush(w, node, WEFT_TIMEOUT_DEFAULT));
     }

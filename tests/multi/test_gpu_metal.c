@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Kernels in the form that Metal's language has (tests/gpu/metal_kernels.metal, compiled with a stand-in for its library), played by the
- * GPU `host`, whose kernels take turns with the node as Apple's have to: rings, answers, addresses, between nodes.
+ * GPU `host`, whose kernels take turns with the node as Apple's have to: rings, answers, addresses, between nodes, and all services.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -15,11 +15,16 @@
 
 #include "../gpu/metal_kernels.h"
 #include "cluster_test.h"
+#include "net_test.h"
+#include "weft/request.h"
 
 #define BLOCKS 5u
 #define RINGS  2u
 #define SLOTS  64u
 #define ROUNDS 60u /* a ring goes round several times */
+
+typedef void metal_uses(const weft_device *given, struct metal_service *all, unsigned block);
+metal_uses metal_program, metal_file, metal_net;
 
 typedef void metal_kernel(const weft_device *given, struct metal_argument *all, unsigned block);
 metal_kernel metal_start, metal_look, metal_read, metal_flood, metal_wrong;
@@ -165,8 +170,101 @@ static void test_wrong(void **state)
     assert_int_equal(nodes_failed(1, node_wrong, NULL), 0);
 }
 
+/* --- services: a call that would wait is continued by the next kernel --- */
+
+struct uses {
+    metal_uses *kernel;
+    struct metal_service a[BLOCKS];
+};
+
+static void play_uses(const weft_device *d, void *arg)
+{
+    struct uses *u = arg;
+    weft_device given = *d;
+    given.block = 0;
+    u->kernel(&given, u->a, d->block);
+}
+
+static weft_gaddr put_text(weft_node *w, const char *text, size_t bytes)
+{
+    weft_gaddr at;
+    OK(weft_alloc(w, bytes, &at));
+    memcpy(weft_ptr(w, at, bytes), text, bytes);
+    return at;
+}
+
+/* Runs the kernel again and again, until all blocks have taken all steps. */
+static void run_uses(weft_gpu *g, struct uses *u, metal_uses *kernel)
+{
+    int64_t until = now_ns() + patience_ns(40);
+    u->kernel = kernel;
+    for (bool over = false; !over;) {
+        over = true;
+        int rc = weft_gpu_run(g, play_uses, BLOCKS, u);
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+            if (u->a[i].result || now_ns() > until) {
+                fprintf(stderr, "metal_kernels.metal:%d: block %u, step %d\n", u->a[i].result, i, u->a[i].step);
+                _exit(1);
+            }
+            over &= u->a[i].step == METAL_ENDED;
+        }
+        CHECK(rc == 0);
+    }
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        u->a[i].step = 0;
+}
+
+static void node_services(weft_node *w, void *arg)
+{
+    static const char cat[] = "cat\0\0cat", loopback[] = "127.0.0.1";
+    weft_gpu_config config = {.bytes = sizeof config, .name = "host", .rings = RINGS, .slots = SLOTS, .turns = 1};
+    struct uses u = {0};
+    weft_gpu *g;
+    (void)arg;
+    OK(weft_gpu_open(w, &config, &g));
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        struct metal_service *a = &u.a[i];
+        char path[64];
+        snprintf(path, sizeof path, "/tmp/weft-metal-%d-%u", (int)getpid(), i);
+        a->path = put_text(w, path, a->path_bytes = strlen(path));
+        a->texts = put_text(w, cat, a->text_bytes = sizeof cat);
+        a->host = put_text(w, loopback, a->host_bytes = sizeof loopback - 1);
+        OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &a->record));
+        memset(weft_ptr(w, a->record, WEFT_REQUEST_BYTES), 0, WEFT_REQUEST_BYTES);
+        OK(weft_alloc(w, METAL_BYTES, &a->in));
+        OK(weft_alloc(w, METAL_BYTES + 8, &a->out));
+        OK(weft_alloc(w, 8, &a->word));
+        for (uint32_t k = 0; k < METAL_BYTES; k++)
+            ((uint8_t *)weft_ptr(w, a->in, METAL_BYTES))[k] = (uint8_t)(k * 7 + i);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    metal_uses *const all[] = {metal_program, metal_file, metal_net};
+    for (uint32_t k = 0; weft_rank(w) == 1 && k < 3; k++) {
+        run_uses(g, &u, all[k]);
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+            CHECK(!memcmp(weft_ptr(w, u.a[i].in, METAL_BYTES), weft_ptr(w, u.a[i].out, METAL_BYTES), METAL_BYTES));
+            memset(weft_ptr(w, u.a[i].out, METAL_BYTES), 0, METAL_BYTES);
+        }
+    }
+    for (uint32_t i = 0; weft_rank(w) == 1 && i < BLOCKS; i++) {
+        char path[64] = {0};
+        memcpy(path, weft_ptr(w, u.a[i].path, u.a[i].path_bytes), u.a[i].path_bytes);
+        CHECK(unlink(path) == 0);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_gpu_close(g));
+}
+
+static void test_services(void **state)
+{
+    (void)state;
+    static const char *const offers[] = {"WEFT_SERVE=process,name,net,file", "WEFT_NET_RULES=" LOOPBACK, "WEFT_LOG=error", NULL};
+    assert_int_equal(nodes_failed_with(2, node_services, NULL, offers), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all), cmocka_unit_test(test_full), cmocka_unit_test(test_wrong)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_all), cmocka_unit_test(test_full), cmocka_unit_test(test_wrong),
+                                       cmocka_unit_test(test_services)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

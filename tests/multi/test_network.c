@@ -343,6 +343,70 @@ static void test_beside_stopped(void **state)
     assert_int_equal(nodes_failed_with(12, beside_stopped, shared_words(sizeof(struct stopped)), environment), 0);
 }
 
+/* --- a peer that misbehaves --- */
+
+/* As in watch.c. */
+struct side_address {
+    uint32_t magic;
+    uint16_t kind, address_bytes;
+    uint32_t number;
+    uint8_t address[OFI_ADDRESS];
+};
+enum { SIDE_ADDRESS = 3, REPEATS = 10 };
+
+static uint32_t endpoints_of(weft_node *w)
+{
+    const struct ofi_link *l = w->links[2].impl;
+    return __atomic_load_n(&l->ofi->generation, __ATOMIC_RELAXED);
+}
+
+/* Node 1 says again and again that it has a new endpoint, at the address of its former one: first with the same number, then with new ones.
+ * Node 0 replaces its own endpoint once, and then at most once a second. It still reaches node 2. */
+static void misbehaves(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *phase = arg;
+    uint32_t me = weft_rank(w), before = 0;
+    weft_gaddr a = symmetric_alloc(w, 64);
+    OK(weft_barrier(w, patience_ns(60)));
+    if (me == 0)
+        before = endpoints_of(w);
+    meet(&phase[0], 3);
+    if (me == 1) {
+        const struct ofi_link *l = w->links[0].impl;
+        struct side_address m = {.magic = 0x32696677u, .kind = SIDE_ADDRESS, .number = 1, .address_bytes = (uint16_t)l->ofi->address_bytes};
+        memcpy(m.address, l->ofi->address, l->ofi->address_bytes);
+        for (uint32_t round = 0; round < 2; round++) {
+            for (int i = 0; i < REPEATS; i++) {
+                OK(fab_side_send(&w->links[0], &m, sizeof m));
+                usleep(200000);
+                m.number += round;
+            }
+            meet(&phase[1 + 2 * round], 2);
+            wait_for(&phase[2 + 2 * round], 1);
+            m.number++;
+        }
+    }
+    if (me == 0) {
+        for (uint32_t round = 0; round < 2; round++) {
+            int64_t began = now_ns();
+            meet(&phase[1 + 2 * round], 2);
+            uint32_t most = round ? 2 + (uint32_t)((now_ns() - began) / 1000000000) : 1;
+            CHECK(endpoints_of(w) - before <= most);
+            before = endpoints_of(w);
+            atomic_store(&phase[2 + 2 * round], 1);
+        }
+        OK(weft_fetch_add_blocking(w, on_node(a, 2), 1, NULL));
+        atomic_store(&phase[5], 1);
+    }
+    wait_for(&phase[5], 1);
+}
+
+static void test_misbehaves(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(3, misbehaves, shared_words(64)), 0);
+}
+
 /* --- sleep --- */
 
 /* Whether a thread of the process runs, or waits for a processor. */
@@ -424,12 +488,14 @@ static void test_signals(void **state)
     assert_int_equal(nodes_failed(2, same_signals, was), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
         cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
-        cmocka_unit_test(test_late),      cmocka_unit_test(test_middle),
+        cmocka_unit_test(test_late),      cmocka_unit_test(test_middle),  cmocka_unit_test(test_misbehaves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

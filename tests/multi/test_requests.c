@@ -128,6 +128,41 @@ static void test_outstanding(void **state)
     assert_int_equal(nodes_failed_with(2, outstanding, NULL, OFFERS), 0);
 }
 
+/* As many requests as there may be are not answered. A file that is closed meanwhile is closed at the gateway, too, when there is room
+ * again: closing needs no caller who tries again. */
+static void closed_when_full(weft_node *w, void *arg)
+{
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        weft_op *ops = calloc(WEFT_REQUESTS_MAX, sizeof *ops);
+        weft_name n;
+        weft_file *f;
+        weft_file_cached c;
+        OK(weft_file_open(w, 0, "/proc/self/exe", 0, &f, WEFT_TIMEOUT_DEFAULT));
+        for (uint32_t i = 0; i < WEFT_REQUESTS_MAX; i++)
+            OK(weft_name_lookup_start(w, 0, "never", true, &n, 3600 * WEFT_SECOND, &ops[i]));
+        OK(weft_file_close(f));
+        for (uint32_t i = 0; i < WEFT_REQUESTS_MAX; i++)
+            OK(weft_request_cancel(w, &ops[i]));
+        int64_t deadline = now_ns() + patience_ns(20);
+        for (int rc = 0; rc != -ENOENT;) {
+            uint64_t next = 0;
+            rc = weft_file_list(w, 0, &c, sizeof c, &next, WEFT_TIMEOUT_DEFAULT);
+            CHECK(now_ns() < deadline && (rc == 0 || rc == -ENOENT || rc == -EAGAIN));
+            usleep(1000);
+        }
+        free(ops);
+    }
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_closed_when_full(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"WEFT_SERVE=name,file", NULL};
+    assert_int_equal(nodes_failed_with(2, closed_when_full, NULL, files), 0);
+}
+
 /* Requests by records that the program fills itself. */
 static void records(weft_node *w, void *arg)
 {
@@ -226,6 +261,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_outstanding),
+        cmocka_unit_test(test_closed_when_full),
         cmocka_unit_test(test_records),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 import unittest
@@ -277,6 +278,32 @@ class Frames(Both):
                 p.communicate(timeout=LIMIT)
             return p.returncode == -signal.SIGINT  # 3: the whole command has taken over before
         until("it ends by the signal", once)
+
+    def test_input_and_interrupted(self):
+        """The control node hangs, and has no room for more input: the second signal ends the command all the same, long before the
+        control node counts as silent."""
+        with open(os.path.join(self.tmp.name, "input"), "wb") as f:
+            f.truncate(16 << 20)
+        p = self.start("exec", "--on", "1", "--stdin", f.name, "--", "true")
+        with self.listener.accept()[0] as s:
+            s.settimeout(LIMIT)
+            s.recv(4096)
+            s.sendall(frame(STARTED, 1, 77, b"host") + frame(TAKEN, NOBODY_MORE, 256 << 10))
+
+            def waits():
+                came = lambda: struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, bytes(4)))[0]  # noqa: E731
+                before = came()
+                s.sendall(frame(TAKEN, NOBODY_MORE, 256 << 10))
+                time.sleep(0.3)
+                return before and came() == before
+            until("it waits for room", waits)
+            began = time.monotonic()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                p.send_signal(number)
+                until("it has handled the signal", lambda number=number: p.poll() is not None or not processes.pending(p.pid, number))
+            p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 255)
+        self.assertLess(time.monotonic() - began, 15)
 
     def test_a_part_is_written(self):
         """Of output of which the small command could write only a part, the whole one writes the rest."""

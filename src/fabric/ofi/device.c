@@ -204,6 +204,16 @@ static void device_wait_set(struct ofi *o)
         o->wait = NULL;
 }
 
+/* Without a descriptor: the queue is polled. */
+static int device_queue_polled(struct ofi *o, struct fi_cq_attr *attr)
+{
+    o->cq = NULL;
+    o->fd = -1;
+    attr->wait_obj = FI_WAIT_NONE;
+    attr->wait_set = NULL;
+    return fi_cq_open(o->domain, attr, &o->cq, NULL);
+}
+
 static int device_queue(struct ofi *o)
 {
     device_wait_set(o);
@@ -211,17 +221,14 @@ static int device_queue(struct ofi *o)
                               .format = FI_CQ_FORMAT_MSG,
                               .wait_obj = o->wait ? FI_WAIT_SET : FI_WAIT_FD,
                               .wait_set = o->wait};
-    o->fd = -1;
+    if (!o->traits.wakes)
+        return device_queue_polled(o, &attr);
     int rc = fi_cq_open(o->domain, &attr, &o->cq, NULL);
     if (rc == 0 && fi_control(o->wait ? &o->wait->fid : &o->cq->fid, FI_GETWAIT, &o->fd) == 0)
         return 0;
     if (rc == 0)
         fi_close(&o->cq->fid);
-    o->cq = NULL;
-    o->fd = -1;
-    attr.wait_obj = FI_WAIT_NONE;
-    attr.wait_set = NULL;
-    return fi_cq_open(o->domain, &attr, &o->cq, NULL);
+    return device_queue_polled(o, &attr);
 }
 
 bool ofi_queue_quiet_locked(struct ofi *o)

@@ -12,7 +12,9 @@
 #define LINK_FRAMES ((size_t)TB_SLOTS * TB_FRAME_BYTES)
 /* long, because the provider itself repeats what the network loses: this is only for frames lost with a broken connection */
 #define RTO_LEAST   (500 * WEFT_MS)
-#define RTO_MOST    (2 * WEFT_SECOND)
+#define RTO_MOST    (4 * WEFT_SECOND)
+#define FRAMES_FIRST 4u /* frames under way at most, until it is known how fast the network is, ... */
+#define FRAMES_LEAST 4u /* ... and if it is slow */
 #define PAUSE_FIRST (WEFT_MS)
 #define PAUSE_MOST  (200 * WEFT_MS)
 
@@ -63,7 +65,20 @@ static bool link_no_room(struct ofi_link *l)
     return false;
 }
 
-void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error)
+/* Several moves share the window, so that on a slow network, too, one ends every now and then: watch.c takes that for progress. */
+static void link_share(struct ofi_link *l)
+{
+    uint64_t share = l->window.size / 4 < OFI_MOVE_LEAST ? OFI_MOVE_LEAST : l->window.size / 4;
+    l->r.endpoint.move_most = share < l->move_most ? share : l->move_most;
+}
+
+static void link_moved(struct ofi_link *l, const struct ofi_request *q, int64_t now)
+{
+    records_window_took(&l->window, q->began, now, q->used);
+    link_share(l);
+}
+
+void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now)
 {
     if (l->r.closed)
         return;
@@ -74,6 +89,8 @@ void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error
     l->moves--;
     l->moving -= q->bytes;
     l->moved += error == 0;
+    if (error == 0)
+        link_moved(l, q, now);
     tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
 }
 
@@ -139,7 +156,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     struct ofi_link *l = ctx;
     struct ofi *o = l->ofi;
     ssize_t rc = -FI_EAGAIN;
-    if (l->moves == OFI_MOVES || (l->moves && l->moving + len > OFI_MOVES_BYTES))
+    if (l->moves == OFI_MOVES || (l->moves && l->moving + len > l->window.size))
         return false; /* when a move ends, the link is pumped again */
     if (link_pauses(l))
         return link_no_room(l);
@@ -156,6 +173,8 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
         descriptor = ofi_descriptor_locked(o, local);
         q->cookie = cookie;
         q->bytes = (uint32_t)len;
+        q->used = l->moving + len >= l->window.size / 2;
+        q->began = base_recent_ns();
         m.addr = l->peer;
         m.context = &q->context;
         rc = get ? fi_readmsg(o->ep, &m, FI_COMPLETION) : fi_writemsg(o->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE);
@@ -238,7 +257,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
         .segment = UINT64_C(1) << OFI_SEGMENT_SHIFT,
         .check = TB_CHECK_FULL,
         .move_least = rma ? OFI_MOVE_LEAST : 0,
-        .move_most = most < OFI_MOVE_BYTES ? most : OFI_MOVE_BYTES,
+        .move_most = OFI_MOVE_LEAST,
         .move_segment = UINT64_C(1) << l->shift,
     };
     l->r.inbox = malloc(TB_MESSAGES * sizeof *l->r.inbox);
@@ -249,6 +268,10 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
     s->paced = true;
     s->rto = s->rto_least = RTO_LEAST;
     s->rto_most = RTO_MOST;
+    s->window = (struct records_window){.size = FRAMES_FIRST, .least = FRAMES_LEAST, .most = TB_WINDOW};
+    l->window = (struct records_window){.size = OFI_MOVES_FIRST, .least = OFI_MOVES_LEAST, .most = OFI_MOVES_BYTES};
+    l->move_most = most < OFI_MOVE_BYTES ? most : OFI_MOVE_BYTES;
+    link_share(l);
     /* release: a thread that polls sees a complete link (acquire in ofi_link_of) */
     __atomic_store_n(&o->links[node], l, __ATOMIC_RELEASE);
     return 0;

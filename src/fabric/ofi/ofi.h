@@ -42,6 +42,8 @@
 #define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
 #define OFI_MOVES         32u        /* the most RMA requests under way to a peer */
 #define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* the most bytes of these: few, because frames wait behind them */
+#define OFI_MOVES_FIRST   (16u << 10)           /* the most bytes of these at first, until it is known how fast the network is, ... */
+#define OFI_MOVES_LEAST   (16u << 10)           /* ... and if it is slow */
 #define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
 #define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u                  /* bytes of a provider's address */
@@ -58,8 +60,11 @@ struct ofi_request {
     uint16_t node;
     bool busy;      /* under way at the provider */
     bool given_up;  /* the request's link has ended: the completion is ignored */
-    uint32_t bytes; /* OFI_PUT, OFI_GET: how many bytes it moves */
-    void *cookie;   /* OFI_PUT, OFI_GET: the cookie of the endpoint's move() */
+    /* OFI_PUT, OFI_GET: */
+    bool used;      /* at least half of the link's window was under way */
+    uint32_t bytes; /* how many bytes it moves */
+    int64_t began;  /* when it began */
+    void *cookie;   /* the cookie of the endpoint's move() */
 };
 
 /* The pool, registered for a peer or for all: one region for each segment. Under `calls`. */
@@ -79,6 +84,8 @@ struct ofi_link {
     uint32_t moves;  /* RMA requests under way; under the link's lock, with the next fields */
     uint32_t moving; /* bytes of them */
     uint64_t moved;  /* RMA requests that have succeeded */
+    struct records_window window; /* of bytes of RMA requests under way */
+    uint64_t move_most;           /* bytes that one RMA request may have */
     uint64_t base;   /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
     uint32_t shift;  /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
@@ -114,7 +121,9 @@ struct ofi_link {
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    int64_t gone_at;              /* if it is not gone by then, this node replaces its endpoint */
+    int64_t renew_at;    /* this node replaces its endpoint then, because the peer's new one has the address of the former one; 0: no */
+    int64_t renewed_for; /* when it has last done that; 0: never */
+    int64_t gone_at;     /* if it is not gone by then, this node replaces its endpoint */
     int64_t settle_at; /* the former connection is gone; this node confirms the new endpoint at this time, not earlier; 0: it is not gone */
     int64_t open_at;   /* at this time the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
@@ -236,7 +245,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
 void ofi_link_open_locked(struct ofi_link *l); /* under the link's lock; the caller pumps the link */
 /* A request has ended. With an error, the operation begins again. Under the link's lock */
-void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error);
+void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now);
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
 /* poll.c; struct fab_transport describes the last six */

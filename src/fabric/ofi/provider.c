@@ -23,23 +23,26 @@
 /* Best first: two nodes use the first one that both have. Of a layered provider ("tcp;ofi_rxm") the first name counts. A provider that is
  * not in this list is used only if WEFT_OFI_PROVIDER names it; so is verbs, because the transports rc and tb are faster on its devices.
  * `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without a layer between, with two thirds of the latency of
- * "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi). */
+ * "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi).
+ *
+ * `wakes` only for those whose descriptor was seen to wake a thread. That of psm3 becomes readable when psm3 has made progress, and psm3
+ * makes none while nobody polls. efa has no descriptor. */
 static const struct known {
     const char *name;
-    bool plain;
+    bool plain, wakes, tried;
     uint32_t rank;
 } known[] = {
-    {"cxi", false, 1},
-    {"efa", false, 2},
-    {"psm3", false, 3},
-    {"opx", false, 4},
-    {"psm2", false, 5},
-    {"net", true, 10},
-    {"tcp", true, 11},
-    {"verbs", false, OFI_NEVER},
-    {"shm", false, OFI_NEVER},
-    {"udp", true, OFI_NEVER},
-    {"sockets", true, OFI_NEVER},
+    {"cxi", false, false, false, 1},
+    {"efa", false, false, false, 2},
+    {"psm3", true, false, true, 3}, /* on Ethernet */
+    {"opx", false, false, false, 4},
+    {"psm2", false, false, false, 5},
+    {"net", true, true, true, 10},
+    {"tcp", true, true, true, 11},
+    {"verbs", false, true, true, OFI_NEVER},
+    {"shm", false, true, true, OFI_NEVER},
+    {"udp", true, true, true, OFI_NEVER},
+    {"sockets", true, true, true, OFI_NEVER},
 };
 
 static const struct known *provider_known(const char *name)
@@ -65,6 +68,8 @@ struct ofi_traits ofi_traits_of(const struct fi_info *info)
         .plain = k ? k->plain : true,
         .inet = info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN || info->addr_format == FI_SOCKADDR_IN6,
         .tcp = k && (strcmp(k->name, "net") == 0 || strcmp(k->name, "tcp") == 0),
+        .wakes = k && k->wakes,
+        .tried = k && k->tried,
         .rank = k ? k->rank : OFI_NEVER,
     };
 }

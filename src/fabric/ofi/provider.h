@@ -33,7 +33,9 @@ struct ofi_traits {
     bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
     bool plain;        /* uses an ordinary network, where others could read the data */
     bool inet;         /* the provider's addresses are IP addresses */
+    bool wakes;        /* the completion queue's descriptor becomes readable when something arrives; false: the queue must be polled */
     bool tcp;          /* nodes have connections over TCP; after a connection is closed, the kernel still sends the bytes that are in it */
+    bool tried;        /* weft was run with it; the others follow their documentation */
     uint32_t rank;     /* the provider with the smallest rank is the best; OFI_NEVER: the provider is used only if it is named */
 };
 #define OFI_NEVER 1000u

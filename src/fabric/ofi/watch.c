@@ -32,6 +32,7 @@
 #define MOVES_RATE (64u << 10)     /* bytes a second: RMA requests that are slower than this, by more than WEFT_RECONNECT, count as lost */
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
+#define RENEW      WEFT_SECOND     /* time between two renewals because a peer's new endpoint has the same address as the former one */
 #define GONE       WEFT_SECOND     /* how long this node waits for the end of a former connection before it replaces its endpoint */
 #define FIRST      8               /* the node with the higher address waits WEFT_RECONNECT / FIRST for the other to begin */
 #define SIDE_MAGIC 0x32696677u     /* "wfi2" */
@@ -158,6 +159,14 @@ static void watch_probe(struct ofi_link *l, int64_t now)
     if (now < l->probe_at)
         return;
     l->probe_at = now + PROBE;
+    if (l->renew_at) {
+        if (now < l->renew_at)
+            return;
+        l->renew_at = 0;
+        l->renewed_for = now;
+        o->renew = true;
+        return;
+    }
     if (!l->settle_at && watch_connected(l)) {
         o->renew = o->renew || now >= l->gone_at; /* that closes this end of the connection, whatever the network does */
         return;
@@ -191,6 +200,11 @@ static bool watch_follow_locked(struct ofi_link *l, const struct side_message *m
 static void watch_moved(struct ofi_link *l, const struct side_message *m)
 {
     struct ofi *o = l->ofi;
+    int64_t now = base_now_ns();
+    if ((int32_t)(m->number - l->theirs) <= 0) { /* not a new one: it is confirmed again at most */
+        l->confirm = l->confirm || (m->number == l->theirs && !l->probes);
+        return;
+    }
     if (m->address_bytes != o->address_bytes) {
         records_break(
             &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
@@ -221,9 +235,10 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
         l->probes = true;
         l->probe_at = 0;
         l->settle_at = 0;
-        l->gone_at = base_now_ns() + GONE;
+        l->gone_at = now + GONE;
+        int64_t next = l->renewed_for ? l->renewed_for + RENEW : now; /* a peer that misbehaves must not keep this node renewing */
+        l->renew_at = !same ? 0 : next > now ? next : now;
     }
-    o->renew = o->renew || (probes && same);
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
 }
 
@@ -263,7 +278,7 @@ static void watch_take_back(struct ofi *o)
         struct ofi_link *l = q->busy && !q->given_up ? ofi_link_of(o, q->node) : NULL;
         if (l) {
             base_spin_lock(&l->r.lock);
-            ofi_ended_locked(l, q, -EAGAIN);
+            ofi_ended_locked(l, q, -EAGAIN, 0);
             base_spin_unlock(&l->r.lock);
         }
         base_spin_lock(&o->calls);
@@ -303,6 +318,7 @@ void ofi_renew(struct ofi *o, const char *why)
         if (rc)
             records_break(&l->r, "this node could not open a new endpoint: %s", base_error());
     }
+    fab_kick(o->w); /* all peers wait until the progress thread has told them, and it may be about to sleep for a second */
 }
 
 /* Whether the provider has lost RMA requests: some are under way, and none has ended for long, although frames get through. In that time

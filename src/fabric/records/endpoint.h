@@ -53,8 +53,8 @@ struct tb_endpoint_config {
     uint64_t pool_bytes, first_byte; /* this node's pool; peers may not write below first_byte */
     uint64_t segment;                /* a power of two: the memory regions of both nodes end at its multiples */
     enum tb_check check;
-    /* For moves. move_least: the smallest size for which they are used (0: never). move_most: the largest size of one. move_segment: a
-     * power of two; no move may cross a multiple of it in the peer's pool. */
+    /* For moves. move_least: the smallest size for which they are used (0: never). move_most: the largest size of one; the owner may change
+     * it later. move_segment: a power of two; no move may cross a multiple of it in the peer's pool. */
     uint64_t move_least, move_most, move_segment;
 };
 

@@ -52,6 +52,7 @@ void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16
                             .session = session,
                             .frames = frames,
                             .rto = RTO_FIRST,
+                            .window = {.size = TB_WINDOW, .least = TB_WINDOW, .most = TB_WINDOW},
                             .hops = 1,
                             .rto_least = RTO_LEAST,
                             .rto_most = RTO_MOST};
@@ -148,7 +149,7 @@ static void stream_seal(struct tb_stream *s)
 /* Whether frame number `next` may be opened: there is a free slot. */
 static bool stream_openable(const struct tb_stream *s, uint32_t next)
 {
-    return next - s->first < TB_WINDOW && s->slots[slot_of(s, next)].posted == 0;
+    return next - s->first < s->window.size && s->slots[slot_of(s, next)].posted == 0;
 }
 
 uint32_t tb_stream_fits(const struct tb_stream *s)
@@ -279,6 +280,7 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
             continue;
         }
         bool first = slot->at == 0;
+        slot->crowded = first ? s->next - s->first >= s->window.size / 2 : slot->crowded;
         if (!stream_emit(s, slot_of(s, i), TB_SEQUENCED, i, slot->asks))
             return false;
         slot->lost = false;
@@ -358,7 +360,7 @@ bool tb_stream_gathers(const struct tb_stream *s)
 
 bool tb_stream_crowded(const struct tb_stream *s)
 {
-    return s->next - s->first >= TB_WINDOW / 2;
+    return s->next - s->first >= s->window.size / 2;
 }
 
 int64_t tb_stream_due(const struct tb_stream *s)
@@ -383,6 +385,8 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
             s->rto = s->rto < s->rto_least ? s->rto_least : s->rto;
+            if (s->paced)
+                records_window_took(&s->window, slot->at, now, slot->crowded);
         }
         if ((int32_t)(slot->order - s->order_arrived) > 0)
             s->order_arrived = slot->order;

@@ -14,6 +14,7 @@
 #include <stddef.h>
 
 #include "fabric/records/frame.h"
+#include "fabric/records/window.h"
 #include "weft/fabric.h"
 
 #define TB_WINDOW 64u /* frames under way at most: as many as `early` has bits, plus one */
@@ -38,6 +39,7 @@ struct tb_slot {
     bool lost;          /* the frame must be sent again */
     bool retransmitted; /* the frame was sent again, so its acknowledgement does not tell the round-trip time */
     bool asks;          /* the frame asks for an acknowledgement at once */
+    bool crowded;       /* when the frame was sent first, at least half of the window was under way */
     uint32_t order; /* when the frame was sent, counted in sends. If a frame has not arrived, but a frame that was sent after it has, the
                        first one is lost */
     int64_t at;     /* when the frame was sent last */
@@ -55,9 +57,10 @@ struct tb_stream {
     uint32_t session;
     uint8_t hops; /* the initial hop count of a frame */
     /* For routes on which a send completes long before the peer has the frame. Records then share a frame while frames are unacknowledged,
-     * instead of while sends are incomplete, and such frames ask for an acknowledgement. Set this field and the next two after
-     * tb_stream_init(). */
+     * instead of while sends are incomplete, and such frames ask for an acknowledgement. `window` is adapted. Set this field and the next
+     * three after tb_stream_init(). */
     bool paced;
+    struct records_window window; /* of frames under way */
     int64_t rto_least, rto_most; /* bounds of the retransmission time-out `rto`, which is to be set with them */
     uint8_t *frames;             /* [TB_SLOTS] of TB_FRAME_BYTES: the caller's memory, registered */
 

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * window: how much a node may have under way to a peer, in any unit. What is under way on a slow line delays everything behind it,
+ * heartbeats too, and must not look like silence. A window is small at first. It doubles while what is sent arrives soon, and halves when
+ * it takes long. A state machine without a clock or a lock of its own.
+ */
+#ifndef WEFT_RECORDS_WINDOW_H
+#define WEFT_RECORDS_WINDOW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct records_window {
+    uint32_t size;        /* what may be under way now */
+    uint32_t least, most; /* bounds of it */
+    int64_t changed;      /* when `size` was changed last */
+    int64_t shortest;     /* the shortest time that anything has taken: the network's own; 0: unknown */
+};
+
+/* Something that was sent at `began` has arrived. `used`: at least half of the window was under way then; if not, the time says nothing
+ * about a larger window. */
+void records_window_took(struct records_window *w, int64_t began, int64_t now, bool used);
+
+#endif

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Puts to the arena of a GPU `host` through slots that the owner grants (src/gpu/grant.c): the bytes are right while several nodes share the
+ * few slots, while a node with slots is stopped or dies, while the owner dies, and after puts that failed.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "gpu/arena.h"
+#include "gpu_test.h"
+
+#define OWNER 0u
+#define AREA  ((3u << 20) + 5000) /* bytes of each node in the owner's arena */
+#define NODES 4
+
+static const char *const ENVIRONMENT[] = {"WEFT_GPU_RDMA=no", "WEFT_LOG=error", "WEFT_POOL=192M", NULL};
+
+struct staged {
+    _Atomic uint32_t met[4], go_on, over;
+    _Atomic int pid;
+};
+
+static struct arenas *arenas(weft_node *w)
+{
+    return gpu_arenas_of(w);
+}
+
+/* The owner opens an arena with an area for each node. Returns this node's area. */
+static weft_gaddr area(weft_node *w, struct staged *s)
+{
+    weft_gaddr at = weft_gaddr_make(OWNER, 1, 1 << 16);
+    if (weft_rank(w) == OWNER) {
+        uint32_t space;
+        weft_gpu *g = open_host(w, 1, 64);
+        OK(weft_gpu_arena(g, (size_t)AREA * NODES, &space));
+        OK(weft_gpu_alloc(g, space, (size_t)AREA * NODES, &at));
+        CHECK(at == weft_gaddr_make(OWNER, 1, 1 << 16));
+    }
+    meet(&s->met[0], weft_size(w));
+    return at + (uint64_t)AREA * weft_rank(w);
+}
+
+static void random_bytes(uint8_t *p, size_t n, uint64_t seed)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t x = random_next(&seed);
+        memcpy(p + i, &x, n - i < 8 ? n - i : 8);
+    }
+}
+
+/* Memory to put from and to get into: in the pool, or outside it. */
+struct mine {
+    uint8_t *near[2], *back;
+    uint64_t seed;
+};
+
+static struct mine mine_open(weft_node *w)
+{
+    weft_gaddr at;
+    struct mine m = {.near[0] = malloc(AREA), .back = malloc(AREA), .seed = weft_rank(w) + 1};
+    OK(weft_alloc(w, AREA, &at));
+    m.near[1] = weft_ptr(w, at, AREA);
+    return m;
+}
+
+static void mine_close(struct mine *m)
+{
+    free(m->near[0]);
+    free(m->back);
+}
+
+/* Puts random bytes, several puts at a time, and compares what is there then. Returns the error of a put or of the get. */
+static int round_trip(weft_node *w, struct mine *m, weft_gaddr at)
+{
+    enum { PARTS = 3 };
+    uint8_t *near = m->near[random_next(&m->seed) % 2];
+    size_t n = 1 + random_next(&m->seed) % AREA, part = n / PARTS;
+    weft_op op[PARTS];
+    size_t begun = 0;
+    int rc = 0;
+    random_bytes(near, n, m->seed);
+    for (; !rc && begun < PARTS; begun++) {
+        rc = weft_put(w, at + begun * part, near + begun * part, begun < PARTS - 1 ? part : n - begun * part, &op[begun]);
+        if (rc)
+            break;
+    }
+    for (size_t i = 0; i < begun; i++) {
+        int one = weft_wait(w, &op[i], WEFT_TIMEOUT_DEFAULT);
+        rc = rc ? rc : one;
+    }
+    rc = rc ? rc : weft_get_blocking(w, m->back, at, n);
+    CHECK(rc || !memcmp(near, m->back, n));
+    return rc;
+}
+
+/* Nobody has slots: all were given back, or taken back. */
+static void none_granted(weft_node *w)
+{
+    int64_t until = now_ns() + patience_ns(20);
+    while (atomic_load(&arenas(w)->grants) && now_ns() < until)
+        usleep(1000);
+    CHECK(!atomic_load(&arenas(w)->grants));
+}
+
+/* --- all nodes put at the same time, and there are fewer slots than they could use --- */
+
+static void node_share(weft_node *w, void *arg)
+{
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s);
+    struct mine m = mine_open(w);
+    for (uint32_t i = 0; weft_rank(w) != OWNER && i < repeats(20); i++)
+        OK(round_trip(w, &m, at));
+    meet(&s->met[1], weft_size(w));
+    CHECK(weft_rank(w) != OWNER || atomic_load(&arenas(w)->landed) > 0);
+    none_granted(w);
+    meet(&s->met[2], weft_size(w)); /* slots are granted anew */
+    if (weft_rank(w) != OWNER)
+        OK(round_trip(w, &m, at));
+    mine_close(&m);
+    meet(&s->met[3], weft_size(w));
+}
+
+static void test_share(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(NODES, node_share, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
+/* --- a node that has slots is killed, or stopped for a while; the others go on --- */
+
+struct ends {
+    struct staged *s;
+    int signal;
+};
+
+static void end_or_stop(pid_t pid, int signal)
+{
+    if (signal == SIGSTOP)
+        stop_asleep(pid);
+    else
+        kill(pid, signal);
+}
+
+static void node_ends(weft_node *w, void *arg)
+{
+    struct ends *e = arg;
+    struct staged *s = e->s;
+    uint32_t me = weft_rank(w);
+    weft_gaddr at = area(w, s);
+    struct mine m = mine_open(w);
+    if (me == 1) {
+        s->pid = getpid();
+        while (!s->over) { /* until it is killed, or all others are done */
+            OK(round_trip(w, &m, at));
+            atomic_fetch_add(&s->met[1], 1);
+            usleep(3000); /* it keeps its slots */
+        }
+    } else if (me != OWNER) {
+        wait_for(&s->met[1], 3);
+        if (me == 2)
+            end_or_stop(s->pid, e->signal);
+        for (uint32_t i = 0; i < repeats(10); i++)
+            OK(round_trip(w, &m, at));
+        atomic_fetch_add(&s->go_on, 1);
+        wait_for(&s->go_on, NODES - 2);
+        if (me == 2 && e->signal == SIGSTOP) {
+            atomic_store(&s->over, 1);
+            kill(s->pid, SIGCONT);
+        }
+    }
+    if (me == 1)
+        CHECK(e->signal == SIGSTOP);
+    meet(&s->met[2], e->signal == SIGSTOP ? NODES : NODES - 1);
+    none_granted(w);
+    mine_close(&m);
+    meet(&s->met[3], e->signal == SIGSTOP ? NODES : NODES - 1);
+}
+
+static void ends_by(int how)
+{
+    struct ends e = {shared_words(sizeof(struct staged)), how};
+    int status[NODES_MAX];
+    nodes_run(NODES, node_ends, &e, ENVIRONMENT, status);
+    for (int i = 0; i < NODES; i++)
+        if (how == SIGSTOP || i != 1)
+            assert_int_equal(status[i], 0);
+    assert_true(how == SIGSTOP || WIFSIGNALED(status[1]));
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    ends_by(SIGKILL);
+}
+
+static void test_stopped(void **state)
+{
+    (void)state;
+    ends_by(SIGSTOP);
+}
+
+/* --- the owner is killed --- */
+
+static void node_owner(weft_node *w, void *arg)
+{
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s);
+    struct mine m = mine_open(w);
+    if (weft_rank(w) == OWNER) {
+        wait_for(&s->met[1], 10);
+        raise(SIGKILL);
+    }
+    int rc = 0;
+    while (!rc) {
+        rc = round_trip(w, &m, at);
+        atomic_fetch_add(&s->met[1], 1);
+    }
+    CHECK(rc == -ECONNRESET);
+    none_granted(w);
+    mine_close(&m);
+}
+
+static void test_owner(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    nodes_run(3, node_owner, shared_words(sizeof(struct staged)), ENVIRONMENT, status);
+    assert_true(WIFSIGNALED(status[0]));
+    assert_int_equal(status[1], 0);
+    assert_int_equal(status[2], 0);
+}
+
+/* --- a put into a slot fails, although both nodes are alive: all slots are given back, and the next puts are right --- */
+
+static _Atomic bool failing;
+static _Atomic uint32_t failed;
+int __real_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
+int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
+{
+    if (!atomic_load(&failing) || weft_gaddr_space(dst) || weft_gaddr_node(dst) != OWNER)
+        return __real_weft_put(w, dst, src, len, op);
+    atomic_fetch_add(&failed, 1);
+    return -ENETDOWN;
+}
+
+static void node_fails(weft_node *w, void *arg)
+{
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s);
+    struct mine m = mine_open(w);
+    for (uint32_t i = 0; weft_rank(w) != OWNER && i < repeats(10); i++) {
+        OK(round_trip(w, &m, at));
+        atomic_store(&failing, true);
+        int rc = round_trip(w, &m, at);
+        atomic_store(&failing, false);
+        CHECK(rc == 0 || rc == -ENETDOWN); /* 0: it found no slot, so the owner got the bytes */
+    }
+    CHECK(weft_rank(w) == OWNER || atomic_load(&failed));
+    meet(&s->met[1], weft_size(w));
+    none_granted(w);
+    mine_close(&m);
+    meet(&s->met[2], weft_size(w));
+}
+
+static void test_fails(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(3, node_fails, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
+/* --- a pool without room for slots: an error that says so --- */
+
+static void node_full(weft_node *w, void *arg)
+{
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s), all;
+    uint8_t *bytes = calloc(1, AREA);
+    weft_op op;
+    for (size_t n = 64u << 20; weft_rank(w) == OWNER && n >= 4096; n /= 2)
+        while (!weft_alloc(w, n, &all))
+            ;
+    meet(&s->met[1], weft_size(w));
+    if (weft_rank(w) != OWNER) {
+        OK(weft_put(w, at, bytes, AREA, &op));
+        CHECK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT) == -ENOMEM);
+    }
+    free(bytes);
+    meet(&s->met[2], weft_size(w));
+}
+
+static void test_full(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, node_full, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_owner), cmocka_unit_test(test_fails),  cmocka_unit_test(test_full),
+    };
+    return cmocka_run_group_tests_name("gpu_staged", tests, NULL, NULL);
+}
