@@ -31,7 +31,8 @@ static int networks_json(const struct ofi_listed *list)
         networks_use(&list[i], &list[0], use, sizeof use);
         json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:b, s:b, s:b, s:b, s:s}", "provider", list[i].provider, "interface",
                                              list[i].interface, "address", list[i].address, "rma", list[i].traits.rma, "clear",
-                                             list[i].traits.plain, "by_itself", list[i].traits.rank < OFI_NEVER, "tried", list[i].traits.tried, "use", use));
+                                             list[i].traits.plain, "by_itself", list[i].traits.rank < OFI_NEVER, "tried",
+                                             list[i].traits.tried, "use", use));
     }
     return cli_json_print("devices", all);
 }

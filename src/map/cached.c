@@ -15,12 +15,12 @@
 
 #include "weft/file.h"
 
-#define KNOWN_WAIT (30 * WEFT_SECOND)
-#define KNOWN_LOOK (5 * WEFT_MS)
+#define KNOWN_WAIT  (30 * WEFT_SECOND)
+#define KNOWN_LOOK  (5 * WEFT_MS)
 #define CACHE_BYTES (32u << 20) /* of a home's cache: four times what the carriers of a node hold (carry.c) */
-#define LOOK_BYTES ((uint64_t)MAP_CHUNK_BYTES)
-#define SHOW_AGAIN (100 * WEFT_MS)
-#define STEP_BYTES (UINT64_C(16) << 20) /* bytes of a read, after which the claim is renewed if that is due */
+#define LOOK_BYTES  ((uint64_t)MAP_CHUNK_BYTES)
+#define SHOW_AGAIN  (100 * WEFT_MS)
+#define STEP_BYTES  (UINT64_C(16) << 20) /* bytes of a read, after which the claim is renewed if that is due */
 
 uint64_t map_identity(uint64_t device, uint64_t inode)
 {

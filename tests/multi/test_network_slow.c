@@ -47,7 +47,8 @@ static bool right(const uint8_t *bytes, uint32_t n, uint32_t seed)
     return true;
 }
 
-static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                       void *arg)
 {
     _Atomic uint32_t *came = arg;
     (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -83,8 +84,8 @@ static void go_on(weft_node *w, void *arg)
     for (int64_t end = now_ns() + patience_ns(100); atomic_load(&came) < line->messages && now_ns() < end;)
         usleep(1000);
     CHECK(atomic_load(&came) == line->messages);
-    print_message("node %u: %u bytes each way by put and by get, and %u messages of 1 KiB, at %s: %.1f s\n", me, line->bytes, line->messages,
-                  line->rate, (double)(now_ns() - began) / 1e9);
+    print_message("node %u: %u bytes each way by put and by get, and %u messages of 1 KiB, at %s: %.1f s\n", me, line->bytes,
+                  line->messages, line->rate, (double)(now_ns() - began) / 1e9);
     CHECK(weft_alive(w, other) && stats(w, other).connects == 0);
     OK(weft_barrier(w, patience_ns(60)));
 }

@@ -11,12 +11,12 @@
 
 #define LINK_FRAMES ((size_t)TB_SLOTS * TB_FRAME_BYTES)
 /* long, because the provider itself repeats what the network loses: this is only for frames lost with a broken connection */
-#define RTO_LEAST   (500 * WEFT_MS)
-#define RTO_MOST    (4 * WEFT_SECOND)
+#define RTO_LEAST    (500 * WEFT_MS)
+#define RTO_MOST     (4 * WEFT_SECOND)
 #define FRAMES_FIRST 4u /* frames under way at most, until it is known how fast the network is, ... */
 #define FRAMES_LEAST 4u /* ... and if it is slow */
-#define PAUSE_FIRST (WEFT_MS)
-#define PAUSE_MOST  (200 * WEFT_MS)
+#define PAUSE_FIRST  (WEFT_MS)
+#define PAUSE_MOST   (200 * WEFT_MS)
 
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
 {

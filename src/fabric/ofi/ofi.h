@@ -58,8 +58,8 @@ struct ofi_request {
     enum ofi_request_kind kind;
     uint32_t slot; /* OFI_RECEIVE: index of the buffer; OFI_FRAME: index of the link's frame */
     uint16_t node;
-    bool busy;      /* under way at the provider */
-    bool given_up;  /* the request's link has ended: the completion is ignored */
+    bool busy;     /* under way at the provider */
+    bool given_up; /* the request's link has ended: the completion is ignored */
     /* OFI_PUT, OFI_GET: */
     bool used;      /* at least half of the link's window was under way */
     uint32_t bytes; /* how many bytes it moves */
@@ -79,15 +79,15 @@ struct ofi_regions {
 struct ofi_link {
     struct records_link r; /* first: fab_link's `impl` points to it */
     struct ofi *ofi;
-    bool touched;    /* the link had an event since records were last sent on it; under ofi->receiving */
-    fi_addr_t peer;  /* under ofi->calls */
-    uint32_t moves;  /* RMA requests under way; under the link's lock, with the next fields */
-    uint32_t moving; /* bytes of them */
-    uint64_t moved;  /* RMA requests that have succeeded */
+    bool touched;                 /* the link had an event since records were last sent on it; under ofi->receiving */
+    fi_addr_t peer;               /* under ofi->calls */
+    uint32_t moves;               /* RMA requests under way; under the link's lock, with the next fields */
+    uint32_t moving;              /* bytes of them */
+    uint64_t moved;               /* RMA requests that have succeeded */
     struct records_window window; /* of bytes of RMA requests under way */
     uint64_t move_most;           /* bytes that one RMA request may have */
-    uint64_t base;   /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
-    uint32_t shift;  /* the peer's segments have 2^shift bytes */
+    uint64_t base;                /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
+    uint32_t shift;               /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
     uint64_t *keys;         /* the keys of the peer's segments, as the peer has sent them; see ofi_key() */
     uint64_t keys_shift;    /* what is added to them now; under the link's lock */

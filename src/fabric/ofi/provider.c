@@ -32,17 +32,10 @@ static const struct known {
     bool plain, wakes, tried;
     uint32_t rank;
 } known[] = {
-    {"cxi", false, false, false, 1},
-    {"efa", false, false, false, 2},
-    {"psm3", true, false, true, 3}, /* on Ethernet */
-    {"opx", false, false, false, 4},
-    {"psm2", false, false, false, 5},
-    {"net", true, true, true, 10},
-    {"tcp", true, true, true, 11},
-    {"verbs", false, true, true, OFI_NEVER},
-    {"shm", false, true, true, OFI_NEVER},
-    {"udp", true, true, true, OFI_NEVER},
-    {"sockets", true, true, true, OFI_NEVER},
+    {"cxi", false, false, false, 1},      {"efa", false, false, false, 2},          {"psm3", true, false, true, 3}, /* on Ethernet */
+    {"opx", false, false, false, 4},      {"psm2", false, false, false, 5},         {"net", true, true, true, 10},
+    {"tcp", true, true, true, 11},        {"verbs", false, true, true, OFI_NEVER},  {"shm", false, true, true, OFI_NEVER},
+    {"udp", true, true, true, OFI_NEVER}, {"sockets", true, true, true, OFI_NEVER},
 };
 
 static const struct known *provider_known(const char *name)

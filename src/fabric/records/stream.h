@@ -61,8 +61,8 @@ struct tb_stream {
      * three after tb_stream_init(). */
     bool paced;
     struct records_window window; /* of frames under way */
-    int64_t rto_least, rto_most; /* bounds of the retransmission time-out `rto`, which is to be set with them */
-    uint8_t *frames;             /* [TB_SLOTS] of TB_FRAME_BYTES: the caller's memory, registered */
+    int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`, which is to be set with them */
+    uint8_t *frames;              /* [TB_SLOTS] of TB_FRAME_BYTES: the caller's memory, registered */
 
     /* Sending: frames [first, next) are under way; while fill > 0, frame `next` is open. */
     uint32_t first, next, fill;

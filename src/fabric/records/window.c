@@ -6,9 +6,9 @@
 
 #include "weft/types.h"
 
-#define SOON      (250 * WEFT_MS) /* beyond the shortest time: the window may grow */
-#define LATE      (500 * WEFT_MS) /* beyond twice the shortest time: the window shrinks. A quarter of the usual WEFT_LIVENESS */
-#define OWN_MOST  WEFT_SECOND     /* a longer time is not the network's own */
+#define SOON     (250 * WEFT_MS) /* beyond the shortest time: the window may grow */
+#define LATE     (500 * WEFT_MS) /* beyond twice the shortest time: the window shrinks. A quarter of the usual WEFT_LIVENESS */
+#define OWN_MOST WEFT_SECOND     /* a longer time is not the network's own */
 
 void records_window_took(struct records_window *w, int64_t began, int64_t now, bool used)
 {
