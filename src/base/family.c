@@ -156,7 +156,8 @@ static unsigned signal_children(pid_t pid, pid_t session, int signal, unsigned d
             continue;
         kill(child[i], SIGSTOP); /* so that it does not leave children behind that nobody can find */
         left += signal_children(child[i], session, signal, depth + 1);
-        left += kill(child[i], signal) == 0;
+        struct proc_bsdinfo info; /* there is none of a process that has ended */
+        left += kill(child[i], signal) == 0 && proc_pidinfo(child[i], PROC_PIDTBSDINFO, 0, &info, sizeof info) > 0;
         kill(child[i], SIGCONT);
     }
     return left;
@@ -174,9 +175,9 @@ unsigned base_family_signal(const struct base_family *f, unsigned count, int sig
 }
 #endif
 
-#define KILL_ROUNDS_NS (2 * WEFT_SECOND)
-#define HANG_UP_NS     (200 * WEFT_MS)
-#define BETWEEN_NS     (2 * WEFT_MS)
+#define KILL_ROUNDS_NS INT64_C(2000000000)
+#define HANG_UP_NS     INT64_C(200000000)
+#define BETWEEN_NS     INT64_C(2000000)
 #define ROUNDS_AT_ONCE 4u
 
 /* Sends a signal again and again until nobody is left, or the time is over. */

@@ -15,6 +15,10 @@
 
 #include "base/process.h"
 
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0 /* the socket has SO_NOSIGPIPE */
+#endif
+
 struct gateway_groups {
     struct gateway_place *place; /* [GATEWAY_PROCESSES] */
     pid_t guardian;
@@ -108,6 +112,10 @@ int gateway_groups_open(struct gateway_groups **out)
             base_strerror(rc));
     }
     all->fd = fds[1];
+#if defined(SO_NOSIGPIPE)
+    const int on = 1;
+    setsockopt(all->fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
     *out = all;
     return 0;
 }
