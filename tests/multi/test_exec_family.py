@@ -83,7 +83,6 @@ class Family(Up, Base):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             for p, word in self.families():
                 p.send_signal(number)
-                until("the program has ended", lambda: p.poll() is not None or not p.send_signal(number))
                 p.communicate(timeout=LIMIT)
                 self.assertEqual(sleepers(word), [])
 
@@ -198,8 +197,8 @@ class Terminal(Up, test_exec_tty.Base, Base):
         """All groups of the terminal's session get SIGHUP, and have a moment for what they do then."""
         path = os.path.join(self.tmp.name, "hung-up")
         t = self.terminal("bash", "--norc")
-        t.type(f"set -m; sh -c 'trap \"echo bye >{path}; exit\" HUP; echo ready; while :; do sleep 0.02; done' &\n".encode())
-        t.read(rb"\nready")
+        t.type(f"set -m; sh -c 'trap \"echo bye >{path}; exit\" HUP; echo $((40 + 2))ready; while :; do sleep 0.02; done' &\n".encode())
+        t.read(rb"42ready")
         os.kill(t.pid, signal.SIGKILL)
         t.wait()
         until("it has seen the end of the terminal", lambda: os.path.exists(path))
