@@ -20,7 +20,7 @@
  * are lost. A server stores at most 65536 names. By default an asker may have up to three times as many of them as are still free, so
  * there is always room for others; WEFT_NAMES sets a fixed limit for each asker instead.
  *
- * When the asker leaves or dies, the server drops its requests, kills its programs with their process groups, unless they are detached,
+ * When the asker leaves or dies, the server drops its requests, kills its programs with all their descendants, unless they are detached,
  * and removes its names. When the server leaves or dies, even by SIGKILL, operations that wait for it end with -ECONNRESET, and its
  * programs are killed.
  */
@@ -71,7 +71,7 @@ typedef struct weft_spawn_spec {
     weft_gaddr stdin_data;            /* with WEFT_SPAWN_STDIN_DATA: the standard input. Keep it unchanged until the program has ended */
     uint64_t stdin_bytes;
     uint64_t stdout_ring, stderr_ring; /* bytes of the ring buffers: powers of two from 4 KiB to 16 MiB; 0: 64 KiB */
-    int64_t time_limit_ns;             /* after this time the process group is killed; 0: never */
+    int64_t time_limit_ns;             /* after this time it is killed, with its descendants; 0: never */
     /* With WEFT_SPAWN_TERMINAL: the terminal's size. 0: not known. */
     uint16_t terminal_rows, terminal_columns;
     uint32_t zero;
@@ -87,7 +87,9 @@ typedef struct weft_exit {
 } weft_exit;
 
 /* Starts a program on a node, and waits until it runs. It leads a new process group. What is left of the group is killed when the program
- * ends, when the asker closes the handle, leaves or dies, and when the server leaves or dies. The program inherits the server's
+ * ends. Its descendants, in whatever groups and sessions, are killed when the asker closes the handle, leaves or dies, when the time limit
+ * is over, when the program gets SIGKILL or ends after SIGHUP, SIGINT, SIGQUIT or SIGTERM of the asker, and when the server leaves or
+ * dies. On macOS only those in its session whose parents live. The program inherits the server's
  * environment, except the cluster's secret and the variables that describe the node. It does not inherit the server's signal mask and
  * handlers.
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
@@ -150,7 +152,8 @@ WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, si
 WEFT_API int weft_process_end_input(weft_process *p);
 
 /* Sends a signal, in the numbering of this system, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's
- * foreground process group. If the process could not be started, this returns the error of the start.
+ * foreground process group. SIGKILL kills all descendants of the program. If the process could not be started, this returns the error of
+ * the start.
  * Errors: -EINVAL no such signal; -ESRCH the process has ended; -ECONNRESET the server is gone; -ETIMEDOUT no answer before the deadline;
  * -EAGAIN too many requests are outstanding at the server; -EPERM the server has no permission to send the signal; -ENOMEM no memory;
  * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
@@ -163,8 +166,8 @@ WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns
  * would wait in a handler. */
 WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
-/* Frees the handle. If the program still runs, the server kills its process group. A detached one (WEFT_SPAWN_DETACHED) goes on, and its
- * further output is lost. Operations that are not complete end with the negative ECANCELED. NULL is allowed. The call does not wait:
+/* Frees the handle. If the program still runs, the server kills it with its descendants. A detached one (WEFT_SPAWN_DETACHED) goes on, and
+ * its further output is lost. Operations that are not complete end with the negative ECANCELED. NULL is allowed. The call does not wait:
  * memory for the output stays allocated until the server has stopped writing to it, or is gone.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);

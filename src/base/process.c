@@ -181,6 +181,10 @@ static int apply_settings(const struct prepared *p, pid_t parent, enum base_proc
     for (unsigned i = 0; i < s->limit_count; i++)
         if (setrlimit((limit_resource)s->limits[i].resource, &s->limits[i].limit))
             return errno;
+    if (s->family)
+        base_family_join(s->family);
+    else if (s->orphan)
+        base_family_leave();
     if (s->dispositions)
         base_dispositions_restore(s->dispositions);
     /* Before unblocking signals: a pending signal must not run a handler of the parent, which could change the parent's memory. */
@@ -345,7 +349,7 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
     step = step ? step : &none;
     *pid = 0;
 #if defined(__APPLE__)
-    if (!s->orphan && !s->limit_count && !s->directory && !s->terminal) {
+    if (!s->orphan && !s->limit_count && !s->directory && !s->terminal && !s->family) {
         int rc = spawn(s, pid);
         *step = rc ? BASE_STEP_PROGRAM : BASE_STEP_NONE;
         return rc;
@@ -390,6 +394,7 @@ void base_close_from(int lowest)
 void base_process_set_apart(const char *name)
 {
     setsid();
+    base_family_leave();
     base_name_process(name);
     base_process_null(3);
 }

@@ -65,6 +65,7 @@ struct base_process {
     /* The pid is written here before the program runs (on macOS after), in memory shared with a process that may outlive this one. 0 again
      * if the program does not start. NULL: not needed. */
     _Atomic int32_t *number;
+    uint64_t family; /* the mark of the family that the new process begins (base_family_mark()); 0: it belongs to this process's */
 };
 /* Start a program. Any thread may call it. Signal handlers of this process do not run in the new one. Returns 0 when the program runs. On
  * failure returns a negative errno without base_fail() and leaves no process; `step` (may be NULL) says what failed: creating the process,
@@ -76,8 +77,9 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
  * without other threads: the child has only the calling thread, and locks held by others would never be released. Returns a negative errno
  * without base_fail() on failure. */
 pid_t base_process_fork(void);
-/* Called in a forked process that must outlive its parent. Moves the process to a session of its own, so that signals to the parent's
- * terminal and process group do not reach it. Opens /dev/null as descriptors 0 to 2. `name` is shown by ps. */
+/* Called in a forked process that must outlive its parent. Moves the process to a session of its own and out of its family, so that
+ * signals to the parent's terminal, process group and family do not reach it. Opens /dev/null as descriptors 0 to 2. `name` is shown by ps.
+ */
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);  /* closes all descriptors from that number on */
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
@@ -103,5 +105,26 @@ int base_process_kill(pid_t pid); /* SIGKILL, then base_process_reap() */
 /* As base_process_kill(), for a child that leads a process group, and for all processes in the group. The group is killed before the child
  * is reaped, while no other group can have its number. */
 int base_process_kill_group(pid_t pid);
+
+/* --- families --- */
+/* A family is a program with all processes that descend from it, whatever groups and sessions they are in. On Linux it is found by its
+ * mark, and processes of this library that must outlive their parent (base_process_set_apart(), orphans) do not belong to it. On macOS a
+ * family is the leader's group, and those of its descendants that are in its session and whose parents live. */
+struct base_family {
+    pid_t leader; /* leads a process group, and is not reaped yet */
+    bool session; /* it leads a session, whose processes belong to the family */
+    uint64_t mark;
+};
+uint64_t base_family_mark(void);      /* a new mark; 0: the system has none */
+void base_family_join(uint64_t mark); /* called in a new process. Without effect where the user may not set the limit used for it */
+void base_family_leave(void);         /* this process, and those that it starts, belong to no family */
+/* Sends a signal to all processes of these families, except this one. Returns how many of them have not ended. */
+unsigned base_family_signal(const struct base_family *f, unsigned count, int signal);
+void base_family_hang_up(const struct base_family *f, unsigned count); /* as a terminal does; and allows them a moment to end */
+/* What can be killed without waiting: the leader's process group, on Linux. */
+void base_family_kill_first(const struct base_family *f);
+/* Kills these families, also if they create processes meanwhile. Waits for a bounded time until none is left; a process that waits for a
+ * device may end later. */
+void base_family_kill(const struct base_family *f, unsigned count);
 
 #endif

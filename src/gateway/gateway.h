@@ -170,9 +170,19 @@ void gateway_works_close(struct gateway_works *all);
 struct gateway_groups;
 /* Starts the guardian process. Call this early, before this process has memory and descriptors that the guardian would inherit. */
 int gateway_groups_open(struct gateway_groups **out);
-/* Returns a free place in the table of process groups; the caller stores the new process's ID there. NULL: all are used. To free the place,
- * store 0 in it. */
-_Atomic int32_t *gateway_groups_place(struct gateway_groups *all);
+/* A program, in memory shared with the guardian. */
+struct gateway_place {
+    _Atomic int32_t number; /* its process group; 0: the place is free; -1: reserved for a process that has not started yet */
+    _Atomic uint32_t state; /* groups.c */
+    _Atomic bool session;   /* the process has a terminal, and leads a session */
+    _Atomic uint64_t mark;  /* of its family (base_family_mark()) */
+};
+/* Returns a free place; the caller stores the new process's ID there. NULL: all are used. To free the place, store 0 as its number. */
+struct gateway_place *gateway_groups_place(struct gateway_groups *all);
+/* Makes the guardian end the program with all its descendants; one with a terminal is hung up first. Do not reap the process before
+ * gateway_groups_ended(), or before a deadline of the caller, should the guardian be stopped. */
+void gateway_groups_end(struct gateway_groups *all, struct gateway_place *p);
+bool gateway_groups_ended(const struct gateway_groups *all, const struct gateway_place *p);
 void gateway_groups_close(struct gateway_groups *all);
 
 /* --- messages --- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The process service: starts programs for askers, detects when they end, and kills them when they must end. At most GATEWAY_PROCESSES run
+ * The process service: starts programs for askers, and decides when they must end (end.c ends them). At most GATEWAY_PROCESSES run
  * at a time. Further requests wait in their order. Requests also wait while the system has no more descriptors or processes for this node.
  */
 #include "base/process.h"
@@ -11,27 +11,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "gateway/run.h"
 
 #define STARTS_AT_A_TIME 4u
 #define LOOK_NS          (5 * WEFT_MS)   /* between two checks of a process whose end the system cannot report by a descriptor */
+#define STOP_LOOK_NS     (500 * WEFT_MS) /* between two checks of a process that is being ended */
 #define GET_NS           (200 * WEFT_US) /* between two checks of input that is being fetched */
 
 extern char **environ;
-
-struct processes {
-    struct gateway_server *server;
-    struct gateway_table table;
-    struct run *runs;
-    uint32_t running;
-    struct gateway_call *waiting, **waiting_last;
-    char **environment; /* environment of new processes; one allocation, strings included */
-    int null;
-    struct rlimit files; /* limit of open files of new processes, read before this node raises its own */
-};
 
 /* --- opening --- */
 
@@ -89,56 +78,9 @@ static int process_open(struct gateway_server *s, void **state)
 
 /* --- ending --- */
 
-static int run_kill(struct run *r, int signal)
-{
-    if (r->ended)
-        return -ESRCH;
-    if (r->terminal && r->out[0].fd >= 0)
-        pty_signal(r->out[0].fd, r->pid, signal);
-    return kill(-r->pid, signal) ? -errno : 0;
-}
-
-static void tell_end(struct run *r, int how, const struct rusage *use)
-{
-    struct gateway_end e = {
-        .status = WIFEXITED(how) ? WEXITSTATUS(how) : 0,
-        .signal = WIFSIGNALED(how) ? base_signal_out(WTERMSIG(how)) : 0,
-        .timed_out = r->timed_out,
-        .user_ns = (uint64_t)use->ru_utime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_utime.tv_usec * WEFT_US,
-        .system_ns = (uint64_t)use->ru_stime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_stime.tv_usec * WEFT_US,
-#if defined(__APPLE__)
-        .memory_bytes = (uint64_t)use->ru_maxrss,
-#else
-        .memory_bytes = (uint64_t)use->ru_maxrss * 1024,
-#endif
-    };
-    struct gateway_message m = {.type = GATEWAY_END, .to = r->there};
-    (void)gateway_post(gateway_of(r->server), r->node, &m, &e, sizeof e);
-}
-
-/* Kills the process's group before waiting for the process: after the wait the system may reuse the number of process and group. */
-static void run_end(struct run *r)
-{
-    struct rusage use;
-    memset(&use, 0, sizeof use);
-    kill(-r->pid, SIGKILL);
-    int how = base_process_reap_usage(r->pid, &use);
-    r->ended = true;
-    atomic_store_explicit(r->place, 0, memory_order_seq_cst);
-    r->all->running--;
-    if (!r->left) /* before anything else, because the asker waits for this message */
-        tell_end(r, how, &use);
-    gateway_unwatch(gateway_server_watches(r->server), &r->end);
-    run_input_end(r);
-    if (!r->all->running && run_over(r) && !r->left)
-        gateway_server_linger(r->server);
-}
-
 static void on_end(struct gateway_watch *watch)
 {
-    struct run *r = watch->arg;
-    if (!r->ended && base_process_ended(r->pid, NULL))
-        run_end(r);
+    run_look(watch->arg, base_now_ns());
 }
 
 static void on_output(struct gateway_watch *watch)
@@ -155,7 +97,7 @@ static void on_input(struct gateway_watch *watch)
 static void process_leave(struct run *r)
 {
     if (!r->detached)
-        run_kill(r, SIGKILL);
+        run_stop(r);
     if (!r->left)
         run_leave(r);
 }
@@ -344,8 +286,10 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
                                      .limits = limits,
                                      .limit_count = b->limit_count + 1,
                                      .directory = b->directory[0] ? b->directory : NULL,
-                                     .number = r->place};
+                                     .number = &r->place->number,
+                                     .family = atomic_load_explicit(&r->place->mark, memory_order_relaxed)};
     enum base_process_step step;
+    atomic_store_explicit(&r->place->session, terminal, memory_order_relaxed);
     int rc = base_process_start(&how, &r->pid, &step);
     free(env);
     return rc ? start_failed(r, b, path, rc, step) : 0;
@@ -354,7 +298,7 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
 static void run_free(struct run *r)
 {
     if (r->place && !r->pid)
-        atomic_store_explicit(r->place, 0, memory_order_seq_cst);
+        atomic_store_explicit(&r->place->number, 0, memory_order_seq_cst);
     run_close(r);
     gateway_table_remove(&r->all->table, r->id);
     if (!r->getting) /* if a node died during a get, the get may still write to r->buffer: then `r` is never freed */
@@ -457,7 +401,7 @@ static void process_begin(void *state, struct gateway_call *c)
     if (c->record.kind == WEFT_PROCESS_SIGNAL)
         rc = arg[0] > INT_MAX || base_signal_in((int)arg[0]) >= NSIG ? -EINVAL
              : !r || r->ended                                        ? -ESRCH
-                                                                     : run_kill(r, base_signal_in((int)arg[0]));
+                                                                     : run_signal(r, base_signal_in((int)arg[0]));
     else if (c->record.kind == WEFT_PROCESS_WINDOW)
         rc = arg[0] > UINT16_MAX || arg[1] > UINT16_MAX || (r && !r->terminal) ? -EINVAL
              : !r || r->ended || r->out[0].fd < 0                              ? -ESRCH
@@ -497,12 +441,16 @@ static int64_t run_tick(struct run *r, int64_t now)
     int64_t next = INT64_MAX;
     if (!r->ended && r->kill_at <= now && !r->timed_out) {
         r->timed_out = true;
-        run_kill(r, SIGKILL);
+        run_stop(r);
     }
     if (!r->ended && !r->timed_out)
         next = r->kill_at - now;
+    if (!r->ended && r->stopped && r->end.fd >= 0) {
+        run_look(r, now);
+        next = STOP_LOOK_NS < next ? STOP_LOOK_NS : next;
+    }
     if (!r->ended && r->end.fd < 0) {
-        on_end(&r->end);
+        run_look(r, now);
         next = LOOK_NS < next ? LOOK_NS : next;
     }
     if (r->getting && r->in.fd < 0)
@@ -543,11 +491,11 @@ static int64_t process_tick(void *state, int64_t now)
 static void process_close(void *state)
 {
     struct processes *all = state;
+    run_stop_all(all);
     for (struct run *r = all->runs, *next; r; r = next) {
         next = r->next;
-        r->left = true;
         if (!r->ended)
-            run_end(r);
+            run_reap_now(r);
         if (r->getting)
             r->getting = weft_wait(gateway_of(all->server)->w, &r->get, WEFT_TIMEOUT_DEFAULT) == -ETIMEDOUT;
         run_free(r);

@@ -5,7 +5,6 @@
  */
 #include "gateway/run.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -139,8 +138,8 @@ static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
     }
     if (r->used == r->have && !r->getting) {
         int rc = weft_get_nowait(w, r->buffer, r->data, n, &r->get);
-        if (rc && rc != -EAGAIN) /* kill the process, so that it does not take an incomplete input for a complete one */
-            kill(-r->pid, SIGKILL);
+        if (rc && rc != -EAGAIN) /* end the process, so that it does not take an incomplete input for a complete one */
+            run_stop(r);
         if (rc) {
             *last = rc != -EAGAIN;
             return 0;
@@ -155,7 +154,7 @@ static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
             return 0;
         r->getting = false;
         if (rc) {
-            kill(-r->pid, SIGKILL);
+            run_stop(r);
             r->have = r->used = 0;
             *last = true;
             return 0;

@@ -1,13 +1,24 @@
 /* SPDX-License-Identifier: MIT
  *
- * One process that runs for an asker: its input and output (run.c), its start and end (process.c). Used only by the server thread.
+ * One process that runs for an asker: its input and output (run.c), its start (process.c) and end (end.c). Used only by the server thread.
  */
 #ifndef WEFT_GATEWAY_RUN_H
 #define WEFT_GATEWAY_RUN_H
 
+#include <sys/resource.h>
+
 #include "gateway/gateway.h"
 
-struct processes;
+struct processes {
+    struct gateway_server *server;
+    struct gateway_table table;
+    struct run *runs;
+    uint32_t running;
+    struct gateway_call *waiting, **waiting_last;
+    char **environment; /* environment of new processes; one allocation, strings included */
+    int null;
+    struct rlimit files; /* limit of open files of new processes, read before this node raises its own */
+};
 
 struct run {
     struct gateway_listener listener; /* called when one of its streams has changed */
@@ -17,13 +28,16 @@ struct run {
     uint64_t id, there; /* the process's number here and at the asker */
     uint32_t node;      /* the asker */
     pid_t pid;
-    _Atomic int32_t *place; /* the place of its process group in the guardian's table (gateway_groups_place()) */
+    struct gateway_place *place; /* in the guardian's table (gateway_groups_place()) */
     bool detached;
-    bool terminal;  /* out[0] is a pseudo-terminal, `in` a duplicate of it */
-    bool left;      /* the asker has closed its handle */
-    bool ended;     /* the process has ended and was waited for */
-    bool timed_out; /* the process was killed because its time was over */
-    bool unread;    /* the asker was told that the process reads no more input, and has not ended the stream of the input yet */
+    bool terminal;   /* out[0] is a pseudo-terminal, `in` a duplicate of it */
+    bool left;       /* the asker has closed its handle */
+    bool ended;      /* the process has ended and was waited for */
+    bool signalled;  /* the asker has sent a signal that ends programs */
+    bool stopped;    /* it is being ended with all its descendants */
+    int64_t stop_by; /* when to go on without the guardian */
+    bool timed_out;  /* the process was killed because its time was over */
+    bool unread;     /* the asker was told that the process reads no more input, and has not ended the stream of the input yet */
     int64_t kill_at;
     struct gateway_watch end, in, out[2];
     struct gateway_stream *in_stream, *out_stream[2];
@@ -46,6 +60,15 @@ void run_listen(struct gateway_listener *l, struct gateway_stream *s);
 void run_leave(struct run *r); /* the asker has closed its handle */
 bool run_over(const struct run *r);
 void run_close(struct run *r); /* closes its pipes and streams */
+
+/* --- end.c --- */
+/* Ends the process with all its descendants. */
+void run_stop(struct run *r);
+int run_signal(struct run *r, int signal); /* what the asker sends */
+/* Looks whether the process has ended, and reaps it. If it was ended, that waits until its descendants have ended. */
+void run_look(struct run *r, int64_t now);
+void run_reap_now(struct run *r);         /* kills its group, waits for it, and tells the asker */
+void run_stop_all(struct processes *all); /* ends all processes with their descendants, and waits for that */
 
 /* --- pty.c --- */
 /* Opens a pseudo-terminal: `ours` does not block; `theirs` is for the process. Both are close-on-exec. Return 0 or a negative errno,

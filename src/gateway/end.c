@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How a process of the process service ends. If it ends by itself, its group is killed, and processes that have left the group stay: a
+ * daemon was started on purpose. If it is ended (its asker leaves or dies, its time is over, the asker sends it a signal that ends
+ * programs, or the node closes), all its descendants are ended. The guardian does that (groups.c), so that the server thread does not wait
+ * for it.
+ */
+#include <limits.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "base/process.h"
+#include "gateway/run.h"
+
+#define STOP_NS (4 * WEFT_SECOND) /* what the guardian has for ending a program, which takes it a few milliseconds */
+#define LOOK_NS WEFT_MS
+
+void run_stop(struct run *r)
+{
+    if (r->ended || r->stopped)
+        return;
+    r->stopped = true;
+    r->stop_by = base_deadline(STOP_NS);
+    gateway_groups_end(gateway_server_groups(r->server), r->place);
+}
+
+int run_signal(struct run *r, int signal)
+{
+    if (r->ended)
+        return -ESRCH;
+    if (signal == SIGKILL) {
+        run_stop(r);
+        return 0;
+    }
+    r->signalled = r->signalled || signal == SIGHUP || signal == SIGINT || signal == SIGQUIT || signal == SIGTERM;
+    if (r->terminal && r->out[0].fd >= 0)
+        pty_signal(r->out[0].fd, r->pid, signal);
+    return kill(-r->pid, signal) ? -errno : 0;
+}
+
+static void tell_end(struct run *r, int how, const struct rusage *use)
+{
+    struct gateway_end e = {
+        .status = WIFEXITED(how) ? WEXITSTATUS(how) : 0,
+        .signal = WIFSIGNALED(how) ? base_signal_out(WTERMSIG(how)) : 0,
+        .timed_out = r->timed_out,
+        .user_ns = (uint64_t)use->ru_utime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_utime.tv_usec * WEFT_US,
+        .system_ns = (uint64_t)use->ru_stime.tv_sec * WEFT_SECOND + (uint64_t)use->ru_stime.tv_usec * WEFT_US,
+#if defined(__APPLE__)
+        .memory_bytes = (uint64_t)use->ru_maxrss,
+#else
+        .memory_bytes = (uint64_t)use->ru_maxrss * 1024,
+#endif
+    };
+    struct gateway_message m = {.type = GATEWAY_END, .to = r->there};
+    (void)gateway_post(gateway_of(r->server), r->node, &m, &e, sizeof e);
+}
+
+/* The group is killed before the process is waited for: after the wait the system may reuse the number of process and group. */
+void run_reap_now(struct run *r)
+{
+    struct rusage use;
+    memset(&use, 0, sizeof use);
+    kill(-r->pid, SIGKILL);
+    int how = base_process_reap_usage(r->pid, &use);
+    r->ended = true;
+    atomic_store_explicit(&r->place->number, 0, memory_order_seq_cst);
+    r->all->running--;
+    if (!r->left) /* before anything else, because the asker waits for this message */
+        tell_end(r, how, &use);
+    gateway_unwatch(gateway_server_watches(r->server), &r->end);
+    run_input_end(r);
+    if (!r->all->running && run_over(r) && !r->left)
+        gateway_server_linger(r->server);
+}
+
+void run_look(struct run *r, int64_t now)
+{
+    if (r->ended)
+        return;
+    bool late = r->stopped && now > r->stop_by;
+    if (late)
+        kill(-r->pid, SIGKILL);
+    if (!base_process_ended(r->pid, NULL))
+        return;
+    if (r->signalled)
+        run_stop(r);
+    if (r->stopped && !late && !gateway_groups_ended(gateway_server_groups(r->server), r->place)) {
+        gateway_unwatch(gateway_server_watches(r->server), &r->end); /* from here on the service looks from time to time */
+        return;
+    }
+    run_reap_now(r);
+}
+
+void run_stop_all(struct processes *all)
+{
+    int64_t by = base_deadline(STOP_NS);
+    for (struct run *r = all->runs; r; r = r->next) {
+        r->left = true;
+        run_stop(r);
+    }
+    for (struct run *r = all->runs; r; r = r->next)
+        while (!r->ended && !gateway_groups_ended(gateway_server_groups(r->server), r->place) && base_now_ns() < by)
+            base_sleep_ns(LOOK_NS);
+}
