@@ -38,6 +38,18 @@ static void fail_all(struct cast_disk *d, uint32_t index, int error, const char 
              "cannot", what, base_strerror(error));
 }
 
+/* Bring state.partial up to date: the bytes that this target has of files that are not complete. Bytes of an unfinished file from an earlier
+ * cast count from the start; if their comparison with the source finds a difference, they count no longer. */
+static void count_partial(struct cast_disk *d, uint32_t index)
+{
+    struct cast_file *f = &d->file[index];
+    uint64_t now = d->open >= 0 && d->open_index == index && (f->state == CAST_WANTED || f->state == CAST_COMPARE) ? d->at : 0;
+    if (f->state == CAST_WANTED && f->have > now)
+        now = f->have;
+    d->c->state.partial += now - f->counted;
+    f->counted = now;
+}
+
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what)
 {
     char path[4096];
@@ -51,7 +63,7 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
     d->wanted -= f->state == CAST_COMPARE || f->state == CAST_WANTED;
     f->state = CAST_GIVEN_UP;
     d->c->state.failed++;
-    count(d, index);
+    count_partial(d, index);
     uint32_t parent = d->c->list.entry[index].parent;
     if (parent == CAST_ROOT ||
         d->file[parent].state != CAST_GIVEN_UP) /* if the folder was given up, the message about the folder has told the reason */
@@ -64,18 +76,6 @@ bool cast_disk_refuses(struct cast_disk *d, uint32_t index, const struct stat *t
         return false;
     cast_disk_give_up(d, index, EEXIST, "replace the device, socket or pipe of this name (remove it, or copy to another name)");
     return true;
-}
-
-/* Bring state.partial up to date: the bytes that this target has of files that are not complete. Bytes of an unfinished file from an earlier
- * cast count from the start; if their comparison with the source finds a difference, they count no longer. */
-static void count(struct cast_disk *d, uint32_t index)
-{
-    struct cast_file *f = &d->file[index];
-    uint64_t now = d->open >= 0 && d->open_index == index && (f->state == CAST_WANTED || f->state == CAST_COMPARE) ? d->at : 0;
-    if (f->state == CAST_WANTED && f->have > now)
-        now = f->have;
-    d->c->state.partial += now - f->counted;
-    f->counted = now;
 }
 
 /* --- folders --- */
@@ -162,7 +162,7 @@ static void file_is_right(struct cast_disk *d, uint32_t index)
     f->state = CAST_RIGHT;
     d->c->state.files++;
     d->c->state.bytes += d->c->list.entry[index].size;
-    count(d, index);
+    count_partial(d, index);
 }
 
 static void compare_file(struct cast_disk *d, uint32_t index)
@@ -203,7 +203,7 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     cast_disk_part(name, part);
     if (fstatat(at, part, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
         f->have = (uint64_t)st.st_size < e->size ? (uint64_t)st.st_size : e->size;
-    count(d, index);
+    count_partial(d, index);
 }
 
 int cast_disk_compare(struct cast_disk *d)
@@ -258,7 +258,7 @@ static void close_open(struct cast_disk *d)
     }
     close(d->open);
     d->open = -1;
-    count(d, d->open_index);
+    count_partial(d, d->open_index);
 }
 
 /* Open the file that a record is about. False: it is not needed, or cannot be opened. */
@@ -539,7 +539,7 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         else if (r->offset == d->at && r->offset + r->bytes <= cast_size_most(d->c, r->file) && cut(d))
             d->at += r->bytes;
     }
-    count(d, r->file);
+    count_partial(d, r->file);
 }
 
 void cast_disk_settle(struct cast_disk *d)

@@ -56,9 +56,9 @@ static const char *news_of(const struct cast *c, uint32_t node, uint32_t doing, 
     if (doing == CAST_ENDED || !weft_alive(c->w, node) || still < SILENT_NS)
         snprintf(out, len, "%s", word);
     else if (silent >= SILENT_NS)
-        snprintf(out, len, "no answer for %" PRId64 " s", silent / WEFT_SECOND);
+        snprintf(out, len, "no answer for %d s", (int)(silent / WEFT_SECOND));
     else /* it waits for its disk */
-        snprintf(out, len, "%s, no progress for %" PRId64 " s", word, still / WEFT_SECOND);
+        snprintf(out, len, "%s, no progress for %d s", word, (int)(still / WEFT_SECOND));
     return out;
 }
 
