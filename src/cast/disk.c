@@ -38,8 +38,8 @@ static void fail_all(struct cast_disk *d, uint32_t index, int error, const char 
              "cannot", what, base_strerror(error));
 }
 
-/* Bring state.partial up to date: the bytes that this target has of files that are not complete. Bytes of an unfinished file from an earlier
- * cast count from the start; if their comparison with the source finds a difference, they count no longer. */
+/* Bring state.partial up to date: the bytes that this target has of files that are not complete. Bytes of an unfinished file from an
+ * earlier cast count from the start; if their comparison with the source finds a difference, they count no longer. */
 static void count_partial(struct cast_disk *d, uint32_t index)
 {
     struct cast_file *f = &d->file[index];

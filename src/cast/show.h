@@ -19,8 +19,9 @@ struct sentence {
     char text[];
 };
 struct cast_heard {
-    int64_t any, state; /* when the node last sent anything; when it last sent its state. The time in which this node did not run counts not */
-    int64_t since;      /* the user was told that it has not answered since then; 0: was not told */
+    int64_t any,
+        state;     /* when the node last sent anything; when it last sent its state. The time in which this node did not run counts not */
+    int64_t since; /* the user was told that it has not answered since then; 0: was not told */
 };
 struct cast_show {
     pthread_mutex_t lock;
@@ -30,8 +31,8 @@ struct cast_show {
     struct cast_heard *heard;           /* [size] */
     int64_t looked;                     /* when the main thread last looked for nodes that do not answer */
     struct cast_sums sums;
-    bool listed;                 /* the source has reported the sums */
-    uint64_t result, unsent;     /* `a` and `b` of CAST_OVER */
+    bool listed;                                 /* the source has reported the sums */
+    uint64_t result, unsent;                     /* `a` and `b` of CAST_OVER */
     uint32_t chain[WEFT_MAX_NODES], chain_count; /* the chain, in the format of CAST_CHAIN */
     bool chain_new;                              /* the chain was not printed yet */
     _Atomic bool over;

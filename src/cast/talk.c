@@ -130,7 +130,8 @@ int cast_beat_start(struct cast_beat *b, struct cast *c)
     pthread_cond_init(&b->ended, NULL);
     int rc = base_thread(&b->thread, beat_thread, b);
     b->running = rc == 0;
-    return rc ? base_fail(rc, "cannot start the thread that tells the command that this host answers: %s" BASE_THREAD_HINT, base_strerror(rc))
+    return rc ? base_fail(rc, "cannot start the thread that tells the command that this host answers: %s" BASE_THREAD_HINT,
+                          base_strerror(rc))
               : 0;
 }
 

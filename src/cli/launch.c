@@ -269,8 +269,9 @@ static void look_at_leader(struct launcher *s)
     s->stopped = s->stopped ? s->stopped : now;
     if (s->told_stopped || now - s->stopped < LAUNCH_STOPPED_NS)
         return;
-    launch_say(s, "no answer for %d s from node 0 (pid %d) on this host, because it is stopped, and the other hosts wait for it; continue it "
-                  "(kill -CONT %d), or end this command by Ctrl-C",
+    launch_say(s,
+               "no answer for %d s from node 0 (pid %d) on this host, because it is stopped, and the other hosts wait for it; continue it "
+               "(kill -CONT %d), or end this command by Ctrl-C",
                (int)((now - s->stopped) / WEFT_SECOND), pid, pid);
     s->told_stopped = true;
 }

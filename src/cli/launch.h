@@ -60,8 +60,8 @@ struct launch {
     const char *coord;   /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2
-#define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000) /* time between asking nodes to end and killing them */
-#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)  /* time between telling the far side to kill its node and killing ssh itself */
+#define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000)  /* time between asking nodes to end and killing them */
+#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)   /* time between telling the far side to kill its node and killing ssh itself */
 #define LAUNCH_STOPPED_NS   (INT64_C(10) * 1000000000) /* after this time the launcher tells that the first node is stopped */
 #define LAUNCH_TIMED_OUT    124
 #define LAUNCH_NOT_USABLE   126
