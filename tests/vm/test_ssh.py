@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""weft run, weft map --hostfile and a standing cluster between two virtual machines, by ssh and a real sshd, over the kernel's own software RDMA.
+"""weft run and weft map --hostfile between two virtual machines, by ssh and a real sshd, over the kernel's own software RDMA.
 
 Everything that sshd needs is made for the test: the host's key, the user's, and the files that say whom to trust. It runs
 in the second machine only; the first has the launcher and node 0, and what is checked on the second is asked by ssh.
-Without WEFT_TEST_LONG=1 it is a cluster of which a node is killed, one that is interrupted, two jobs of map, and a standing cluster.
+Without WEFT_TEST_LONG=1 it is a cluster of which a node is killed, one that is interrupted, and two jobs of map.
 
 Usage: test_ssh.py RUN WEFT PEER    (tests/vm/run; the command weft; multi_peer)
 """
@@ -139,37 +139,6 @@ class Ssh(unittest.TestCase):
             self.assertEqual("weft map: node 1 is gone; its pieces run again elsewhere\n" in err, kill, err)
             self.nothing_stays()
             self.far("rm -f /tmp/ran-*")
-
-    def command(self, *args, code=0):
-        """A command of the standing cluster, on the first machine."""
-        p = subprocess.run([self.weft, *args], env=processes.clean_env(WEFT_SSH=" ".join(self.ssh), XDG_RUNTIME_DIR="/tmp/run"), text=True,
-                           stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT, check=False)
-        self.assertEqual(p.returncode, code, (args, p.stdout, p.stderr))
-        return p.stdout
-
-    def test_standing(self):
-        """A standing cluster of both machines, which ssh starts: commands on each, a folder that is cast, and its end."""
-        os.makedirs("/tmp/run", 0o700, exist_ok=True)
-        os.makedirs("/tmp/cast/deep")
-        for name, size in (("empty", 0), ("one", 1), ("deep/more", 3_000_001)):
-            with open(f"/tmp/cast/{name}", "wb") as file:
-                file.write(os.urandom(size))
-        process = self.start(sub="up", XDG_RUNTIME_DIR="/tmp/run")
-        _, err = process.communicate(timeout=LIMIT)
-        self.assertEqual(process.returncode, 0, err)
-        try:
-            self.assertEqual([n["state"] for n in json.loads(self.command("status", "--json"))["nodes"]], ["up", "up"])
-            self.assertEqual(sorted(self.command("exec", "--tag", "--", "sh", "-c", "hostname; exit 0").split()), ["[vm1]", "[vm2]", "vm1", "vm2"])
-            self.command("exec", "--on", "1", "--", "sh", "-c", "exit 7", code=7)
-            self.command("cast", "/tmp/cast", "1:/tmp/there/")
-            sums = "cd {} && find . -type f -exec sha256sum {{}} + | sort"
-            there = self.far(sums.format("/tmp/there/cast")).stdout
-            self.assertEqual(len(there.splitlines()), 3)
-            self.assertEqual(there, self.command("exec", "--on", "0", "--", "sh", "-c", sums.format("/tmp/cast")))
-        finally:
-            self.command("down")
-            self.far("rm -rf /tmp/there")
-        self.nothing_stays()
 
     @long_only
     def test_one_cluster(self):
