@@ -143,8 +143,9 @@ static json_t *status_link(uint32_t from, const struct desk_link *l, const struc
     return json_pack("{sI sI ss ss sb so ss so so sI sI sI sI sI}", "from", (json_int_t)from, "to", (json_int_t)to, "state", link_state(l),
                      "transport", s->transport, "direct", s->via == to, "via", s->via == UINT32_MAX ? json_null() : json_integer(s->via),
                      "devices", s->devices, "bytes", counts ? json_integer((json_int_t)bytes) : json_null(), "bytes_per_second",
-                     counts ? json_integer((json_int_t)rate) : json_null(), "errors", (json_int_t)link_errors(s), "breaks", (json_int_t)s->breaks, "retransmitted", (json_int_t)s->frames_retransmitted,
-                     "damaged", (json_int_t)s->frames_damaged, "repairs", (json_int_t)(s->bulk_rejected + s->bulk_repairs));
+                     counts ? json_integer((json_int_t)rate) : json_null(), "errors", (json_int_t)link_errors(s), "breaks",
+                     (json_int_t)s->breaks, "retransmitted", (json_int_t)s->frames_retransmitted, "damaged", (json_int_t)s->frames_damaged,
+                     "repairs", (json_int_t)(s->bulk_rejected + s->bulk_repairs));
 }
 
 json_t *standing_settings(void)
@@ -183,8 +184,8 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
         json_array_append_new(nodes, status_node(w, s.nodes[i], s.pages[i], jobs));
         for (uint32_t k = 0; s.pages[i] && k < s.pages[i]->count; k++)
             if (weft_alive(w, s.pages[i]->links[k].node))
-                json_array_append_new(links, status_link(s.nodes[i], &s.pages[i]->links[k],
-                                                         link_back(&s, s.nodes[i], s.pages[i]->links[k].node)));
+                json_array_append_new(links,
+                                      status_link(s.nodes[i], &s.pages[i]->links[k], link_back(&s, s.nodes[i], s.pages[i]->links[k].node)));
     }
     show_free(&s);
     return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
@@ -272,7 +273,8 @@ static bool sent_again(const struct desk_link *l, const struct desk_link *back, 
 }
 static const struct link_metric of_links[] = {
     {"weft_link_up", "gauge", "Whether the node reaches the other one.", is_up},
-    {"weft_link_bytes_total", "counter", "Bytes from one node to the other: puts, gets and messages; not counted for shared memory.", bytes_moved},
+    {"weft_link_bytes_total", "counter", "Bytes from one node to the other: puts, gets and messages; not counted for shared memory.",
+     bytes_moved},
     {"weft_link_errors_total", "counter", "Breaks, damaged frames and repairs.", errors_seen},
     {"weft_link_retransmits_total", "counter", "Frames that were sent again; this is normal under load.", sent_again},
 };

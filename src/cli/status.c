@@ -159,7 +159,7 @@ static struct cli_table *nodes_table(const json_t *list)
 static struct cli_table *links_table(const json_t *list)
 {
     static const struct cli_column columns[] = {{"from", true},     {"to", true},   {"state", false}, {"transport", false},
-                                                {"devices", false}, {"rate", true}, {"errors", true},       {"resent", true}};
+                                                {"devices", false}, {"rate", true}, {"errors", true}, {"resent", true}};
     struct cli_table *t = cli_table_new(columns, 8);
     size_t i;
     json_t *o;
