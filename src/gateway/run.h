@@ -9,6 +9,8 @@
 
 #include "gateway/gateway.h"
 
+#define RUN_STOP_NS (4 * WEFT_SECOND) /* what the guardian has for ending a program, which takes it a few milliseconds */
+
 struct processes {
     struct gateway_server *server;
     struct gateway_table table;
