@@ -62,10 +62,10 @@ void run_listen(struct gateway_listener *l, struct gateway_stream *s);
 void run_leave(struct run *r); /* the asker has closed its handle */
 bool run_over(const struct run *r);
 void run_close(struct run *r); /* closes its pipes and streams */
-
-/* --- end.c --- */
 /* Ends the process with all its descendants. */
 void run_stop(struct run *r);
+
+/* --- end.c --- */
 int run_signal(struct run *r, int signal); /* what the asker sends */
 /* Looks whether the process has ended, and reaps it. If it was ended, that waits until its descendants have ended. */
 void run_look(struct run *r, int64_t now);
