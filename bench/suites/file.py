@@ -131,6 +131,7 @@ class OneHost(Far):
 class Puts(Far):
     """Puts of the size and the number under way that weft topo uses, in a pool of the same hosts."""
     peer = "topo"
+    test = "put_bw"
 
     def __init__(self, context):
         super().__init__(context)
@@ -139,8 +140,15 @@ class Puts(Far):
     def measure(self, group, scale):
         if group not in FAR:
             return {}
-        out, _ = self.spread(group, 2, [self.puts, f"put_bw:{TOPO_BLOCK}:{scaled(4000, scale, 10)}:100"])
+        out, _ = self.spread(group, 2, [self.puts, f"{self.test}:{TOPO_BLOCK}:{scaled(4000, scale, 10)}:100"])
         return values(out, lambda line: group)
+
+
+class GetsUnderWay(Puts):
+    """The same by gets: whether it is the gets that keep a reader from that bandwidth."""
+    peer = "gets of the same"
+    test = "get_bw"
+    limit = True
 
 
 class Gets(Far):
@@ -238,4 +246,4 @@ def sides(context):
     system, one, get = System(context, "pread", "read"), OneNode(context), Get(context)
     if nfs.inside():
         return [Weft(context), system, one, Nfs(context), get]
-    return [Weft(context), Far(context), OneHost(context), Puts(context), Gets(context), system, System(context, "mmap", "map"), one, Sshfs(context), get]
+    return [Weft(context), Far(context), OneHost(context), Puts(context), GetsUnderWay(context), Gets(context), system, System(context, "mmap", "map"), one, Sshfs(context), get]

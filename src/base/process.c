@@ -409,6 +409,12 @@ bool base_process_ended(pid_t pid, siginfo_t *how)
     return waitid(P_PID, (id_t)pid, how, WEXITED | WNOHANG | WNOWAIT) == 0 && how->si_pid == pid;
 }
 
+bool base_process_stopped(pid_t pid)
+{
+    siginfo_t how = {.si_pid = 0};
+    return waitid(P_PID, (id_t)pid, &how, WSTOPPED | WNOHANG | WNOWAIT) == 0 && how.si_pid == pid;
+}
+
 int base_process_reap_usage(pid_t pid, struct rusage *usage)
 {
     int how = 0;

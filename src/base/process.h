@@ -93,6 +93,7 @@ int base_watch_process(int pid);
 /* Whether a child has ended. Does not reap it, so no other process or group can get its number yet. `how` (may be NULL) gets the way in
  * which it ended. */
 bool base_process_ended(pid_t pid, siginfo_t *how);
+bool base_process_stopped(pid_t pid); /* whether a child is stopped by a signal */
 /* Wait for a child's end and reap it. Returns its wait status; 0 if it is not a child of this process. */
 int base_process_reap(pid_t pid);
 /* As base_process_reap(). `usage` (may be NULL) gets the resources that the child, and the children that it has waited for, have used. */

@@ -457,7 +457,7 @@ int64_t base_round_trip_ns(int fd)
 {
     struct tcp_connection_info info = {0};
     socklen_t len = sizeof info;
-    return getsockopt(fd, IPPROTO_TCP, TCP_CONNECTION_INFO, &info, &len) ? 0 : (int64_t)info.tcpi_srtt * WEFT_MS;
+    return getsockopt(fd, IPPROTO_TCP, TCP_CONNECTION_INFO, &info, &len) ? 0 : (int64_t)info.tcpi_srtt * INT64_C(1000000);
 }
 
 void base_host_id(uint8_t id[16])

@@ -20,7 +20,8 @@
  *   order.c    the source: orders the chain
  *   source.c   the source: leads the rounds
  *   target.c   a target: receives blocks and writes them
- *   show.c     node 0: progress, messages, the summary
+ *   progress.c node 0: progress on the terminal; notices nodes that do not answer
+ *   show.c     node 0: messages, the summary
  *   node.c     one node, from its start to its end
  *
  * A cast goes in rounds. In the first round the source sends the list; each target compares the list with its disk and answers which files
@@ -143,13 +144,18 @@ enum cast_kind {
     CAST_BROKEN, /* a block was damaged, or could not be put to the next node: the source must begin another round */
     CAST_FAILED, /* this target can write no more files */
     /* from any node to node 0 */
-    CAST_SAY,   /* payload: a sentence for the user. a: 1: an error, 0: a note */
-    CAST_TOTAL, /* the sums of the list. a: files, b: bytes */
+    /* payload: a sentence for the user. a: 1: an error, 0: a note. b: if not 0, the first b bytes of the sentence are the path of something
+     * that the source does not send */
+    CAST_SAY,
+    CAST_TOTAL, /* payload: struct cast_sums */
     /* the chain of this round; payload: a uint32_t for each target, in order: its rank, and in bits 24 to 31 how the node before it reaches
      * it */
     CAST_CHAIN,
     CAST_STATE, /* payload: struct cast_state */
-    CAST_OVER,  /* the source has ended. a: 0: without an error; b: how many sources and files it could not send */
+    CAST_HERE,  /* the node answers: sent every second, also while the node's main thread waits for a disk */
+    /* the source has ended. a: 0: without an error, 1: something could not be sent, or not to all targets, 2: by an error of the source; b:
+     * how many sources and files it could not send */
+    CAST_OVER,
 };
 struct cast_word {
     uint32_t kind, round;
@@ -159,10 +165,16 @@ struct cast_need {
     uint32_t file, zero;
     uint64_t have, verified; /* bytes at the start of the file that the target has; the part of them that is known to be right */
 };
+struct cast_sums {
+    uint64_t files, bytes; /* of the list */
+    uint64_t special;      /* files and folders that have a set-user-ID or set-group-ID bit, which is not copied */
+};
 struct cast_state {
     uint64_t files, bytes;    /* complete and right */
+    uint64_t partial;         /* bytes of files that are not complete: verified now, or there already */
     uint64_t sent, discarded; /* bytes received; the part of them that was damaged, or that the target had already */
     uint64_t failed, skipped; /* files */
+    uint64_t unsent;          /* the part of `failed` that the source could not read */
     uint32_t doing, zero;     /* enum cast_doing */
 };
 enum cast_doing { CAST_STARTING, CAST_COMPARING, CAST_WAITING, CAST_WRITING, CAST_RELAYING, CAST_ENDED, CAST_GAVE_UP, CAST_DOINGS };
@@ -184,6 +196,7 @@ struct cast_list {
     uint32_t chunks;
     size_t chunk_used;
     uint64_t files, bytes; /* sums over all entries */
+    uint64_t special;      /* entries that have a set-user-ID or set-group-ID bit on the source */
     uint32_t mode;         /* mode of DEST if a target makes DEST: the mode of SRC when the content of SRC is sent */
 };
 /* Check an entry and add it: its name must be one path component, its parent an earlier folder. Returns 0, or a negative errno with
@@ -239,8 +252,22 @@ void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round,
 /* Set c->lost if some of what was sent to node `to` without a weft_op is lost. */
 void cast_look_lost(struct cast *c, uint32_t to);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
+/* The source: say that it does not send `path`, and why. */
+void cast_say_unsent(struct cast *c, const char *path, const char *why);
+/* Send the sums of the list to node 0. */
+void cast_tell_sums(struct cast *c);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
 void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns); /* wait for at most `ns`, which must be below one second */
+/* A thread that tells node 0 every second that this node answers. The main thread cannot: it may wait for a disk. */
+struct cast_beat {
+    struct cast *c;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool running, stop;
+};
+int cast_beat_start(struct cast_beat *b, struct cast *c); /* 0, or a negative errno with base_error() */
+void cast_beat_stop(struct cast_beat *b);
 
 /* --- chain.c --- */
 /* Puts blocks to the next node of the chain in a thread of its own, so that reading and writing files does not wait for the link. */
@@ -330,7 +357,7 @@ bool cast_part_is_live(int at, const char *part);    /* whether a cast is writin
 /* --- disk.c: a target's files --- */
 enum cast_file_state { CAST_OTHER, CAST_RIGHT, CAST_COMPARE, CAST_WANTED, CAST_GIVEN_UP };
 struct cast_file {
-    uint64_t have, verified;
+    uint64_t have, verified, counted; /* counted: its part of cast_state.partial */
     uint32_t state; /* enum cast_file_state. CAST_COMPARE: the file on the disk may be right already; the source's checksums decide */
 };
 #define CAST_NAMING 512u

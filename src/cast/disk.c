@@ -38,6 +38,18 @@ static void fail_all(struct cast_disk *d, uint32_t index, int error, const char 
              "cannot", what, base_strerror(error));
 }
 
+/* Bring state.partial up to date: the bytes that this target has of files that are not complete. Bytes of an unfinished file from an
+ * earlier cast count from the start; if their comparison with the source finds a difference, they count no longer. */
+static void count_partial(struct cast_disk *d, uint32_t index)
+{
+    struct cast_file *f = &d->file[index];
+    uint64_t now = d->open >= 0 && d->open_index == index && (f->state == CAST_WANTED || f->state == CAST_COMPARE) ? d->at : 0;
+    if (f->state == CAST_WANTED && f->have > now)
+        now = f->have;
+    d->c->state.partial += now - f->counted;
+    f->counted = now;
+}
+
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what)
 {
     char path[4096];
@@ -51,6 +63,7 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
     d->wanted -= f->state == CAST_COMPARE || f->state == CAST_WANTED;
     f->state = CAST_GIVEN_UP;
     d->c->state.failed++;
+    count_partial(d, index);
     uint32_t parent = d->c->list.entry[index].parent;
     if (parent == CAST_ROOT ||
         d->file[parent].state != CAST_GIVEN_UP) /* if the folder was given up, the message about the folder has told the reason */
@@ -149,6 +162,7 @@ static void file_is_right(struct cast_disk *d, uint32_t index)
     f->state = CAST_RIGHT;
     d->c->state.files++;
     d->c->state.bytes += d->c->list.entry[index].size;
+    count_partial(d, index);
 }
 
 static void compare_file(struct cast_disk *d, uint32_t index)
@@ -189,6 +203,7 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     cast_disk_part(name, part);
     if (fstatat(at, part, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
         f->have = (uint64_t)st.st_size < e->size ? (uint64_t)st.st_size : e->size;
+    count_partial(d, index);
 }
 
 int cast_disk_compare(struct cast_disk *d)
@@ -221,7 +236,7 @@ void cast_disk_verify(struct cast_disk *d)
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
             continue;
-        *f = (struct cast_file){d->c->list.entry[i].size, 0, CAST_COMPARE};
+        *f = (struct cast_file){.have = d->c->list.entry[i].size, .state = CAST_COMPARE};
         d->wanted++;
         d->c->state.files--;
         d->c->state.bytes -= d->c->list.entry[i].size;
@@ -243,6 +258,7 @@ static void close_open(struct cast_disk *d)
     }
     close(d->open);
     d->open = -1;
+    count_partial(d, d->open_index);
 }
 
 /* Open the file that a record is about. False: it is not needed, or cannot be opened. */
@@ -298,7 +314,7 @@ static void compare_no_more(struct cast_disk *d, uint32_t index)
 {
     close(d->open);
     d->open = -1;
-    d->file[index] = (struct cast_file){0, 0, CAST_WANTED};
+    d->file[index] = (struct cast_file){.state = CAST_WANTED, .counted = d->file[index].counted};
     d->again = d->c->config.head.follow != 0;
 }
 
@@ -458,6 +474,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         d->wanted--;
         f->state = CAST_GIVEN_UP;
         d->c->state.failed++;
+        d->c->state.unsent++;
         close(d->open);
         d->open = -1;
         return;
@@ -522,6 +539,7 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         else if (r->offset == d->at && r->offset + r->bytes <= cast_size_most(d->c, r->file) && cut(d))
             d->at += r->bytes;
     }
+    count_partial(d, r->file);
 }
 
 void cast_disk_settle(struct cast_disk *d)

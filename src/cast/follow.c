@@ -138,7 +138,7 @@ static void tell_size(struct cast_source *s, uint64_t size)
     if (base_now_ns() - s->follow.told_ns < TELL_NS)
         return;
     s->follow.told_ns = base_now_ns();
-    cast_send(c, 0, CAST_TOTAL, 0, c->list.files, size, NULL, 0);
+    cast_tell_sums(c);
 }
 
 /* Read the bytes from `from` to `to` again and compare their checksum with that of the bytes that were sent. Returns 0 if they are equal,

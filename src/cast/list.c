@@ -92,6 +92,7 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
     l->entry[l->count++] = e;
     l->files += e.type == CAST_FILE;
     l->bytes += e.size;
+    l->special += (e.type == CAST_FILE || e.type == CAST_FOLDER) && n->mode & 06000;
     return 0;
 }
 

@@ -216,10 +216,13 @@ int cast_lead(const struct cast_options *o)
 int cast_serve(const char *sub, int (*stopped)(void))
 {
     static struct cast c;
+    struct cast_beat beat = {.running = false};
     int status = 0, rc = cast_open(&c, sub, stopped);
     umask(077);
     if (!rc)
         rc = meet(&c, NULL);
+    if (!rc)
+        rc = cast_beat_start(&beat, &c);
     if (rc) {
         fprintf(stderr, "weft %s: %s\n", sub, base_error());
         status = 1;
@@ -230,6 +233,7 @@ int cast_serve(const char *sub, int (*stopped)(void))
     } else {
         status = cast_target_run(&c);
     }
+    cast_beat_stop(&beat);
     cast_close(&c);
     return status;
 }

@@ -264,7 +264,7 @@ void cast_send_ended(struct cast_source *s, uint32_t file, int rc)
     char path[4096];
     if (rc) {
         s->failed++;
-        cast_say(s->c, true, "%s: %s", cast_list_path(&s->c->list, file, path, sizeof path), base_error());
+        cast_say_unsent(s->c, cast_list_path(&s->c->list, file, path, sizeof path), base_error());
     } else if (s->follow.fd >= 0) {
         send_size(s, file);
     }

@@ -1,44 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Node 0: progress, messages and the summary. On a terminal, progress is one line for the whole cast and one line for each host; these
- * lines are erased before anything else is printed. A message handler only queues a message, and the main thread prints it.
+ * Node 0: messages and the summary. A message handler only queues a message, and the main thread prints it.
  */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include "cast/cast.h"
+#include "cast/show.h"
 
-#define EVERY_NS (200 * WEFT_MS)
 #define FINAL_NS (5 * WEFT_SECOND) /* how long to wait for the targets' last states */
-#define LINES    24u               /* at most this many hosts have a line of their own */
-
-struct sentence {
-    struct sentence *next;
-    uint32_t from;
-    bool failure;
-    char text[];
-};
-struct cast_show {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct sentence *first, **last;
-    struct cast_state *state, *printed; /* [size]; printed: a copy, for the main thread */
-    uint64_t files, bytes;              /* the sums of the list */
-    bool listed;                        /* the source has reported these sums */
-    uint64_t result, unsent;            /* reported by the source: 0 if there was no error; how many sources and files it could not send */
-    uint32_t chain[WEFT_MAX_NODES], chain_count; /* the chain, in the format of CAST_CHAIN */
-    bool chain_new;                              /* the chain was not printed yet */
-    _Atomic bool over;
-    bool progress;
-    int64_t began, shown;
-    unsigned lines; /* number of lines that are on the terminal now */
-    uint64_t failures;
-    json_t *messages;
-};
 
 int cast_show_open(struct cast *c, bool progress)
 {
@@ -46,11 +18,13 @@ int cast_show_open(struct cast *c, bool progress)
     if (s) {
         s->state = calloc(weft_size(c->w), sizeof *s->state);
         s->printed = calloc(weft_size(c->w), sizeof *s->printed);
+        s->heard = calloc(weft_size(c->w), sizeof *s->heard);
     }
-    if (!s || !s->state || !s->printed) {
+    if (!s || !s->state || !s->printed || !s->heard) {
         if (s) {
             free(s->state);
             free(s->printed);
+            free(s->heard);
         }
         free(s);
         return base_fail(-ENOMEM, "no memory for the states of %u nodes" BASE_MEMORY_HINT, weft_size(c->w));
@@ -61,6 +35,7 @@ int cast_show_open(struct cast *c, bool progress)
     s->progress = progress;
     s->began = base_now_ns();
     s->messages = json_array();
+    s->not_sent = json_array();
     c->show = s;
     return 0;
 }
@@ -76,8 +51,12 @@ void cast_show_close(struct cast *c)
         s->first = next;
     }
     json_decref(s->messages);
+    json_decref(s->not_sent);
+    for (uint32_t i = 0; i < CAST_NAMED; i++)
+        free(s->name[i]);
     free(s->state);
     free(s->printed);
+    free(s->heard);
     free(s);
     c->show = NULL;
 }
@@ -87,21 +66,22 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
     struct cast_show *s = c->show;
     struct sentence *new = NULL;
     if (w->kind == CAST_SAY && (new = malloc(sizeof *new + bytes + 1))) {
-        *new = (struct sentence){NULL, from, w->a != 0};
+        *new = (struct sentence){NULL, from, w->a != 0, from == c->config.head.source ? (size_t)w->b : 0};
         memcpy(new->text, payload, bytes);
         new->text[bytes] = '\0';
     }
     pthread_mutex_lock(&s->lock);
+    s->heard[from].any = base_now_ns();
     if (new) {
         *s->last = new;
         s->last = &new->next;
     } else if (w->kind == CAST_STATE) {
         memcpy(&s->state[from], payload, sizeof s->state[from]);
+        s->heard[from].state = s->heard[from].any;
     } else if (from != c->config.head.source) {
         /* ignored: only the source may send this */
     } else if (w->kind == CAST_TOTAL) {
-        s->files = w->a;
-        s->bytes = w->b;
+        memcpy(&s->sums, payload, sizeof s->sums);
         s->listed = true;
     } else if (w->kind == CAST_CHAIN) {
         memcpy(s->chain, payload, bytes);
@@ -117,12 +97,6 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
 }
 
 /* --- printing --- */
-
-static void erase(struct cast_show *s)
-{
-    for (; s->lines; s->lines--)
-        fputs(s->lines > 1 ? "\r\033[K\033[A" : "\r\033[K", stderr);
-}
 
 /* Replace control characters: names of files may contain some, and they must not reach the terminal. */
 static void make_printable(char *text)
@@ -158,7 +132,7 @@ static void print_chain(struct cast *c)
     memcpy(chain, s->chain, count * sizeof *chain);
     s->chain_new = false;
     pthread_mutex_unlock(&s->lock);
-    erase(s);
+    cast_show_erase(s);
     fprintf(stderr, "weft %s: chain: %s", c->sub, c->config.hosts[c->config.head.source]);
     for (uint32_t i = 0; i < count; i++)
         if ((chain[i] & 0xffffff) < c->config.head.size)
@@ -182,7 +156,7 @@ static void print_sentences(struct cast *c)
         pthread_mutex_unlock(&s->lock);
         if (!one)
             return;
-        erase(s);
+        cast_show_erase(s);
         make_printable(one->text);
         s->failures += one->failure;
         if (c->config.head.flags & CAST_JSON)
@@ -192,62 +166,16 @@ static void print_sentences(struct cast *c)
             fprintf(stderr, "weft %s: %s%s%s\n", c->sub, one->from ? c->config.hosts[one->from] : "", one->from ? ": " : "", one->text);
         else if (!(c->config.head.flags & CAST_JSON))
             printf("%s: %s\n", c->config.hosts[one->from], one->text);
+        if (one->unsent) {
+            one->text[one->unsent] = '\0';
+            if (c->config.head.flags & CAST_JSON)
+                json_array_append_new(s->not_sent, json_string(one->text));
+            if (s->names < CAST_NAMED)
+                s->name[s->names] = strdup(one->text);
+            s->names++;
+        }
         free(one);
     }
-}
-
-static const char *doing_of(const struct cast *c, uint32_t node, uint32_t doing)
-{
-    static const char *const words[CAST_DOINGS] = {"starting",      "comparing", "waiting for data", "writing",
-                                                   "relaying only", "done",      "gave up"};
-    return doing >= CAST_ENDED && doing < CAST_DOINGS ? words[doing]
-           : !weft_alive(c->w, node)                  ? "gone"
-                                                      : words[doing < CAST_DOINGS ? doing : 0];
-}
-
-/* Whether another program is in the foreground of the terminal. This node has its own process group; the user's command is its parent. */
-static bool in_background(void)
-{
-    pid_t group = tcgetpgrp(STDERR_FILENO);
-    return group > 0 && group != getpgid(getppid());
-}
-
-static void show_progress(struct cast *c)
-{
-    struct cast_show *s = c->show;
-    struct winsize size;
-    int64_t now = base_now_ns();
-    uint64_t least = UINT64_MAX, whole, files;
-    char bytes[32], total[32], rate[32], line[256];
-    if (!s->progress || now - s->shown < EVERY_NS || in_background())
-        return;
-    s->shown = now;
-    int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
-    double seconds = (double)(now - s->began) / 1e9;
-    pthread_mutex_lock(&s->lock);
-    memcpy(s->printed, s->state, c->config.head.size * sizeof *s->state);
-    whole = s->bytes;
-    files = s->files;
-    pthread_mutex_unlock(&s->lock);
-    erase(s);
-    for (uint32_t i = 0; i < c->config.head.size; i++)
-        if (cast_is_target(c, i) && weft_alive(c->w, i) && s->printed[i].bytes < least)
-            least = s->printed[i].bytes;
-    least = least == UINT64_MAX ? 0 : least;
-    snprintf(line, sizeof line, "%3.0f%%  %s of %s, %" PRIu64 " files, %.0f s", whole ? 100.0 * (double)least / (double)whole : 0.0,
-             base_format_bytes(least, bytes, sizeof bytes), base_format_bytes(whole, total, sizeof total), files, seconds);
-    fprintf(stderr, "%.*s", columns - 1, line);
-    s->lines = 1;
-    for (uint32_t i = 0; i < c->config.head.size && s->lines < LINES; i++) {
-        if (!cast_is_target(c, i))
-            continue;
-        const struct cast_state *t = &s->printed[i];
-        snprintf(line, sizeof line, "  %-20s %10s  %10s/s  %s", c->config.hosts[i], base_format_bytes(t->bytes, bytes, sizeof bytes),
-                 base_format_bytes((uint64_t)((double)t->sent / (seconds > 0 ? seconds : 1)), rate, sizeof rate), doing_of(c, i, t->doing));
-        fprintf(stderr, "\n%.*s", columns - 1, line);
-        s->lines++;
-    }
-    fflush(stderr);
 }
 
 /* Whether all targets have sent their last state. If the source reports success, targets that have ended since then have sent it, too. */
@@ -271,10 +199,18 @@ static void wait_a_little(struct cast_show *s)
 
 /* --- the summary --- */
 
+/* Whether the target has all that could be sent. */
+static bool has_all_sent(const struct cast_show *s, uint32_t node)
+{
+    const struct cast_state *t = &s->state[node];
+    return s->listed && !(s->unsent && s->result == 2) && t->doing == CAST_ENDED && t->files + t->unsent == s->sums.files &&
+           t->failed == t->unsent;
+}
+
 /* Whether the target has all files. No target has what the source could not send. */
 static bool is_complete(const struct cast_show *s, uint32_t node)
 {
-    return s->listed && !s->unsent && s->state[node].doing == CAST_ENDED && s->state[node].files == s->files && s->state[node].failed == 0;
+    return !s->unsent && has_all_sent(s, node) && s->state[node].unsent == 0;
 }
 
 /* Whether each target itself has reported that it has all files. The report of the source alone is not enough. */
@@ -294,32 +230,73 @@ static bool all_complete(struct cast *c)
     return complete;
 }
 
+static const char *counted(uint64_t count, const char *what, char *out, size_t len)
+{
+    snprintf(out, len, "%" PRIu64 " %s%s", count, what, count == 1 ? "" : "s");
+    return out;
+}
+
+/* What a reader of the last lines needs to know, although there were messages about it before. */
+static void print_lacks(const struct cast *c)
+{
+    const struct cast_show *s = c->show;
+    if (s->names) {
+        fprintf(stderr, "weft %s: not sent:", c->sub);
+        for (uint32_t i = 0; i < s->names && i < CAST_NAMED; i++)
+            fprintf(stderr, "%s %s", i ? "," : "", s->name[i] ? s->name[i] : "?");
+        if (s->names > CAST_NAMED)
+            fprintf(stderr, " and %" PRIu64 " more", s->names - CAST_NAMED);
+        fputs(": see the messages above\n", stderr);
+    }
+    if (s->sums.special == 1)
+        fprintf(stderr, "weft %s: 1 file or directory has a set-user-ID or set-group-ID bit, which its copies do not have\n", c->sub);
+    else if (s->sums.special)
+        fprintf(stderr, "weft %s: %" PRIu64 " files or directories have set-user-ID or set-group-ID bits, which their copies do not have\n",
+                c->sub, s->sums.special);
+}
+
+static void print_summary(const struct cast *c, uint64_t discarded, uint32_t complete, uint32_t hosts, double seconds)
+{
+    const struct cast_show *s = c->show;
+    char files[32], bytes[32], net[32], twice[32];
+    fprintf(stderr, "weft %s: %s, %s; %s sent, %s of that a second time; %u of %u host%s %s all%s; %.1f s\n", c->sub,
+            counted(s->sums.files, "file", files, sizeof files), base_format_bytes(s->sums.bytes, bytes, sizeof bytes),
+            base_format_bytes(s->state[c->config.head.source].sent, net, sizeof net), base_format_bytes(discarded, twice, sizeof twice),
+            complete, hosts, hosts == 1 ? "" : "s", hosts == 1 ? "has" : "have", s->unsent ? " that could be sent" : "", seconds);
+    print_lacks(c);
+}
+
+static json_t *host_of(const struct cast *c, uint32_t node)
+{
+    const struct cast_show *s = c->show;
+    const struct cast_state *t = &s->state[node];
+    return json_pack("{ss* ss sb sb ss sI sI sI sI sI sI sI}", "host", c->config.hosts[node], "node", c->config.numbers[node], "complete",
+                     is_complete(s, node), "has_all_sent", has_all_sent(s, node), "state", cast_show_doing(c, node, t->doing), "files",
+                     (json_int_t)t->files, "bytes", (json_int_t)t->bytes, "unfinished_bytes", (json_int_t)t->partial, "files_right_before",
+                     (json_int_t)t->skipped, "files_failed", (json_int_t)t->failed, "received_bytes", (json_int_t)t->sent,
+                     "discarded_bytes", (json_int_t)t->discarded);
+}
+
 static void sum_up(struct cast *c, bool right)
 {
     struct cast_show *s = c->show;
     double seconds = (double)(base_now_ns() - s->began) / 1e9;
-    uint64_t discarded = 0, sent = s->state[c->config.head.source].sent;
+    uint64_t discarded = 0;
     uint32_t hosts = 0, complete = 0;
-    char bytes[32], net[32], twice[32];
     json_t *list = json_array();
     for (uint32_t i = 0; i < c->config.head.size; i++) {
-        const struct cast_state *t = &s->state[i];
         if (!cast_is_target(c, i))
             continue;
-        bool all = is_complete(s, i);
         hosts++;
-        complete += all;
-        discarded += t->discarded;
-        json_array_append_new(list, json_pack("{ss* ss sb ss sI sI sI sI sI sI}", "host", c->config.hosts[i], "node", c->config.numbers[i],
-                                              "complete", all, "state", doing_of(c, i, t->doing), "files", (json_int_t)t->files, "bytes",
-                                              (json_int_t)t->bytes, "files_right_before", (json_int_t)t->skipped, "files_failed",
-                                              (json_int_t)t->failed, "received_bytes", (json_int_t)t->sent, "discarded_bytes",
-                                              (json_int_t)t->discarded));
+        complete += has_all_sent(s, i);
+        discarded += s->state[i].discarded;
+        json_array_append_new(list, host_of(c, i));
     }
     if (c->config.head.flags & CAST_JSON) {
-        json_t *o = json_pack("{sb sI sI sI sI sf so so sO}", "ok", right, "files", (json_int_t)s->files, "bytes", (json_int_t)s->bytes,
-                              "sent_bytes", (json_int_t)sent, "discarded_bytes", (json_int_t)discarded, "seconds", seconds, "chain",
-                              chain_of(c), "hosts", list, "messages", s->messages);
+        json_t *o = json_pack("{sb sI sI sI sI sf so so sO sO sI}", "ok", right, "files", (json_int_t)s->sums.files, "bytes",
+                              (json_int_t)s->sums.bytes, "sent_bytes", (json_int_t)s->state[c->config.head.source].sent, "discarded_bytes",
+                              (json_int_t)discarded, "seconds", seconds, "chain", chain_of(c), "hosts", list, "messages", s->messages,
+                              "not_sent", s->not_sent, "special_modes_not_copied", (json_int_t)s->sums.special);
         json_dumpf(o, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(o);
@@ -327,11 +304,7 @@ static void sum_up(struct cast *c, bool right)
     }
     json_decref(list);
     if (!(c->config.head.flags & CAST_DRY_RUN))
-        fprintf(stderr,
-                "weft %s: %" PRIu64 " files, %s; %s sent, %s of that a second time; %u of %u hosts have all; "
-                "%.1f s\n",
-                c->sub, s->files, base_format_bytes(s->bytes, bytes, sizeof bytes), base_format_bytes(sent, net, sizeof net),
-                base_format_bytes(discarded, twice, sizeof twice), complete, hosts, seconds);
+        print_summary(c, discarded, complete, hosts, seconds);
 }
 
 int cast_show_run(struct cast *c)
@@ -342,12 +315,13 @@ int cast_show_run(struct cast *c)
         gone = !weft_alive(c->w, c->config.head.source);
         wait_a_little(s);
         print_sentences(c);
-        show_progress(c);
+        cast_show_silent(c);
+        cast_show_progress(c);
     }
     for (int64_t deadline = base_deadline(FINAL_NS); s->over && !all_told(c) && base_now_ns() < deadline && !c->stopped();)
         base_sleep_ns(WEFT_MS);
     print_sentences(c);
-    erase(s);
+    cast_show_erase(s);
     if (c->stopped())
         return 1;
     if (!s->over)

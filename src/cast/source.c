@@ -241,7 +241,7 @@ void cast_source_run(struct cast *c)
     struct cast_source *s = c->source;
     uint32_t left = 0;
     int rc = c->config.head.follow ? cast_follow_open(s) : cast_walk(c, &s->failed);
-    cast_send(c, 0, CAST_TOTAL, 0, c->list.files, c->list.bytes, NULL, 0);
+    cast_tell_sums(c);
     if (!rc && !c->list.count && s->failed) /* none of the sources could be read */
         rc = base_fail(-ENOENT, "there is nothing to send, because no source could be read: see the messages above");
     if (!rc)
@@ -257,5 +257,5 @@ void cast_source_run(struct cast *c)
         if (cast_is_target(c, i) && weft_alive(c->w, i))
             cast_send(c, i, CAST_QUIT, 0, 0, 0, NULL, 0);
     cast_tell_state(c, CAST_ENDED, true);
-    cast_send(c, 0, CAST_OVER, 0, rc || s->failed || s->targets_failed || !left, s->failed, NULL, 0);
+    cast_send(c, 0, CAST_OVER, 0, rc ? 2 : s->failed || s->targets_failed || !left, s->failed, NULL, 0);
 }

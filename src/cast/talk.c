@@ -12,6 +12,7 @@
 
 #define TELL_NS (100 * WEFT_MS)
 #define LOOK_NS (20 * WEFT_MS) /* how often to check whether a node has died */
+#define BEAT_NS (999 * WEFT_MS)
 
 bool cast_is_target(const struct cast *c, uint32_t rank)
 {
@@ -70,6 +71,20 @@ void cast_say(struct cast *c, bool failure, const char *format, ...)
     cast_send(c, 0, CAST_SAY, 0, failure, 0, text, strlen(text));
 }
 
+void cast_say_unsent(struct cast *c, const char *path, const char *why)
+{
+    char text[1024];
+    size_t n = strlen(path);
+    snprintf(text, sizeof text, "%s: %s", path, why);
+    cast_send(c, 0, CAST_SAY, 0, true, n < strlen(text) ? n : strlen(text), text, strlen(text));
+}
+
+void cast_tell_sums(struct cast *c)
+{
+    const struct cast_sums sums = {c->list.files, c->list.bytes, c->list.special};
+    cast_send(c, 0, CAST_TOTAL, 0, 0, 0, &sums, sizeof sums);
+}
+
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now)
 {
     int64_t time = base_recent_ns();
@@ -88,4 +103,48 @@ void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns)
     until.tv_sec += until.tv_nsec / WEFT_SECOND;
     until.tv_nsec %= WEFT_SECOND;
     pthread_cond_timedwait(changed, lock, &until);
+}
+
+/* --- the sign of life --- */
+
+static void *beat_thread(void *arg)
+{
+    struct cast_beat *b = arg;
+    const struct cast_word word = {.kind = CAST_HERE};
+    pthread_mutex_lock(&b->lock);
+    while (!b->stop) {
+        pthread_mutex_unlock(&b->lock);
+        (void)send_once(b->c, 0, &word, false, NULL, 0); /* if it fails, the next one may arrive */
+        pthread_mutex_lock(&b->lock);
+        if (!b->stop)
+            cast_wait(&b->ended, &b->lock, BEAT_NS);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return NULL;
+}
+
+int cast_beat_start(struct cast_beat *b, struct cast *c)
+{
+    *b = (struct cast_beat){.c = c};
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->ended, NULL);
+    int rc = base_thread(&b->thread, beat_thread, b);
+    b->running = rc == 0;
+    return rc ? base_fail(rc, "cannot start the thread that tells the command that this host answers: %s" BASE_THREAD_HINT,
+                          base_strerror(rc))
+              : 0;
+}
+
+void cast_beat_stop(struct cast_beat *b)
+{
+    if (!b->running)
+        return;
+    pthread_mutex_lock(&b->lock);
+    b->stop = true;
+    pthread_cond_signal(&b->ended);
+    pthread_mutex_unlock(&b->lock);
+    pthread_join(b->thread, NULL);
+    pthread_cond_destroy(&b->ended);
+    pthread_mutex_destroy(&b->lock);
+    b->running = false;
 }

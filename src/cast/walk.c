@@ -50,7 +50,7 @@ bool cast_excluded(const struct cast_config *config, const char *path, const cha
 static void failed(struct walk *k, const char *path, const char *why)
 {
     ++*k->failed;
-    cast_say(k->c, true, "%s: %s", path, why);
+    cast_say_unsent(k->c, path, why);
 }
 
 /* If this file was added to the list under another name, returns the index of that entry. Otherwise remembers that the file is at `index`,

@@ -8,7 +8,7 @@
 #include "base/hash.h"
 #include "cast/cast.h"
 
-static const char config_magic[8] = {'w', 'e', 'f', 't', 'c', 's', 't', '2'};
+static const char config_magic[8] = {'w', 'e', 'f', 't', 'c', 's', 't', '3'};
 #define BLOCK_MAGIC UINT64_C(0x316b6c6274736163)
 
 /* --- settings --- */
@@ -166,12 +166,13 @@ bool cast_word_fits(const struct cast_word *w, size_t header_bytes, size_t paylo
     case CAST_LINKS: return payload_bytes > 0 && w->round == 0;
     case CAST_CHAIN: return payload_bytes % sizeof(uint32_t) == 0 && payload_bytes <= WEFT_PAYLOAD_MAX;
     case CAST_STATE: return payload_bytes == sizeof(struct cast_state);
-    case CAST_SAY: return payload_bytes > 0;
+    case CAST_SAY: return payload_bytes > 0 && w->b <= payload_bytes;
+    case CAST_TOTAL: return payload_bytes == sizeof(struct cast_sums);
     case CAST_READY: return payload_bytes == 0 && w->a <= 2;
     case CAST_QUIT:
     case CAST_BROKEN:
     case CAST_FAILED:
-    case CAST_TOTAL:
+    case CAST_HERE:
     case CAST_OVER: return payload_bytes == 0;
     default: return false;
     }

@@ -245,6 +245,7 @@ static char **lead_arguments(const struct cast_command *k, char *self, char numb
 static int launch_nodes(struct cast_command *k)
 {
     struct launch l = {.sub = k->sub, .lead = true, .pool = POOL, .nodes = k->count};
+    l.draws = k->config.head.flags & CAST_PROGRESS && isatty(STDERR_FILENO);
     struct hosts hosts = {.pick = k->pick};
     char numbers[NUMBERS][24], **argv = NULL;
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);

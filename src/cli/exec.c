@@ -36,7 +36,7 @@ static const char help[] =
     "      --stdin FILE       the standard input of COMMAND on each host; - is this command's own. The default is empty input\n"
     "      --timeout TIME     kill COMMAND after this time: 10 (seconds), 500ms, 2m\n"
     "      --tty              give COMMAND a terminal, which a shell or an editor needs; for one host, from a terminal\n"
-    "  -t, --tag              begin each line with \"[HOST] \"\n"
+    "  -t, --tag              begin each line with \"[HOST] \", or \"[HOST:NODE] \" if a host has several nodes\n"
     "      --json             print what happens as JSON, one object on each line\n"
     "  -d, --detach           print a number and return, while COMMAND runs on: see `weft ps`, `weft logs`, `weft kill`\n"
     "  -h, --help             print this text\n"

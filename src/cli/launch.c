@@ -252,6 +252,30 @@ static bool handle_time(struct launcher *s)
     return true;
 }
 
+/* If the first node leads and is stopped, the others wait for it, and it cannot tell the user. */
+static void look_at_leader(struct launcher *s)
+{
+    const int64_t now = base_now_ns();
+    if (!s->l->lead || !s->started || !s->nodes[0].running || s->ending || launch_machine(s, 0))
+        return;
+    const int pid = (int)s->nodes[0].pid;
+    if (!base_process_stopped(pid)) {
+        if (s->told_stopped)
+            launch_say(s, "node 0 (pid %d) on this host goes on, after %d s", pid, (int)((now - s->stopped) / WEFT_SECOND));
+        s->told_stopped = false;
+        s->stopped = 0;
+        return;
+    }
+    s->stopped = s->stopped ? s->stopped : now;
+    if (s->told_stopped || now - s->stopped < LAUNCH_STOPPED_NS)
+        return;
+    launch_say(s,
+               "no answer for %d s from node 0 (pid %d) on this host, because it is stopped, and the other hosts wait for it; continue it "
+               "(kill -CONT %d), or end this command by Ctrl-C",
+               (int)((now - s->stopped) / WEFT_SECOND), pid, pid);
+    s->told_stopped = true;
+}
+
 /* --- the loop --- */
 
 /* Handle output that could not be written: report it, and make the launch fail. If the reader has gone, as after `| head`, report nothing,
@@ -338,6 +362,7 @@ static void loop(struct launcher *s, struct pollfd *fds)
         if (s->l->revive)
             revive_round(s);
         reap(s);
+        look_at_leader(s);
         if (!s->running && !s->waiting) {
             for (uint32_t i = 0; s->in && !drained_reset && i < 2 * s->started; i++)
                 s->in[i].drained = 0;

@@ -36,6 +36,7 @@ struct launch {
     /* The first node leads: its exit status is the launch's, and when it ends the launch ends. If another node fails before that, the
      * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
     bool lead;
+    bool draws; /* the first node draws lines on the terminal: the launcher's messages begin at the start of a line */
     bool tag, kill_on_failure;
     const struct launch_revive *revive; /* NULL: nodes that end are not started again */
     uint32_t first, size;               /* first: WEFT_RANK of the first node; size: WEFT_SIZE, 0 means `nodes` */
@@ -59,8 +60,9 @@ struct launch {
     const char *coord;   /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2
-#define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000) /* time between asking nodes to end and killing them */
-#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)  /* time between telling the far side to kill its node and killing ssh itself */
+#define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000)  /* time between asking nodes to end and killing them */
+#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)   /* time between telling the far side to kill its node and killing ssh itself */
+#define LAUNCH_STOPPED_NS   (INT64_C(10) * 1000000000) /* after this time the launcher tells that the first node is stopped */
 #define LAUNCH_TIMED_OUT    124
 #define LAUNCH_NOT_USABLE   126
 #define LAUNCH_NOT_FOUND    127

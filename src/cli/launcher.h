@@ -55,6 +55,8 @@ struct launcher {
     bool ending, killed; /* the nodes were asked to end; they were killed */
     bool timed_out;
     int64_t deadline;  /* when --timeout ends the nodes; INT64_MAX: never */
+    int64_t stopped;   /* since when the first node, which leads, is stopped by a signal; 0: it is not */
+    bool told_stopped; /* the user knows */
     int64_t grace;     /* if `ending`: when the nodes are killed; if `killed`: when the launcher gives up */
     int64_t ssh_grace; /* when ssh processes are killed, after their far sides were told to kill their nodes; INT64_MAX: never */
 };

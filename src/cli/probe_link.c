@@ -131,7 +131,6 @@ struct intake {
     uint32_t size, receives, posted, slots_used;
     uint64_t received, damaged, credit; /* credit: posted receives that have not been reported to the sender */
     int64_t before, last, looked;       /* times before the first message, of the last one, and of the last check of the port */
-    bool begun;                         /* a message has arrived */
 };
 
 /* Handle received messages, and return their number or a negative errno. If `more`, post their receives again, but not on a port that is
@@ -139,9 +138,7 @@ struct intake {
 static int link_take(struct probe_end *e, struct intake *in, bool more, bool counts)
 {
     uint32_t slots[POLL];
-    /* The time of the measurement begins before the first message, not with it: if this end did not get a processor meanwhile, all messages
-       may be there by now. */
-    in->before = in->begun ? in->before : base_now_ns();
+    in->before = in->received ? in->before : base_now_ns(); /* if this end did not get a processor, all messages may be there by now */
     int n = completions(e, slots), rc = 0;
     int64_t now = n > 0 ? base_now_ns() : 0;
     if (n > 0 && more && (now - in->looked > LOOK || now - in->last > PAUSE)) {
@@ -160,10 +157,7 @@ static int link_take(struct probe_end *e, struct intake *in, bool more, bool cou
             in->credit++;
         }
     }
-    if (n > 0) {
-        in->begun = true;
-        in->last = now;
-    }
+    in->last = n > 0 ? now : in->last;
     return n < 0 ? n : rc ? base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc)) : n;
 }
 
@@ -198,7 +192,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
             return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why: see its own output");
     }
-    int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->begun ? in->last - in->before : 0, in->posted};
+    int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->received ? in->last - in->before : 0, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
         rc = probe_end_say(e, report[i]);
     for (unsigned round = 0; in->posted && round < FILL_ROUNDS && !rc; round++) {

@@ -459,6 +459,21 @@ static void refuse_logs(const struct job *j, int fd)
     control_send(fd, CONTROL_ERROR, UINT32_MAX, ENODATA, text, strlen(text));
 }
 
+/* Tell the command the hosts of the job's processes, for --tag. */
+static int send_hosts(const struct job *j, int fd)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < j->tasks && !rc; i++) {
+        const struct task *t = &j->task[i];
+        char host[64];
+        if (!t->pid) /* it was not started, and has printed nothing */
+            continue;
+        jobs_host(j->all, t->node, host, sizeof host);
+        rc = control_send(fd, CONTROL_STARTED, t->node, t->pid, host, strlen(host));
+    }
+    return rc;
+}
+
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
 {
     struct job *j = job_enter(all, r->head.job, fd);
@@ -472,6 +487,7 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
         job_leave(j);
         return;
     }
+    rc = send_hosts(j, fd);
     for (bool last = false; !rc && !last;) {
         pthread_mutex_lock(&all->lock);
         last = j->left == 0 || !(r->head.flags & CONTROL_FOLLOW) || all->closing;

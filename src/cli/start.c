@@ -44,7 +44,7 @@ void launch_say(struct launcher *s, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    snprintf(line, sizeof line, "weft %s: %s\n", s->l->sub, text);
+    snprintf(line, sizeof line, "%sweft %s: %s\n", s->l->draws ? "\r\033[K" : "", s->l->sub, text);
     relay_say(&s->err, line, strlen(line));
     relay_write(&s->err);
 }

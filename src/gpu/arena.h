@@ -312,7 +312,6 @@ void share_free(struct arenas *c);
 /* NULL: none is free now, or an error in `*why` */
 struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t node, int *why);
 void stage_give(struct stage *s, struct stage_slot *slot);
-void stage_free(struct weft_node *w, struct stage *s);
 
 /* --- grant.c --- */
 bool grant_step(struct arenas *c); /* true: there was something to do */

@@ -52,11 +52,3 @@ void stage_give(struct stage *s, struct stage_slot *slot)
         s->held--;
     }
 }
-
-void stage_free(struct weft_node *w, struct stage *s)
-{
-    for (uint32_t i = 0; i < STAGE_SLOTS; i++)
-        if (s->slot[i].at)
-            (void)weft_free(w, s->slot[i].addr);
-    *s = (struct stage){0};
-}

@@ -123,6 +123,8 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
             return (int64_t)done;
         if (rc == -ECONNRESET)
             return base_fail(rc, "node %u, which has the file, is gone; run the job again when its host is back", r->in->home);
+        if (rc == -ESTALE)
+            return base_fail(rc, "the file was replaced by another one during the job; run the job again");
         if (rc)
             return base_fail(rc, "node %u cannot read %s: %s; check the file on that node's host", r->in->home, r->in->name,
                              base_strerror(rc));

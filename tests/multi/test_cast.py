@@ -99,7 +99,7 @@ class Trees(Cast):
     def test_cp(self):
         self.file("src/a", b"a" * 100_000)
         said = self.weft("cp", "2:" + self.src, "1,3:" + self.dest).stderr
-        self.assertRegex(said, r"^weft cp: 1 files, .*\n$")
+        self.assertRegex(said, r"^weft cp: 1 file, .*\n$")
         for node in (1, 3):
             self.same(node)
         self.weft("cp", "3:" + self.src, "here", cwd=self.here)
@@ -275,7 +275,8 @@ class Trees(Cast):
         self.cast("--delete", os.path.join(self.here, "one") + "/", "1:" + self.at(1, "model"))
         self.assertEqual(os.listdir(self.at(1, "model")), ["file"])
         said = self.cast(os.path.join(self.here, "one/file"), os.path.join(self.here, "missing"), "1:" + self.at(1, "two"), code=1)
-        self.assertIn("0 of 1 hosts have all", said.stderr)
+        self.assertIn("1 of 1 host has all that could be sent", said.stderr)
+        self.assertIn(f"not sent: {self.here}/missing: see the messages above", said.stderr)
         self.assertEqual(os.listdir(self.at(1, "two")), ["file"])
 
     def test_bwlimit(self):

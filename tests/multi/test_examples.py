@@ -58,6 +58,22 @@ def check(weft, programs, group):
     return "\n".join(wrong)
 
 
+def check_refused_kernels(weft, programs):
+    """`weft map --kernel-from`: what it refuses, with which words. A description of what is wrong; empty if nothing is."""
+    wrong = []
+    for words, says in (
+            (["longest.so"], "--kernel-from longest.so: expected OBJECT.so:NAME or OBJECT.so:NAME:TEXT"),
+            (["none.so:longest"], "--kernel-from none.so:longest: none.so: No such file or directory"),
+            (["LICENSE:longest"], "LICENSE: "),  # not a shared object
+            (["longest.so:shortest"], "longest.so exports no kernel of that name: declare it as WEFT_API extern const weft_kernel shortest"),
+            (["longest.so:longest", "--exact", "--block", "4K"], "kernel longest needs whole lines; leave out --exact and --separator")):
+        p = subprocess.run([weft, "map", "--kernel-from", *words, "LICENSE"], cwd=programs, env=clean_env(), stdin=subprocess.DEVNULL,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        if (p.returncode, p.stdout) != (2, "") or says not in p.stderr:
+            wrong.append(f"--kernel-from {' '.join(words)}: ended with {p.returncode}, printed {p.stdout!r}, {p.stderr!r} and not {says!r}")
+    return "\n".join(wrong)
+
+
 def main():
     weft, sources, programs = (os.path.abspath(a) for a in sys.argv[1:4])
     passed = failed = 0
@@ -75,6 +91,10 @@ def main():
             failed += bool(wrong)
             passed += not wrong
             print(f"FAILED {name}: {group['run'][0]}\n{wrong}" if wrong else f"ok {name}: {group['run'][0]}")
+    wrong = check_refused_kernels(weft, programs)
+    failed += bool(wrong)
+    passed += not wrong
+    print(f"FAILED {wrong}" if wrong else "ok: kernels that are refused")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
 

@@ -52,6 +52,26 @@ static void put_get(weft_node *w, void *arg)
     free(back);
 }
 
+/* An address of a pointer into the pool; of memory elsewhere there is none. */
+static void addresses(weft_node *w, void *arg)
+{
+    uint32_t me = weft_rank(w);
+    weft_gaddr a = symmetric_alloc(w, 64);
+    uint8_t *mine = weft_ptr(w, a, 64), *theirs = weft_ptr(w, on_node(a, 1 - me), 64);
+    (void)arg;
+    CHECK(mine && weft_addr(w, mine) == a && weft_addr(w, mine + 63) == a + 63);
+    CHECK(weft_addr(w, &a) == WEFT_NULL && weft_addr(w, NULL) == WEFT_NULL);
+    CHECK(weft_addr(w, mine - weft_gaddr_offset(a)) == WEFT_NULL); /* the start of the pool, which is never a valid address */
+    CHECK(!theirs || weft_addr(w, theirs) == WEFT_NULL);           /* another node's pool that is mapped here */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_addresses(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, addresses, NULL), 0);
+}
+
 static void test_put_get(void **state)
 {
     (void)state;
@@ -626,6 +646,7 @@ int main(void)
         cmocka_unit_test(test_put_signal),   cmocka_unit_test(test_messages),    cmocka_unit_test(test_handlers),
         cmocka_unit_test(test_late_handler), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_threads),
         cmocka_unit_test(test_backpressure), cmocka_unit_test(test_put_signals), cmocka_unit_test(test_fenced),
+        cmocka_unit_test(test_addresses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -579,7 +579,9 @@ class Exec(Up):
         until("all run", lambda: len(self.sleepers("607")) == 3)
         until("all have said so", lambda: self.weft("logs", job).stdout.count("begun\n") == 3)
         self.assertEqual(self.weft("logs", job).stderr.count("oops\n"), 3)
-        self.assertRegex(self.weft("logs", "-t", job).stdout, r"(?m)^\[2\] begun$")
+        self.assertRegex(self.weft("logs", "-t", job).stdout, r"(?m)^\[[^\]\s:]+:2\] begun$")
+        lines = self.weft("exec", "--tag", "--", "echo", "begun").stdout
+        self.assertEqual(sorted(self.weft("logs", "--tag", job).stdout.splitlines()), sorted(lines.splitlines()))
         listed = [j for j in json.loads(self.weft("ps", "--json").stdout) if j["job"] == int(job)][0]
         self.assertEqual((listed["state"], [t["status"] for t in listed["tasks"]]), ("running", [None] * 3))
         self.assertRegex(self.weft("ps").stdout, rf"(?m)^ *{job} +2 +\d+ +- +\d+  sh -c echo begun")

@@ -397,6 +397,38 @@ static void test_another_writes(void **state)
     cast_disk_close(&first);
 }
 
+/* Bytes of a file that is not complete count in the state as they arrive, and those of an earlier cast at once; never twice. */
+static void test_partial(void **state)
+{
+    (void)state;
+    give(CAST_DATA, 1, 0, PIECE);
+    assert_int_equal(cast.state.partial, PIECE);
+    give(CAST_HOLE, 1, PIECE, PIECE);
+    assert_int_equal(cast.state.partial, 2 * PIECE);
+    give(CAST_DATA, 1, PIECE, PIECE); /* out of order */
+    assert_int_equal(cast.state.partial, 2 * PIECE);
+    cast_disk_settle(&disk);
+    cast_disk_close(&disk);
+    open_again();
+    assert_int_equal(cast.state.partial, 2 * PIECE);
+    give(CAST_CHECK, 1, 0, PIECE);
+    assert_int_equal(cast.state.partial, 2 * PIECE);
+    give(CAST_CHECK, 1, PIECE, PIECE); /* differs from the hole */
+    assert_int_equal(cast.state.partial, PIECE);
+    give(CAST_DATA, 1, PIECE, PIECE);
+    give(CAST_DATA, 1, 2 * PIECE, PIECE);
+    assert_int_equal(cast.state.partial, SIZE);
+    assert_int_equal(cast.state.bytes, 0);
+    give(CAST_FILE_END, 1, 0, 0);
+    cast_disk_settle(&disk);
+    assert_int_equal(cast.state.partial, 0);
+    assert_int_equal(cast.state.bytes, SIZE);
+    cast_disk_verify(&disk);
+    assert_int_equal(cast.state.partial + cast.state.bytes, 0);
+    give(CAST_CHECK, 1, 0, PIECE);
+    assert_int_equal(cast.state.partial, PIECE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -411,6 +443,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_relative_dest, begin, finish),
         cmocka_unit_test_setup_teardown(test_source_failed, begin, finish),
         cmocka_unit_test_setup_teardown(test_another_writes, begin, finish),
+        cmocka_unit_test_setup_teardown(test_partial, begin, finish),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -109,6 +109,19 @@ class Generic(Base):
         self.assertIn("expected a number", self.weft("devices", "--gid-index", "x", code=2))
         self.assertIn("WEFT_GID_INDEX='x'", self.weft("devices", code=1, WEFT_GID_INDEX="x"))
 
+    def test_networks(self):
+        p = subprocess.run([WEFT, "devices", "--networks", "--json"], capture_output=True, text=True, env=self.env, timeout=LIMIT, check=False)
+        if p.returncode == 0:  # libfabric is installed
+            networks = json.loads(p.stdout)
+            self.assertTrue(networks)
+            for n in networks:
+                self.assertLessEqual({"provider", "interface", "address", "rma", "clear", "by_itself", "use"}, set(n))
+            rows = self.weft("devices", "--networks").splitlines()
+            self.assertRegex(rows[0], "^provider +interface +address +rma +use$")
+            self.assertEqual([r.split()[0] for r in rows[1:]], [n["provider"] for n in networks])
+        self.assertIn("WEFT_OFI_LIBRARY names cannot be loaded: /nonexistent", self.weft("devices", "--networks", code=1, WEFT_OFI_LIBRARY="/nonexistent"))
+        self.assertIn("--networks can only be combined with --json", self.weft("devices", "--networks", "sv0", code=2))
+
     def test_options_behind_words(self):
         self.assertEqual(json.loads(self.weft("devices", "sv0", "--json"))[0]["device"], "sv0")
         self.assertIn("[0]", self.weft("devices", "sv0", "--gid-index", "0"))
@@ -300,6 +313,15 @@ class Plan(Base):
         self.assertEqual(need("--peers", "4", "--lanes", "8"), {"needed": 27, "left": -17, "fits": False})
         self.assertEqual(need("--peers", "3", "--device", "sv0")["needed"], 2)
         self.assertEqual(need("--peers", "3", "--device", "sv0", "--qps", "1")["left"], -1)
+
+    def test_against_a_number_of_regions(self):
+        got = self.json("plan", "--regions", "50", "--peers", "2", "--depth", "4")
+        self.assertEqual(got["regions"], 50)
+        self.assertEqual(got["plans"][0]["region_a_buffer"], {"needed": 64, "left": -14, "fits": False})
+        self.assertEqual(got["plans"][0]["pool"], {"needed": 2, "left": 48, "fits": True})
+        self.assertEqual(self.json("plan", "--device", "sv0", "--regions", "64", "--peers", "2", "--depth", "4")["plans"][0]["region_a_buffer"],
+                         {"needed": 64, "left": 0, "fits": True})
+        self.assertIn("--regions '0': expected numbers from 1", self.weft("plan", "--regions", "0", code=2))
 
     def test_against_a_device(self):
         plan = self.json("plan", "--device", "sv0")
