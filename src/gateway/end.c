@@ -13,17 +13,7 @@
 #include "base/process.h"
 #include "gateway/run.h"
 
-#define STOP_NS (4 * WEFT_SECOND) /* what the guardian has for ending a program, which takes it a few milliseconds */
 #define LOOK_NS WEFT_MS
-
-void run_stop(struct run *r)
-{
-    if (r->ended || r->stopped)
-        return;
-    r->stopped = true;
-    r->stop_by = base_deadline(STOP_NS);
-    gateway_groups_end(gateway_server_groups(r->server), r->place);
-}
 
 int run_signal(struct run *r, int signal)
 {
@@ -95,7 +85,7 @@ void run_look(struct run *r, int64_t now)
 
 void run_stop_all(struct processes *all)
 {
-    int64_t by = base_deadline(STOP_NS);
+    int64_t by = base_deadline(RUN_STOP_NS);
     for (struct run *r = all->runs; r; r = r->next) {
         r->left = true;
         run_stop(r);

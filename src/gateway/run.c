@@ -229,6 +229,15 @@ void run_leave(struct run *r)
     run_input_end(r);
 }
 
+void run_stop(struct run *r)
+{
+    if (r->ended || r->stopped)
+        return;
+    r->stopped = true;
+    r->stop_by = base_deadline(RUN_STOP_NS);
+    gateway_groups_end(gateway_server_groups(r->server), r->place);
+}
+
 bool run_over(const struct run *r)
 {
     return r->ended && !r->getting && !r->in_stream && r->in.fd < 0 && r->out[0].fd < 0 && r->out[1].fd < 0;
