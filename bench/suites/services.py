@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 
-from rig import Missing, Ours, Row, end, nodes, run, scaled, start, values
+from rig import Missing, Ours, Row, Side, end, nodes, run, scaled, start, values
 from suites import copies
 from suites.ssh import Server
 
@@ -91,6 +91,43 @@ class Posix(Ours):
         return got
 
 
+class Many(Side):
+    """A program that starts many commands, as fast as it can."""
+    command = []
+
+    def missing(self):
+        return None if shutil.which(self.command[0]) else f"{self.command[0]} is not installed (Debian: {self.command[0]})"
+
+    def measure(self, group, scale):
+        if group != "1,000 spawns":
+            return {}
+        count = scaled(TESTS[group][2], scale, 10)
+        began = time.monotonic()
+        done = subprocess.run(self.words(count), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if done.returncode:
+            raise Missing(f"'{self.command[0]}' ended with {done.returncode}: {done.stderr[-200:].decode(errors='replace')}")
+        return {group: count / (time.monotonic() - began)}
+
+    def words(self, count):
+        raise NotImplementedError
+
+
+class Parallel(Many):
+    """With its start, as for a user; as many commands at once as this machine has processors, which is its default."""
+    peer, command = "GNU parallel", ["parallel", "--will-cite", "-j", str(os.cpu_count())]
+
+    def words(self, count):
+        return [*self.command, "true", ":::", *map(str, range(count))]
+
+
+class Pdsh(Many):
+    """With its start; `-R exec` runs the commands here, without a connection, 32 at once, which is its default."""
+    peer, command = "pdsh", ["pdsh", "-R", "exec", "-f", "32"]
+
+    def words(self, count):
+        return [*self.command, "-w", f"h[1-{count}]", "true"]
+
+
 class Ssh(Server):
     """ssh to this host, to a server of its own; a connection for each command."""
     peer, row = "ssh", "exec"
@@ -135,4 +172,4 @@ def each(argv, scale, env=None):
 
 
 def sides(context):
-    return [Weft(context), Posix(context), Ssh(), SshMaster(), *copies.sides()]
+    return [Weft(context), Posix(context), Parallel(), Pdsh(), Ssh(), SshMaster(), *copies.sides()]

@@ -187,6 +187,9 @@ typedef struct weft_link_stats {
     uint64_t rail_bytes[4];                        /* rc: bytes of striped puts and gets (WEFT_STRIPE), for each device */
     char arena_way[16]; /* how this node reaches the memory of the peer's GPUs: "own", "mapped", "rdma", "staged"; "": not used yet */
     char arena_why[96]; /* the reason for arena_way */
+    /* rc, tb, ofi; 0 for shm. What only the peer has begun is counted at the peer. */
+    uint64_t sent_bytes;    /* bytes of this node's puts and messages to the peer */
+    uint64_t fetched_bytes; /* bytes of this node's gets from the peer */
 } weft_link_stats;
 
 /* Fill `*out`. `bytes` is sizeof *out; fields that this library does not know are set to 0.

@@ -62,10 +62,10 @@ int standing_connect(const struct standing_place *p, bool wait);
 
 /* --- standing_desk.c: the desk is in the pool of each node; its address has the name "weft.standing" in that node's name service --- */
 #define DESK_NAME  "weft.standing"
-#define DESK_MAGIC UINT64_C(0x3330676e69646e61)
+#define DESK_MAGIC UINT64_C(0x3430676e69646e61)
 struct desk_link { /* the link to a living node */
     weft_link_stats stats;
-    uint64_t bytes, bytes_per_second; /* bytes sent and received over rc and tb: in all; in the last second */
+    uint64_t sent_rate, fetched_rate; /* bytes per second of stats.sent_bytes and stats.fetched_bytes since the last refresh */
     uint32_t node, zero;
 };
 struct desk_page {

@@ -99,12 +99,9 @@ int desk_open(struct desk **out, weft_node *w, uint32_t slot)
     return desk_publish(d);
 }
 
-static uint64_t traffic(const weft_link_stats *s)
+static uint64_t rate(uint64_t now, uint64_t before, int64_t since)
 {
-    uint64_t n = s->bulk_sent_bytes + s->bulk_received_bytes;
-    for (unsigned i = 0; i < 4; i++)
-        n += s->rail_bytes[i];
-    return n;
+    return now > before ? (uint64_t)((double)(now - before) * 1e9 / (double)(since > 0 ? since : 1)) : 0;
 }
 
 /* Fill in the links to all living nodes. `before`: the page of the last refresh, with the links in the same order. */
@@ -120,11 +117,12 @@ static void refresh_links(struct desk *d, struct desk_page *p, const struct desk
         if (weft_link_stat(d->w, i, &l->stats, sizeof l->stats))
             continue; /* the node has died just now */
         l->node = i;
-        l->bytes = traffic(&l->stats);
         while (k < before->count && before->links[k].node < i)
             k++;
-        if (k < before->count && before->links[k].node == i && l->bytes > before->links[k].bytes)
-            l->bytes_per_second = (uint64_t)((double)(l->bytes - before->links[k].bytes) * 1e9 / (double)(since > 0 ? since : 1));
+        if (k < before->count && before->links[k].node == i) {
+            l->sent_rate = rate(l->stats.sent_bytes, before->links[k].stats.sent_bytes, since);
+            l->fetched_rate = rate(l->stats.fetched_bytes, before->links[k].stats.fetched_bytes, since);
+        }
         p->count++;
     }
 }

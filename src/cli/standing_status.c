@@ -107,20 +107,45 @@ static const char *link_state(const struct desk_link *l)
     return l->stats.via == UINT32_MAX ? "down" : "up";
 }
 
+/* Without frames that were sent again: a frame that finds no free buffer at the receiver is lost, too. */
 static uint64_t link_errors(const weft_link_stats *s)
 {
-    return s->breaks + s->rail_breaks + s->frames_retransmitted + s->frames_damaged + s->bulk_rejected + s->bulk_repairs;
+    return s->breaks + s->rail_breaks + s->frames_damaged + s->bulk_rejected + s->bulk_repairs;
 }
 
-static json_t *status_link(uint32_t from, const struct desk_link *l)
+/* What node `to` says about its link to node `from`; NULL: nothing. */
+static const struct desk_link *link_back(const struct shown *s, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        for (uint32_t k = 0; s->nodes[i] == to && s->pages[i] && k < s->pages[i]->count; k++)
+            if (s->pages[i]->links[k].node == from)
+                return &s->pages[i]->links[k];
+    return NULL;
+}
+
+static bool link_counts(const struct desk_link *l)
+{
+    return strcmp(l->stats.transport, "shm") != 0;
+}
+
+/* The bytes from one node to the other are those that the one has sent, and those that the other has fetched. */
+static uint64_t link_bytes(const struct desk_link *there, const struct desk_link *back)
+{
+    return there->stats.sent_bytes + (back ? back->stats.fetched_bytes : 0);
+}
+
+static json_t *status_link(uint32_t from, const struct desk_link *l, const struct desk_link *back)
 {
     uint32_t to = l->node;
     const weft_link_stats *s = &l->stats;
-    return json_pack("{sI sI ss ss sb so ss sI sI sI sI sI sI sI}", "from", (json_int_t)from, "to", (json_int_t)to, "state", link_state(l),
+    bool counts = link_counts(l);
+    uint64_t bytes = link_bytes(l, back), rate = l->sent_rate + (back ? back->fetched_rate : 0);
+    return json_pack("{sI sI ss ss sb so ss so so sI sI sI sI sI}", "from", (json_int_t)from, "to", (json_int_t)to, "state", link_state(l),
                      "transport", s->transport, "direct", s->via == to, "via", s->via == UINT32_MAX ? json_null() : json_integer(s->via),
-                     "devices", s->devices, "bytes", (json_int_t)l->bytes, "bytes_per_second", (json_int_t)l->bytes_per_second, "errors",
-                     (json_int_t)link_errors(s), "breaks", (json_int_t)s->breaks, "retransmitted", (json_int_t)s->frames_retransmitted,
-                     "damaged", (json_int_t)s->frames_damaged, "repairs", (json_int_t)(s->bulk_rejected + s->bulk_repairs));
+                     "devices", s->devices, "bytes", counts ? json_integer((json_int_t)bytes) : json_null(), "bytes_per_second",
+                     counts ? json_integer((json_int_t)rate) : json_null(), "errors", (json_int_t)link_errors(s), "breaks",
+                     (json_int_t)s->breaks, "retransmitted", (json_int_t)s->frames_retransmitted, "damaged", (json_int_t)s->frames_damaged,
+                     "repairs", (json_int_t)(s->bulk_rejected + s->bulk_repairs));
 }
 
 json_t *standing_settings(void)
@@ -159,7 +184,8 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
         json_array_append_new(nodes, status_node(w, s.nodes[i], s.pages[i], jobs));
         for (uint32_t k = 0; s.pages[i] && k < s.pages[i]->count; k++)
             if (weft_alive(w, s.pages[i]->links[k].node))
-                json_array_append_new(links, status_link(s.nodes[i], &s.pages[i]->links[k]));
+                json_array_append_new(links,
+                                      status_link(s.nodes[i], &s.pages[i]->links[k], link_back(&s, s.nodes[i], s.pages[i]->links[k].node)));
     }
     show_free(&s);
     return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
@@ -220,24 +246,37 @@ static const struct node_metric of_nodes[] = {
 
 struct link_metric {
     const char *name, *type, *help;
-    uint64_t (*value)(const struct desk_link *l);
+    bool (*value)(const struct desk_link *l, const struct desk_link *back, uint64_t *out); /* false: not known now */
 };
-static uint64_t is_up(const struct desk_link *l)
+static bool is_up(const struct desk_link *l, const struct desk_link *back, uint64_t *out)
 {
-    return strcmp(link_state(l), "up") == 0;
+    (void)back;
+    *out = strcmp(link_state(l), "up") == 0;
+    return true;
 }
-static uint64_t bytes_moved(const struct desk_link *l)
+static bool bytes_moved(const struct desk_link *l, const struct desk_link *back, uint64_t *out)
 {
-    return l->bytes;
+    *out = link_bytes(l, back);
+    return link_counts(l) && back; /* a counter must not become smaller */
 }
-static uint64_t errors_seen(const struct desk_link *l)
+static bool errors_seen(const struct desk_link *l, const struct desk_link *back, uint64_t *out)
 {
-    return link_errors(&l->stats);
+    (void)back;
+    *out = link_errors(&l->stats);
+    return true;
+}
+static bool sent_again(const struct desk_link *l, const struct desk_link *back, uint64_t *out)
+{
+    (void)back;
+    *out = l->stats.frames_retransmitted;
+    return true;
 }
 static const struct link_metric of_links[] = {
     {"weft_link_up", "gauge", "Whether the node reaches the other one.", is_up},
-    {"weft_link_bytes_total", "counter", "Bytes of large transfers over RDMA devices, as far as they are counted.", bytes_moved},
-    {"weft_link_errors_total", "counter", "Breaks, retransmits, damaged frames and repairs.", errors_seen},
+    {"weft_link_bytes_total", "counter", "Bytes from one node to the other: puts, gets and messages; not counted for shared memory.",
+     bytes_moved},
+    {"weft_link_errors_total", "counter", "Breaks, damaged frames and repairs.", errors_seen},
+    {"weft_link_retransmits_total", "counter", "Frames that were sent again; this is normal under load.", sent_again},
 };
 
 static void print_node_metrics(FILE *f, weft_node *w, struct jobs *jobs, const struct shown *s)
@@ -269,9 +308,10 @@ static void print_link_metrics(FILE *f, weft_node *w, const struct shown *s)
         for (uint32_t i = 0; i < s->count; i++)
             for (uint32_t n = 0; s->pages[i] && n < s->pages[i]->count; n++) {
                 const struct desk_link *l = &s->pages[i]->links[n];
-                if (weft_alive(w, l->node))
+                uint64_t value;
+                if (weft_alive(w, l->node) && of_links[k].value(l, link_back(s, s->nodes[i], l->node), &value))
                     fprintf(f, "%s{from=\"%u\",to=\"%u\",transport=\"%s\"} %" PRIu64 "\n", of_links[k].name, s->nodes[i], l->node,
-                            escape(l->stats.transport, label, sizeof label), of_links[k].value(l));
+                            escape(l->stats.transport, label, sizeof label), value);
             }
     }
 }

@@ -159,18 +159,20 @@ static struct cli_table *nodes_table(const json_t *list)
 static struct cli_table *links_table(const json_t *list)
 {
     static const struct cli_column columns[] = {{"from", true},     {"to", true},   {"state", false}, {"transport", false},
-                                                {"devices", false}, {"rate", true}, {"errors", true}};
-    struct cli_table *t = cli_table_new(columns, 7);
+                                                {"devices", false}, {"rate", true}, {"errors", true}, {"resent", true}};
+    struct cli_table *t = cli_table_new(columns, 8);
     size_t i;
     json_t *o;
     json_array_foreach (list, i, o) {
-        char from[16], to[16], rate[48], errors[24], size[32];
+        char from[16], to[16], rate[48], errors[24], resent[24], size[32];
         snprintf(from, sizeof from, "%u", (unsigned)number_of(o, "from"));
         snprintf(to, sizeof to, "%u", (unsigned)number_of(o, "to"));
         snprintf(errors, sizeof errors, "%llu", (unsigned long long)number_of(o, "errors"));
-        bool counted = strcmp(text_of(o, "transport"), "rc") == 0 || strcmp(text_of(o, "transport"), "tb") == 0;
+        snprintf(resent, sizeof resent, "%llu", (unsigned long long)number_of(o, "retransmitted"));
+        bool counted = json_is_integer(json_object_get(o, "bytes_per_second"));
         snprintf(rate, sizeof rate, "%s/s", base_format_bytes(number_of(o, "bytes_per_second"), size, sizeof size));
-        const char *cells[] = {from, to, text_of(o, "state"), text_of(o, "transport"), text_of(o, "devices"), counted ? rate : "-", errors};
+        const char *cells[] = {from,   to,    text_of(o, "state"), text_of(o, "transport"), text_of(o, "devices"), counted ? rate : "-",
+                               errors, resent};
         if (t)
             cli_table_add(t, cells);
     }

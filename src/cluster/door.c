@@ -360,6 +360,10 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
         door_refuse(d, v, EINVAL, "the joining node sent invalid names and addresses; run the same version of weft on all hosts");
         return false;
     }
+    if (fab_may_join(d->g->w, v->proof.card.host_id)) { /* otherwise the attempt would use up a number for nothing */
+        door_refuse(d, v, EINVAL, base_error());
+        return false;
+    }
     v->stage = VISITOR_WAITS;
     v->until = base_deadline(d->g->patience_ns);
     return true;

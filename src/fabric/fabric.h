@@ -576,6 +576,7 @@ void fab_destroy(struct weft_node *w); /* after fab_stop() */
 /* Nodes that join later may need transports that no node uses yet. Make these transports search for their devices. Call it before the
  * progress thread starts, because the search would delay other threads. */
 void fab_look_early(struct weft_node *w);
+int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id); /* -EOPNOTSUPP: no late node of that host can be connected */
 /* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host, as far as this node knows; NULL: none reaches it. */

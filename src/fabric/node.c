@@ -68,6 +68,31 @@ const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_
     return NULL;
 }
 
+int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
+{
+    char why[800] = "";
+    const char *founders = NULL;
+    for (const struct fab_transport **t = w->transports; *t; t++) {
+        if (!node_may_use(w, *t))
+            continue;
+        base_error_clear();
+        if ((*t)->founders_only)
+            founders = (*t)->name;
+        else if ((*t)->reaches(w, peer_host_id))
+            return 0;
+        else
+            node_add_why(why, sizeof why);
+    }
+    if (founders)
+        return base_fail(-EOPNOTSUPP,
+                         "transport %s connects only nodes that started the cluster together, and node %u can use no other one: start the "
+                         "cluster again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
+                         "not set on any host (`weft doctor` says what is missing)",
+                         founders, w->rank);
+    return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host: %s; set WEFT_TRANSPORT to another transport, or leave it out",
+                     w->rank, why);
+}
+
 void fab_look_early(struct weft_node *w)
 {
     static const uint8_t elsewhere[sizeof w->host_id] = {0};

@@ -29,7 +29,7 @@ def interruptible():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class Ssh(unittest.TestCase):
+class Hosts(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
@@ -68,6 +68,27 @@ class Ssh(unittest.TestCase):
     def there(self, *numbers):
         return [{"ssh": f"user@host-{n}.invalid-{n}"} for n in numbers]
 
+    def weft(self, *args, **more):
+        return subprocess.run([WEFT, *args], env=clean_env(XDG_RUNTIME_DIR=self.tmp.name, **more), cwd=self.tmp.name, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    def on(self, k, *words, code=0):
+        """A weft command on host K: of ssh's words, since this is the stand-in, which gives each host its own runtime folder."""
+        host = f"user@host-{k}.invalid-{k}"
+        command = " ".join(shlex.quote(word) for word in (f"WEFT_SSH={self.ssh} -p 7", WEFT, *words))
+        p = subprocess.run([self.ssh, "--", host, "env " + command], cwd=self.tmp.name, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                           env=clean_env(XDG_RUNTIME_DIR=self.tmp.name), timeout=LIMIT, check=False)
+        self.assertEqual(p.returncode, code, (words, p.stdout, p.stderr))
+        return p
+
+    def nodes_on(self, k):
+        return json.loads(self.on(k, "status", "--json").stdout)["nodes"]
+
+    def shown(self, k):
+        return [(n["node"], n["state"]) for n in self.nodes_on(k)]
+
+
+class Ssh(Hosts):
     def test_matrix(self):
         """weft topo --matrix of several machines: the hosts' entries are kept, and the address where the nodes met is the first host's."""
         first = {"ssh": "localhost"}
@@ -87,10 +108,6 @@ class Ssh(unittest.TestCase):
         self.assertEqual((code, err), (0, ""), out)
         for k in range(3):
             self.assertIn(f"[{k}] node {k} of 3: all is well", out)
-
-    def weft(self, *args, **more):
-        return subprocess.run([WEFT, *args], env=clean_env(XDG_RUNTIME_DIR=self.tmp.name, **more), cwd=self.tmp.name, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=LIMIT, check=False)
 
     def test_standing(self):
         """A standing cluster of several machines: commands on each, programs that join without ssh, and its end."""
@@ -112,21 +129,6 @@ class Ssh(unittest.TestCase):
         self.assertEqual((p.returncode, p.stderr), (0, ""))
         # All have left; the processes of other hosts' nodes end a moment later.
         until("all nodes have ended", lambda: not [n for n in nodes if n.get("pid") and alive(n["pid"])], LIMIT)
-
-    def on(self, k, *words, code=0):
-        """A weft command on host K: of ssh's words, since this is the stand-in, which gives each host its own runtime folder."""
-        host = f"user@host-{k}.invalid-{k}"
-        command = " ".join(shlex.quote(word) for word in (f"WEFT_SSH={self.ssh} -p 7", WEFT, *words))
-        p = subprocess.run([self.ssh, "--", host, "env " + command], cwd=self.tmp.name, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                           env=clean_env(XDG_RUNTIME_DIR=self.tmp.name), timeout=LIMIT, check=False)
-        self.assertEqual(p.returncode, code, (words, p.stdout, p.stderr))
-        return p
-
-    def nodes_on(self, k):
-        return json.loads(self.on(k, "status", "--json").stdout)["nodes"]
-
-    def shown(self, k):
-        return [(n["node"], n["state"]) for n in self.nodes_on(k)]
 
     def test_standing_without_its_first_host(self):
         """The first host goes: the others keep running and are controlled from any of them, their nodes come back, and hosts are added."""
@@ -310,6 +312,33 @@ class Ssh(unittest.TestCase):
                                   timeout=LIMIT, check=False)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn(b"to start a node", done.stderr)
+
+
+class OverTb(Hosts):
+    """The hosts have Thunderbolt devices, and an ordinary network too."""
+
+    def links(self, k):
+        """The transport of each pair of living nodes, as host K shows it."""
+        return {(l["from"], l["to"]): l["transport"] for l in json.loads(self.on(k, "status", "--json").stdout)["links"] if l["from"] < l["to"]}
+
+    def test_a_killed_node_returns(self):
+        """tb connects only nodes that started together; so a node that replaces a killed one is connected by the other network."""
+        if not APART:
+            self.skipTest("no namespaces")
+        code, _, err = self.run_weft([self.HERE, *self.there(1, 2)], command="up", settings={"pool": "16M"}, XDG_RUNTIME_DIR=self.tmp.name)
+        self.assertEqual(code, 0, err)
+        for k in (1, 2):  # also waits until the launcher of that host has ended
+            self.addCleanup(self.on, k, "up", "--end")
+        until("all links are shown", lambda: self.links(2) == {(0, 1): "tb", (0, 2): "tb", (1, 2): "tb"}, LIMIT)
+        os.kill(self.nodes_on(1)[1]["pid"], signal.SIGKILL)
+        until("the node of host 1 is back", lambda: (3, "up") in self.shown(1) and (3, "up") in self.shown(2), LIMIT)
+        until("all links are shown", lambda: self.links(2) == {(0, 2): "tb", (0, 3): "ofi", (2, 3): "ofi"}, LIMIT)
+        p = self.weft("exec", "--on", "3", "--", "head", "-c", "10000000", "/dev/zero")
+        self.assertEqual(p.stdout, "\0" * 10_000_000)
+        self.assertEqual(self.on(1, "exec", "--", "echo", "x").stdout, "x\n" * 3)
+        pids = [n["pid"] for n in self.nodes_on(1) if n["state"] == "up"]
+        self.on(2, "down")
+        until("all have ended", lambda: not [pid for pid in pids if alive(pid)], LIMIT)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 import unittest
 import urllib.error
@@ -788,6 +789,43 @@ class Exec(Up):
             urllib.request.urlopen(f"http://{address}/else", timeout=LIMIT)
         if shutil.which("promtool"):
             subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=True, timeout=LIMIT)
+
+
+class Links(Up):
+    """What `weft status` says about the traffic between nodes. Not below Exec: that would run all of its tests again."""
+
+    def link(self, got, a, b):
+        return [l for l in got["links"] if (l["from"], l["to"]) == (a, b)][0]
+
+    def test_bytes_are_counted(self):
+        """Output of programs, which no put or get of the program itself moves, counts for the direction in which it goes."""
+        here, there = self.control()["node"], self.node_beside()["node"]
+        if CLUSTER[0] == "-n":  # shared memory counts nothing, and says so
+            until("all links are shown", lambda: len(self.status()["links"]) == 6)
+            link = self.link(self.status(), there, here)
+            self.assertEqual((link["transport"], link["bytes"], link["bytes_per_second"]), ("shm", None, None))
+            self.assertRegex(self.weft("status").stdout, r"(?m)^ +\d +\d +up +shm +- +- +0 +0$")
+            self.assertNotIn("weft_link_bytes_total{", self.weft("status", "--metrics").stdout)
+            return
+        sent, least = self.start("exec", "--on", str(there), "--", "sh", "-c", "while :; do head -c 1000000 /dev/zero; done"), 50_000_000
+        sink = open(os.devnull, "wb")
+        self.addCleanup(sink.close)
+        taken = threading.Thread(target=shutil.copyfileobj, args=(sent.stdout, sink))
+        taken.start()
+        try:
+            until("a rate is shown", lambda: (self.link(self.status(), there, here)["bytes_per_second"] or 0) > 0)
+            until("its bytes are shown", lambda: self.link(self.status(), there, here)["bytes"] >= least)
+        finally:
+            sent.send_signal(signal.SIGTERM)
+            taken.join()
+            sent.communicate(timeout=LIMIT)
+        counted = self.link(self.status(), there, here)["bytes"]
+        self.exec("--on", str(there), "--", "head", "-c", str(least), "/dev/zero")
+        until("another 50 MB are shown", lambda: self.link(self.status(), there, here)["bytes"] >= counted + least)
+        back = self.link(self.status(), here, there)["bytes"]
+        self.exec("--stdin", "-", "--on", str(there), "--", "sh", "-c", "cat >/dev/null", input="x" * least)
+        until("its input is shown in the other direction", lambda: self.link(self.status(), here, there)["bytes"] >= back + least)
+        self.assertRegex(self.weft("status", "--metrics").stdout, rf'(?m)^weft_link_bytes_total\{{from="{there}",to="{here}",transport="(rc|tb)"\}} \d{{8,}}$')
 
 
 class Log(Standing):

@@ -150,6 +150,7 @@ BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_
             rc_give_stage(l, stage, false);
         return false;
     }
+    *(put ? &l->sent_bytes : &l->fetched_bytes) += p->bytes;
     return true;
 }
 
@@ -271,6 +272,8 @@ bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t
         *own = NULL;
     }
     q->sent++;
+    if (kind == RC_MESSAGE)
+        l->sent_bytes += bytes - sizeof(struct rc_frame);
     return true;
 }
 

@@ -208,8 +208,9 @@ struct rc_link {
     struct rc_kept *kept;  /* [RC_LANES * RC_WINDOW] */
     struct rc_slot *again; /* requests of an earlier queue pair, to be posted before all others; NULL: none */
     uint32_t again_at, again_count;
-    uint64_t posted, done; /* positions in the send queue */
-    uint64_t signalled;    /* the position after the last request that asks for a completion */
+    uint64_t posted, done;              /* positions in the send queue */
+    uint64_t signalled;                 /* the position after the last request that asks for a completion */
+    uint64_t sent_bytes, fetched_bytes; /* bytes of puts and messages that were posted; of gets */
     struct rc_queue {
         struct rc_work *backlog, **end;
         uint64_t bytes;            /* bytes in the backlog; accessed atomically, because it is read without the lock as a hint */

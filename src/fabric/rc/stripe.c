@@ -108,6 +108,8 @@ static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_pi
         rc_track_lose_locked(l, t, "its queue pair accepts no requests: %s", base_strerror(err));
     else
         atomic_fetch_add_explicit(&l->tracks->bytes[number + 1], piece->len, memory_order_relaxed);
+    if (!err)
+        *(piece->put ? &l->sent_bytes : &l->fetched_bytes) += piece->len;
     return err ? -err : 0;
 }
 

@@ -271,6 +271,10 @@ static void rc_stat(struct weft_node *w, struct fab_link *link, weft_link_stats 
     if (rc->device)
         snprintf(out->devices, sizeof out->devices, "%s", rc->device->name);
     rc_rails_stat(l, out);
+    base_spin_lock(&l->lock);
+    out->sent_bytes = l->sent_bytes;
+    out->fetched_bytes = l->fetched_bytes;
+    base_spin_unlock(&l->lock);
     out->staged_puts = atomic_load_explicit(&l->staged_puts, memory_order_relaxed);
     out->staged_gets = atomic_load_explicit(&l->staged_gets, memory_order_relaxed);
     out->native_atomics = atomic_load_explicit(&l->native_atomics, memory_order_relaxed);

@@ -220,9 +220,11 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     case TB_RESEND: return tb_bulk_send_again(l, m);
     case TB_DONE:
         if (!b->out[id].used || b->out[id].generation != m->r.generation)
-            return 0;          /* the transfer was given up meanwhile */
-        if (b->out[id].cookie) /* only a put has a cookie */
+            return 0;            /* the transfer was given up meanwhile */
+        if (b->out[id].cookie) { /* only a put has a cookie */
+            b->counts.put_bytes += tb_bulk_count(&b->out[id].counted, b->out[id].length, b->out[id].length);
             b->env.done(b->env.ctx, b->out[id].cookie);
+        }
         b->out[id] = (struct tb_outgoing){0};
         return 0;
     case TB_DROP: return bulk_on_drop(b, id, m);

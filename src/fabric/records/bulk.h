@@ -53,6 +53,7 @@ struct tb_transfer {     /* an incoming transfer */
     bool used, own;      /* own: the transfer is a get that this node began; otherwise it is a put that the peer began */
     uint32_t message;    /* bytes of a piece: the message size of the lanes it uses */
     uint64_t offset, length;
+    uint64_t counted;                  /* bytes that are in counts.get_bytes */
     uint32_t pieces, left, cursor;     /* left: pieces that are not verified yet; cursor: all pieces before it have a receive or are done */
     uint64_t *wanted;                  /* bitmap: pieces that need a receive */
     uint64_t from;                     /* for a get of this node: the offset in the peer's pool */
@@ -70,8 +71,9 @@ struct tb_outgoing {
     bool used;
     uint32_t message;
     uint64_t offset, length;
-    bool dropping; /* TB_DROP was sent or must be sent, and TB_DROPPED has not arrived */
-    void *cookie;  /* passed to done() for a put of this node; NULL: the peer began the transfer, as a get */
+    uint64_t counted; /* bytes that are in counts.put_bytes */
+    bool dropping;    /* TB_DROP was sent or must be sent, and TB_DROPPED has not arrived */
+    void *cookie;     /* passed to done() for a put of this node; NULL: the peer began the transfer, as a get */
 };
 
 struct tb_posted { /* a receive that is posted on a lane */
@@ -111,6 +113,7 @@ struct tb_lane {
 
 struct tb_bulk_counts {
     uint64_t sent_bytes, received_bytes, pieces, rejected, repairs, use_records;
+    uint64_t put_bytes, get_bytes; /* of the transfers that this node began; each byte once, even if it is sent again */
 };
 
 struct tb_bulk {

@@ -51,6 +51,14 @@ static inline uint64_t tb_bulk_piece_offset(uint64_t offset, uint64_t length, ui
     return offset + (at + message <= length ? at : length - message);
 }
 
+/* How many bytes of the next `more` are to be counted: each byte of a transfer counts once. */
+static inline uint64_t tb_bulk_count(uint64_t *counted, uint64_t length, uint64_t more)
+{
+    uint64_t left = length - *counted, n = more < left ? more : left;
+    *counted += n;
+    return n;
+}
+
 static inline uint32_t tb_bulk_pieces(uint64_t length, uint32_t message)
 {
     return (uint32_t)((length + message - 1) / message);

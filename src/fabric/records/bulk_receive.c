@@ -92,6 +92,8 @@ static void receive_finish(struct tb_bulk *b, uint32_t id)
     b->counts.received_bytes += t->length;
     b->done[b->done_count++] = (uint16_t)id; /* each id is there at most once: the peer uses it again only after TB_DONE */
     if (t->own)
+        b->counts.get_bytes += tb_bulk_count(&t->counted, t->length, t->length);
+    if (t->own)
         b->env.done(b->env.ctx, t->cookie);
     else
         b->env.received(b->env.ctx, t->word, t->add, t->what);
@@ -125,6 +127,8 @@ static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_
         l->in_depth++;
     }
     t->repairs_without_progress = 0;
+    if (t->own)
+        b->counts.get_bytes += tb_bulk_count(&t->counted, t->length, t->message);
     if (--t->left == 0 && t->asks == 0)
         receive_finish(b, p->transfer);
 }

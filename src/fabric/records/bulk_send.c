@@ -42,7 +42,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
 {
     struct tb_lane *l = &b->lanes[lane];
     uint32_t id = l->out[number % TB_LANE_DEPTH].transfer;
-    const struct tb_outgoing *o = id == TB_NO_TRANSFER || !b->out[id].used || b->out[id].message != l->message ? NULL : &b->out[id];
+    struct tb_outgoing *o = id == TB_NO_TRANSFER || !b->out[id].used || b->out[id].message != l->message ? NULL : &b->out[id];
     uint64_t offset = o ? tb_bulk_piece_offset(o->offset, o->length, o->message, l->out[number % TB_LANE_DEPTH].piece) : TB_SCRAP;
     if (!tb_stream_room(b->stream, sizeof(struct tb_words)))
         return false;
@@ -60,6 +60,8 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
     }
     m.a = o ? tb_bulk_sum(b, offset, l->message) : 0;
     b->counts.sent_bytes += l->message;
+    if (o && o->cookie)
+        b->counts.put_bytes += tb_bulk_count(&o->counted, o->length, l->message);
     return tb_stream_say(b->stream, &m);
 }
 

@@ -74,6 +74,9 @@ struct tb_ask {
 struct tb_endpoint_counts {
     /* bytes of large puts and gets that were sent in records, because no lane was up or the memory is not in the pool */
     uint64_t staged_puts, staged_gets;
+    /* Bytes of this node's puts and messages, and of its gets, without those of transfers, which bulk counts. A move counts when it begins.
+     */
+    uint64_t sent_bytes, fetched_bytes;
 };
 
 struct tb_endpoint {

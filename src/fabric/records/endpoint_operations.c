@@ -88,6 +88,8 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
     memcpy(at + sizeof r, &second, sizeof second);
     fab_copy_little(at + TB_PUT_HEAD, src, n); /* the source may be in a pool, where others may write meanwhile */
     tb_stream_commit(&e->stream, TB_PUT_HEAD + n);
+    if (kind == TB_PUT) /* else the peer counts them, which has asked for them */
+        e->counts.sent_bytes += n;
     return n;
 }
 
@@ -112,6 +114,7 @@ static bool say_message(struct tb_endpoint *e, uint32_t id, const void *header, 
     if (payload_len)
         memcpy(at + TB_MESSAGE_HEAD + tb_padded(header_len), payload, payload_len);
     tb_stream_commit(&e->stream, bytes);
+    e->counts.sent_bytes += (uint64_t)header_len + payload_len;
     e->messages_sent++;
     return true;
 }
@@ -257,6 +260,7 @@ static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64
 {
     if (!operation_unfenced(e) || !e->env.move(e->env.ctx, get, k->local + k->begun, k->remote + k->begun, n, k))
         return false;
+    *(get ? &e->counts.fetched_bytes : &e->counts.sent_bytes) += n;
     k->begun += n;
     k->pieces++;
     e->tracked++;

@@ -120,6 +120,8 @@ static int record_data(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes)
         ask->to += bytes;
     }
     ask->left -= bytes;
+    if (!ask->bulk)
+        e->counts.fetched_bytes += bytes;
     if (ask->left == 0) {
         struct tb_ask was = *ask;
         tb_endpoint_free_ask(e, ask);

@@ -189,6 +189,8 @@ void records_stat_locked(const struct records_link *l, weft_link_stats *out)
     const struct tb_stream_counts *s = &l->endpoint.stream.counts;
     out->staged_puts = l->endpoint.counts.staged_puts;
     out->staged_gets = l->endpoint.counts.staged_gets;
+    out->sent_bytes = l->endpoint.counts.sent_bytes + l->endpoint.bulk.counts.put_bytes;
+    out->fetched_bytes = l->endpoint.counts.fetched_bytes + l->endpoint.bulk.counts.get_bytes;
     out->frames_sent = s->frames;
     out->frames_retransmitted = s->retransmitted;
     out->frames_received = s->received;
