@@ -78,15 +78,6 @@ static bool output_move(struct run *r, unsigned which)
     return false;
 }
 
-void run_stop(struct run *r)
-{
-    if (r->ended || r->stopped)
-        return;
-    r->stopped = true;
-    r->stop_by = base_deadline(RUN_STOP_NS);
-    gateway_groups_end(gateway_server_groups(r->server), r->place);
-}
-
 void run_output(struct run *r, unsigned which)
 {
     if (r->out[which].fd < 0)
@@ -236,6 +227,15 @@ void run_leave(struct run *r)
             output_done(r, i);
     }
     run_input_end(r);
+}
+
+void run_stop(struct run *r)
+{
+    if (r->ended || r->stopped)
+        return;
+    r->stopped = true;
+    r->stop_by = base_deadline(RUN_STOP_NS);
+    gateway_groups_end(gateway_server_groups(r->server), r->place);
 }
 
 bool run_over(const struct run *r)

@@ -9,8 +9,6 @@
 
 #include "gateway/gateway.h"
 
-#define RUN_STOP_NS (4 * WEFT_SECOND) /* what the guardian has for ending a program, which takes it a few milliseconds */
-
 struct processes {
     struct gateway_server *server;
     struct gateway_table table;
@@ -59,11 +57,11 @@ void run_output(struct run *r, unsigned which); /* moves bytes from its pipe whi
 void run_input(struct run *r);                  /* moves bytes to its input */
 void run_input_end(struct run *r);
 void run_listen(struct gateway_listener *l, struct gateway_stream *s);
-void run_leave(struct run *r); /* the asker has closed its handle */
+void run_leave(struct run *r);        /* the asker has closed its handle */
+#define RUN_STOP_NS (4 * WEFT_SECOND) /* what the guardian has for ending a program, which takes it a few milliseconds */
+void run_stop(struct run *r);         /* ends the process with all its descendants; end.c notices that it is done */
 bool run_over(const struct run *r);
 void run_close(struct run *r); /* closes its pipes and streams */
-/* Ends the process with all its descendants. */
-void run_stop(struct run *r);
 
 /* --- end.c --- */
 int run_signal(struct run *r, int signal); /* what the asker sends */
