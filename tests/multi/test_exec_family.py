@@ -169,14 +169,15 @@ class Family(Up, Base):
 
 
 class Terminal(Up, test_exec_tty.Base, Base):
-    """A shell with job control puts each of its jobs into a group of its own."""
+    """A shell with job control puts each of its jobs into a group of its own. One job here loses the mark of its family, not its session."""
 
     def shell(self, *options):
         number = self.number()
         t = self.terminal("bash", "--norc", options=options)
-        t.type(f"set -m; sleep {number} & (trap '' HUP; exec setsid sleep {number}) & nohup sleep {number} >/dev/null & echo all$?\n".encode())
+        t.type(f"set -m; sleep {number} & (trap '' HUP; exec setsid sleep {number}) & nohup sleep {number} >/dev/null & "
+               f"prlimit --rttime=unlimited nohup sleep {number} >/dev/null & echo all$?\n".encode())
         t.read(rb"all0")
-        until("all run", lambda: len(sleepers(number)) == 3)
+        until("all run", lambda: len(sleepers(number)) == 4)
         return t, number
 
     def test_command_killed(self):

@@ -52,6 +52,53 @@ static void put_get(weft_node *w, void *arg)
     free(back);
 }
 
+/* --- what a link counts --- */
+
+static void on_nothing(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
+{
+    (void)w, (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len, (void)arg;
+}
+
+/* Each byte of a put, a get or a message counts once, at the node that has begun it, in its direction. */
+static void counts(weft_node *w, void *arg)
+{
+    static const size_t sizes[] = {8, 3000, 70000, (20u << 20) + 5};
+    _Atomic uint32_t *met = arg;
+    static uint8_t bytes[(20u << 20) + 5];
+    weft_gaddr there = on_node(symmetric_alloc(w, sizeof bytes), 1);
+    OK(weft_handle(w, 12, on_nothing, NULL));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    OK(weft_flush(w, 1 - weft_rank(w), WEFT_TIMEOUT_DEFAULT));
+    meet(&met[0], 2); /* from here on node 1 begins nothing */
+    for (size_t i = 0; weft_rank(w) == 0 && i < sizeof sizes / sizeof sizes[0]; i++) {
+        weft_link_stats before = stats(w, 1), sent, got;
+        bool none = !strcmp(before.transport, "shm");
+        OK(weft_put_blocking(w, there, bytes, sizes[i]));
+        OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
+        sent = stats(w, 1);
+        CHECK(sent.sent_bytes - before.sent_bytes == (none ? 0 : sizes[i]) && sent.fetched_bytes == before.fetched_bytes);
+        OK(weft_get_blocking(w, bytes, there, sizes[i]));
+        got = stats(w, 1);
+        CHECK(got.fetched_bytes - sent.fetched_bytes == (none ? 0 : sizes[i]) && got.sent_bytes == sent.sent_bytes);
+        if (sizes[i] <= WEFT_PAYLOAD_MAX) {
+            OK(weft_send(w, 1, 12, bytes, 8, bytes, sizes[i], NULL)); /* lengths that need no padding, which rc counts, too */
+            OK(weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT));
+            sent = stats(w, 1);
+            CHECK(sent.sent_bytes - got.sent_bytes == (none ? 0 : 8 + sizes[i]) && sent.fetched_bytes == got.fetched_bytes);
+        }
+    }
+    meet(&met[1], 2);
+    weft_link_stats other = stats(w, 1 - weft_rank(w));
+    CHECK(weft_rank(w) == 0 || other.fetched_bytes == 0); /* what only the peer has begun counts there */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_counts(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, counts, shared_words(2 * sizeof(uint32_t))), 0);
+}
+
 /* An address of a pointer into the pool; of memory elsewhere there is none. */
 static void addresses(weft_node *w, void *arg)
 {
@@ -646,7 +693,7 @@ int main(void)
         cmocka_unit_test(test_put_signal),   cmocka_unit_test(test_messages),    cmocka_unit_test(test_handlers),
         cmocka_unit_test(test_late_handler), cmocka_unit_test(test_refusals),    cmocka_unit_test(test_threads),
         cmocka_unit_test(test_backpressure), cmocka_unit_test(test_put_signals), cmocka_unit_test(test_fenced),
-        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_addresses),    cmocka_unit_test(test_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

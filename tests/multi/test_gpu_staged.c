@@ -254,6 +254,37 @@ int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, w
     return -ENETDOWN;
 }
 
+static _Atomic bool silent; /* messages that ask for slots get lost */
+
+/* Slots after a failed put are given back only when the link is flushed, so that no put is late. */
+int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                    weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                    weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                    weft_op *op)
+{
+    const struct arena_room *m = header;
+    if (id == ARENA_HANDLER_ROOM && m->kind == ROOM_WANT && atomic_load(&silent))
+        return 0;
+    if (id == ARENA_HANDLER_ROOM && m->kind == ROOM_GIVE) {
+        struct grants *g = &arenas(w)->peer[node].grants; /* the thread that sends this takes a step */
+        struct fab_link *l = &w->links[node];
+        CHECK(g->busy == 0 && (!g->lost || (g->flush.begun && l->transport->flushed(w, l, &g->flush))));
+    }
+    return __real_fab_send(w, node, id, header, header_len, payload, payload_len, op);
+}
+
+/* Whether this node may still put into slots of the owner. */
+static bool may_put(weft_node *w)
+{
+    struct grants *g = &arenas(w)->peer[OWNER].grants;
+    base_spin_lock(&arenas(w)->stepping);
+    bool may = g->count && !g->lost;
+    base_spin_unlock(&arenas(w)->stepping);
+    return may;
+}
+
 static void node_fails(weft_node *w, void *arg)
 {
     struct staged *s = arg;
@@ -261,8 +292,10 @@ static void node_fails(weft_node *w, void *arg)
     struct mine m = mine_open(w);
     for (uint32_t i = 0; weft_rank(w) != OWNER && i < repeats(10); i++) {
         OK(round_trip(w, &m, at));
+        uint32_t before = atomic_load(&failed);
         atomic_store(&failing, true);
         int rc = round_trip(w, &m, at);
+        CHECK(atomic_load(&failed) == before || !may_put(w));
         atomic_store(&failing, false);
         CHECK(rc == 0 || rc == -ENETDOWN); /* 0: it found no slot, so the owner got the bytes */
     }
@@ -277,6 +310,73 @@ static void test_fails(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed_with(3, node_fails, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
+/* --- what the owner believes, and when it uses a slot for something else --- */
+
+/* Node 1 grants slots that cannot be its own, to a node that has asked for slots. */
+static void wrong_grants(struct arenas *c)
+{
+    const struct arena_room wrong[] = {
+        {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(OWNER, 0, 1 << 16)}},
+        {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(1, 1, 1 << 16)}},
+        {.kind = ROOM_GRANT, .count = GRANTS_MOST + 1, .bytes = 4096, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
+        {.kind = ROOM_GRANT, .count = 1, .bytes = 0, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
+        {.kind = ROOM_GRANT, .count = 1, .bytes = ARENA_PIECE + 1, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
+    };
+    struct grants *g = &c->peer[1].grants;
+    bool pull;
+    atomic_store(&silent, true);
+    CHECK(!grant_take(c, 1, &pull) && !pull);
+    atomic_store(&silent, false);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        grant_told(c, 1, &wrong[i], sizeof wrong[i]);
+        CHECK(atomic_exchange(&g->stray, false));
+    }
+    (void)grant_step(c);
+    CHECK(!g->count && !g->lost);
+}
+
+/* Node 1 has a slot, and sends wrong messages about it, then gives it back while its bytes are being copied. No thread takes a step
+ * meanwhile: this one does. */
+static void node_verifies(weft_node *w, void *arg)
+{
+    struct staged *s = arg;
+    (void)area(w, s);
+    if (weft_rank(w) == OWNER) {
+        struct arenas *c = arenas(w);
+        int why;
+        base_spin_lock(&c->stepping);
+        struct stage_slot *one = stage_take(w, &c->serves, 1, &why);
+        CHECK(one && !grant_land(c, 1, one->addr, 8)); /* it is used for node 1, but was not granted */
+        one->granted = true;
+        atomic_fetch_add(&c->grants, 1);
+        CHECK(!grant_land(c, 0, one->addr, 8)); /* another node's */
+        CHECK(!grant_land(c, 1, one->addr + 8, 8));
+        CHECK(!grant_land(c, 1, one->addr, (uint64_t)one->bytes + 1));
+        CHECK(grant_land(c, 1, one->addr, one->bytes) == one);
+        CHECK(!grant_land(c, 1, one->addr, 8)); /* it is being copied */
+        CHECK(grant_stays(c, one));
+        c->waiting++;
+        CHECK(!grant_stays(c, one)); /* others wait for a slot */
+        c->waiting--;
+        grant_told(c, 1, &(struct arena_room){.kind = ROOM_GIVE}, sizeof(struct arena_room));
+        CHECK(grant_step(c));
+        CHECK(one->granted && one->holder == 2 && !grant_stays(c, one)); /* the copy has not ended */
+        CHECK(!grant_land(c, 1, one->addr, 8));
+        grant_landed(c, one, false);
+        CHECK(!one->granted && !one->holder);
+        wrong_grants(c);
+        base_spin_unlock(&c->stepping);
+        none_granted(w);
+    }
+    meet(&s->met[1], weft_size(w));
+}
+
+static void test_verifies(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, node_verifies, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
 }
 
 /* --- a pool without room for slots: an error that says so --- */
@@ -310,6 +410,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),
         cmocka_unit_test(test_owner), cmocka_unit_test(test_fails),  cmocka_unit_test(test_full),
+        cmocka_unit_test(test_verifies),
     };
     return cmocka_run_group_tests_name("gpu_staged", tests, NULL, NULL);
 }

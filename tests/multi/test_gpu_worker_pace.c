@@ -101,6 +101,75 @@ static void test_slow_queue(void **state)
     assert_int_equal(nodes_failed(1, node_slow_queue, NULL), 0);
 }
 
+/* --- a block hangs while a completion waits --- */
+
+struct hang {
+    struct farm f;
+    _Atomic uint32_t blocks, over;
+};
+
+/* The first block keeps its task. The second one does its task, and from then on shows only that it is alive: a result that comes twice
+ * counts once. */
+static void one_hangs(const weft_device *d, void *arg)
+{
+    struct hang *h = arg;
+    weft_device_task t;
+    CHECK(weft_device_next_task(d, h->f.there, &t) == 0);
+    atomic_fetch_add(&h->blocks, 1);
+    wait_for(&h->blocks, 2); /* each has a task */
+    bool hangs = t.number == 0;
+    while (!hangs && !atomic_load(&h->over)) {
+        (void)weft_device_task_done(d, h->f.there, &t, 0, 0, 0);
+        usleep(10000);
+    }
+    wait_for(&h->over, 1);
+}
+
+static void *run_hanging(void *arg)
+{
+    struct hang *h = arg;
+    OK(weft_gpu_run(h->f.g, one_hangs, 2, h));
+    return NULL;
+}
+
+static weft_gpu_worker_stats worker_stats(const struct farm *f)
+{
+    weft_gpu_worker_stats stats;
+    OK(weft_gpu_worker_stat(f->k, &stats, sizeof stats));
+    return stats;
+}
+
+/* The worker's second thread waits in the completion of a later task. All the same, the time of the task that hangs runs, and the queue
+ * gets it back: other nodes can do it. */
+static void node_hangs(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct hang h = {.blocks = 0};
+    pthread_t kernel;
+    farm_open(w, &h.f, WEFT_SECOND);
+    submit(&h.f, 2);
+    int64_t until = now_ns() + patience_ns(20);
+    while (worker_stats(&h.f).claimed < 2 && now_ns() < until)
+        usleep(1000);
+    base_spin_lock(&h.f.q->table.lock);
+    CHECK(pthread_create(&kernel, NULL, run_hanging, &h) == 0);
+    until = now_ns() + patience_ns(20);
+    while (!worker_stats(&h.f).taken_back && now_ns() < until)
+        usleep(1000);
+    weft_gpu_worker_stats stats = worker_stats(&h.f);
+    base_spin_unlock(&h.f.q->table.lock);
+    CHECK(stats.taken_back && stats.done == 0);
+    atomic_store(&h.over, 1);
+    pthread_join(kernel, NULL);
+    OK(weft_gpu_close(h.f.g));
+}
+
+static void test_hangs(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, node_hangs, NULL), 0);
+}
+
 #if defined(__linux__)
 #define IDLE_MS     2000
 #define THREADS_MAX 64u
@@ -183,6 +252,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slow_queue),
+        cmocka_unit_test(test_hangs),
 #if defined(__linux__)
         cmocka_unit_test(test_asleep),
 #endif

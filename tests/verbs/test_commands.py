@@ -115,7 +115,8 @@ class Generic(Base):
             networks = json.loads(p.stdout)
             self.assertTrue(networks)
             for n in networks:
-                self.assertLessEqual({"provider", "interface", "address", "rma", "clear", "by_itself", "use"}, set(n))
+                self.assertLessEqual({"provider", "interface", "address", "rma", "clear", "by_itself", "tried", "use"}, set(n))
+                self.assertEqual("but was never run with it" in n["use"], not n["tried"])
             rows = self.weft("devices", "--networks").splitlines()
             self.assertRegex(rows[0], "^provider +interface +address +rma +use$")
             self.assertEqual([r.split()[0] for r in rows[1:]], [n["provider"] for n in networks])
