@@ -257,12 +257,12 @@ int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, w
 static _Atomic bool silent; /* messages that ask for slots get lost */
 
 /* Slots after a failed put are given back only when the link is flushed, so that no put is late. */
-int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                    weft_op *op);
-int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                    weft_op *op);
-int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
-                    weft_op *op)
+int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+                    size_t payload_len, weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+                    size_t payload_len, weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
+                    size_t payload_len, weft_op *op)
 {
     const struct arena_room *m = header;
     if (id == ARENA_HANDLER_ROOM && m->kind == ROOM_WANT && atomic_load(&silent))
@@ -408,9 +408,8 @@ static void test_full(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),
-        cmocka_unit_test(test_owner), cmocka_unit_test(test_fails),  cmocka_unit_test(test_full),
-        cmocka_unit_test(test_verifies),
+        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),  cmocka_unit_test(test_owner),
+        cmocka_unit_test(test_fails), cmocka_unit_test(test_full),   cmocka_unit_test(test_verifies),
     };
     return cmocka_run_group_tests_name("gpu_staged", tests, NULL, NULL);
 }

@@ -797,6 +797,16 @@ class Links(Up):
     def link(self, got, a, b):
         return [l for l in got["links"] if (l["from"], l["to"]) == (a, b)][0]
 
+    def rate(self, a, b):
+        time.sleep(0.5)  # few looks, because each look is traffic, too
+        return self.link(self.status(), a, b)["bytes_per_second"]
+
+    def quiet(self, a, b):
+        """Whether nothing but the looks themselves moves bytes."""
+        before = self.link(self.status(), a, b)["bytes"]
+        time.sleep(2)  # a page is written anew every second
+        return self.link(self.status(), a, b)["bytes"] - before < 100_000
+
     def test_bytes_are_counted(self):
         """Output of programs, which no put or get of the program itself moves, counts for the direction in which it goes."""
         here, there = self.control()["node"], self.node_beside()["node"]
@@ -813,7 +823,7 @@ class Links(Up):
         taken = threading.Thread(target=shutil.copyfileobj, args=(sent.stdout, sink))
         taken.start()
         try:
-            until("a rate is shown", lambda: (self.link(self.status(), there, here)["bytes_per_second"] or 0) > 0)
+            until("a rate is shown", lambda: self.rate(there, here) > 100_000)
             until("its bytes are shown", lambda: self.link(self.status(), there, here)["bytes"] >= least)
         finally:
             sent.send_signal(signal.SIGTERM)
@@ -825,6 +835,12 @@ class Links(Up):
         back = self.link(self.status(), here, there)["bytes"]
         self.exec("--stdin", "-", "--on", str(there), "--", "sh", "-c", "cat >/dev/null", input="x" * least)
         until("its input is shown in the other direction", lambda: self.link(self.status(), here, there)["bytes"] >= back + least)
+        # Reading the other node's page is a get: that node sends the bytes, and this one counts them. Messages are much fewer bytes.
+        until("all that was sent is shown", lambda: self.quiet(there, here))
+        read, polls = self.link(self.status(), there, here)["bytes"], 200
+        for _ in range(polls):
+            self.status()
+        until("the bytes of gets are shown", lambda: time.sleep(0.5) or self.link(self.status(), there, here)["bytes"] - read >= polls * 1000)
         self.assertRegex(self.weft("status", "--metrics").stdout, rf'(?m)^weft_link_bytes_total\{{from="{there}",to="{here}",transport="(rc|tb)"\}} \d{{8,}}$')
 
 

@@ -277,12 +277,40 @@ static void test_given_up_claim(void **state)
     free((void *)world.home.mem);
 }
 
+static int claim_remote(struct slot_claim *c)
+{
+    return slot_claim(&world.remote[1], slot_user(1, 1), NODES, c, 1, false);
+}
+
+/* The home opens the queue anew, and the versions of its slots begin again. What a node has tried before says nothing about the new slots;
+ * and a thread that still has the former view tries nothing. */
+static void test_reopened(void **state)
+{
+    (void)state;
+    make_world(1, true);
+    world.lost = 0;
+    uint64_t id = 7, task[SLOT_TASK_WORDS] = {7};
+    struct slot_claim c;
+    assert_int_equal(slot_submit(&world.remote[0], slot_user(0, 1), 0, task, &id, 1), 1);
+    assert_int_equal(claim_remote(&c), 1);
+    slot_format(&world.home);
+    world.remote[1].incarnation = 2;
+    assert_int_equal(slot_submit(&world.remote[0], slot_user(0, 1), 0, task, &id, 1), 1);
+    assert_int_equal(claim_remote(&c), 1);
+    slot_format(&world.home);
+    assert_int_equal(slot_submit(&world.remote[0], slot_user(0, 1), 0, task, &id, 1), 1);
+    world.remote[1].incarnation = 1;
+    assert_int_equal(claim_remote(&c), 0);
+    free((void *)world.home.mem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lost_answers),
         cmocka_unit_test(test_unsettled),
         cmocka_unit_test(test_given_up_claim),
+        cmocka_unit_test(test_reopened),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
