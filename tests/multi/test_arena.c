@@ -562,7 +562,7 @@ static const struct lie_field ANSWER[] = {
 
 static const struct lie_field ROOM[] = {
     LIE_FIELD(struct arena_room, kind),  LIE_FIELD(struct arena_room, count), LIE_FIELD(struct arena_room, bytes),
-    LIE_FIELD(struct arena_room, at[0]), LIE_FIELD(struct arena_room, at[3]),
+    LIE_FIELD(struct arena_room, at[0]), LIE_FIELD(struct arena_room, at[3]), LIE_FIELD(struct arena_room, question),
 };
 
 static const struct lie_field SPACES[] = {
