@@ -160,8 +160,8 @@ static void test_struck_closing(void **state)
 
 /* --- a child that has not called exec() --- */
 
-/* A forked child ends by a signal or by itself, and its parent's node goes on. */
-/* The thread sanitizer drops a signal that arrives at the end of fork(), while the handler is removed. */
+/* A forked child ends by a signal or by itself, and its parent's node goes on. The thread sanitizer drops a signal that arrives at the end
+ * of fork(), while the handler is removed. */
 #define SIGNALS_GET_LOST BASE_THREAD_SANITIZER
 
 static void signal_until_ended(pid_t child, int number, int *status)
