@@ -282,7 +282,7 @@ static void test_fails(void **state)
 /* --- a grant comes late: it answers a question that the node has given up since, and the owner uses the slots for something else --- */
 
 enum { LATE = 64 << 10 };
-static weft_gaddr late_slots; /* at the owner: nobody may put anything there */
+static _Atomic weft_gaddr late_slots; /* at the owner: nobody may put anything there */
 static _Atomic uint32_t late;
 int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
                     weft_op *op);
@@ -292,13 +292,13 @@ int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header
                     weft_op *op)
 {
     struct arena_room m;
-    if (late_slots && id == ARENA_HANDLER_ROOM && header_len == sizeof m) {
+    if (atomic_load(&late_slots) && id == ARENA_HANDLER_ROOM && header_len == sizeof m) {
         memcpy(&m, header, sizeof m);
         m.question -= 4; /* the one before */
         m.count = GRANTS_MOST;
         m.bytes = LATE;
         for (uint32_t i = 0; i < GRANTS_MOST; i++)
-            m.at[i] = late_slots + i * LATE;
+            m.at[i] = atomic_load(&late_slots) + i * LATE;
         if (m.kind == ROOM_GRANT && atomic_fetch_add(&late, 1) % 2 == 0) {
             OK(__real_fab_send(w, node, id, &m, sizeof m, NULL, 0, NULL));
             usleep(2000); /* a node that took these slots would put into them now */
@@ -315,7 +315,7 @@ static void node_late(weft_node *w, void *arg)
     OK(weft_alloc(w, GRANTS_MOST * LATE, &slots));
     const uint8_t *bytes = weft_ptr(w, slots, GRANTS_MOST * LATE);
     memset(weft_ptr(w, slots, GRANTS_MOST * LATE), 0, GRANTS_MOST * LATE);
-    late_slots = weft_rank(w) == OWNER ? slots : WEFT_NULL;
+    atomic_store(&late_slots, weft_rank(w) == OWNER ? slots : WEFT_NULL);
     meet(&s->met[1], weft_size(w));
     for (uint32_t i = 0; weft_rank(w) != OWNER && i < repeats(20); i++) {
         OK(round_trip(w, &m, at));
