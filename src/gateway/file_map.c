@@ -91,8 +91,8 @@ static bool map_may_be_longer(const weft_file *f, uint64_t index, uint32_t bytes
     return writing || file_piece_bytes(file_size(f), index) != bytes;
 }
 
-/* Takes a piece that was requested in advance. MAP_AGAIN: it must be requested now. */
-static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *at, uint64_t *lease)
+/* Takes a piece of `bytes` bytes that was requested in advance. MAP_AGAIN: it must be requested now. */
+static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadline, weft_gaddr *at, uint64_t *lease)
 {
     struct file_slot *s = map_claim(f, index);
     if (!s)
@@ -103,6 +103,10 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
         rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
         rc = s->error == -ENOBUFS || s->error == -EAGAIN || map_may_be_longer(f, index, s->bytes) ? MAP_AGAIN : file_slot_error(f, s);
+    if (!rc && s->bytes != bytes) { /* requested before a write made the piece longer */
+        file_post_return(f->g, f->node, s->lease);
+        rc = MAP_AGAIN;
+    }
     *at = s->at;
     *lease = s->lease;
     file_map_slot_free(s);
@@ -149,7 +153,7 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     struct gateway_result r;
     weft_gaddr at;
     uint64_t lease;
-    int rc = map_take(f, index, deadline, &at, &lease);
+    int rc = map_take(f, index, bytes, deadline, &at, &lease);
     if (rc == MAP_AGAIN) {
         if ((rc = map_ask(f, index, bytes, FILE_MAPS, &(struct map_lost){0}, deadline, &r)))
             return rc;
