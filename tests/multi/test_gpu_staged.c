@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Puts to the arena of a GPU `host` through slots that the owner grants (src/gpu/grant.c): the bytes are right while several nodes share
- * the few slots, while a node with slots is stopped or dies, while the owner dies, and after puts that failed.
+ * the few slots, while a node with slots is stopped or dies, while the owner dies, after puts that failed, and when grants come late.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -257,22 +257,41 @@ int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, w
 static _Atomic bool silent; /* messages that ask for slots get lost */
 
 /* Slots after a failed put are given back only when the link is flushed, so that no put is late. */
-int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, weft_op *op);
-int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, weft_op *op);
-int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
-                    size_t payload_len, weft_op *op)
+static void check_give(weft_node *w, uint32_t node)
 {
-    const struct arena_room *m = header;
-    if (id == ARENA_HANDLER_ROOM && m->kind == ROOM_WANT && atomic_load(&silent))
+    struct grants *g = &arenas(w)->peer[node].grants; /* the thread that sends this takes a step */
+    struct fab_link *l = &w->links[node];
+    CHECK(g->busy == 0 && (!g->lost || (g->flush.begun && l->transport->flushed(w, l, &g->flush))));
+}
+
+enum { LATE = 64 << 10 };
+static _Atomic weft_gaddr late_slots; /* at the owner: nobody may put anything there */
+static _Atomic uint32_t late;
+int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
+                    weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
+                    weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
+                    weft_op *op)
+{
+    struct arena_room m;
+    if (id != ARENA_HANDLER_ROOM || header_len != sizeof m)
+        return __real_fab_send(w, node, id, header, header_len, payload, len, op);
+    memcpy(&m, header, sizeof m);
+    if (m.kind == ROOM_GIVE)
+        check_give(w, node);
+    if (m.kind == ROOM_WANT && atomic_load(&silent))
         return 0;
-    if (id == ARENA_HANDLER_ROOM && m->kind == ROOM_GIVE) {
-        struct grants *g = &arenas(w)->peer[node].grants; /* the thread that sends this takes a step */
-        struct fab_link *l = &w->links[node];
-        CHECK(g->busy == 0 && (!g->lost || (g->flush.begun && l->transport->flushed(w, l, &g->flush))));
+    if (m.kind == ROOM_GRANT && atomic_load(&late_slots) && atomic_fetch_add(&late, 1) % 2 == 0) {
+        m.question -= 4; /* the one before */
+        m.count = GRANTS_MOST;
+        m.bytes = LATE;
+        for (uint32_t i = 0; i < GRANTS_MOST; i++)
+            m.at[i] = atomic_load(&late_slots) + i * LATE;
+        OK(__real_fab_send(w, node, id, &m, sizeof m, NULL, 0, NULL));
+        usleep(2000); /* a node that took these slots would put into them now */
     }
-    return __real_fab_send(w, node, id, header, header_len, payload, payload_len, op);
+    return __real_fab_send(w, node, id, header, header_len, payload, len, op);
 }
 
 /* Whether this node may still put into slots of the owner. */
@@ -317,7 +336,7 @@ static void test_fails(void **state)
 /* Node 1 grants slots that cannot be its own, to a node that has asked for slots. */
 static void wrong_grants(struct arenas *c)
 {
-    const struct arena_room wrong[] = {
+    struct arena_room wrong[] = {
         {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(OWNER, 0, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(1, 1, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = GRANTS_MOST + 1, .bytes = 4096, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
@@ -330,6 +349,7 @@ static void wrong_grants(struct arenas *c)
     CHECK(!grant_take(c, 1, &pull) && !pull);
     atomic_store(&silent, false);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        wrong[i].question = atomic_load(&g->offer);
         grant_told(c, 1, &wrong[i], sizeof wrong[i]);
         CHECK(atomic_exchange(&g->stray, false));
     }
@@ -379,6 +399,37 @@ static void test_verifies(void **state)
     assert_int_equal(nodes_failed_with(2, node_verifies, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
 }
 
+/* --- a grant comes late: it answers a question that the node has given up since, and the owner uses the slots for something else --- */
+
+static void node_late(weft_node *w, void *arg)
+{
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s), slots;
+    struct mine m = mine_open(w);
+    OK(weft_alloc(w, GRANTS_MOST * LATE, &slots));
+    const uint8_t *bytes = weft_ptr(w, slots, GRANTS_MOST * LATE);
+    memset(weft_ptr(w, slots, GRANTS_MOST * LATE), 0, GRANTS_MOST * LATE);
+    atomic_store(&late_slots, weft_rank(w) == OWNER ? slots : WEFT_NULL);
+    meet(&s->met[1], weft_size(w));
+    for (uint32_t i = 0; weft_rank(w) != OWNER && i < repeats(20); i++) {
+        OK(round_trip(w, &m, at));
+        usleep(6000); /* it gives its slots back, and asks anew */
+    }
+    meet(&s->met[2], weft_size(w));
+    CHECK(weft_rank(w) != OWNER || (atomic_load(&late) > 1 && atomic_load(&arenas(w)->landed) > 0));
+    for (size_t i = 0; i < GRANTS_MOST * LATE; i++)
+        CHECK(bytes[i] == 0);
+    none_granted(w);
+    mine_close(&m);
+    meet(&s->met[3], weft_size(w));
+}
+
+static void test_late(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, node_late, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
 /* --- a pool without room for slots: an error that says so --- */
 
 static void node_full(weft_node *w, void *arg)
@@ -408,8 +459,8 @@ static void test_full(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),  cmocka_unit_test(test_owner),
-        cmocka_unit_test(test_fails), cmocka_unit_test(test_full),   cmocka_unit_test(test_verifies),
+        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped), cmocka_unit_test(test_owner),
+        cmocka_unit_test(test_fails), cmocka_unit_test(test_late),   cmocka_unit_test(test_full),    cmocka_unit_test(test_verifies),
     };
     return cmocka_run_group_tests_name("gpu_staged", tests, NULL, NULL);
 }

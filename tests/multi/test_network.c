@@ -377,15 +377,14 @@ static void misbehaves(weft_node *w, void *arg)
         struct side_address m = {.magic = 0x32696677u, .kind = SIDE_ADDRESS, .number = 1, .address_bytes = (uint16_t)l->ofi->address_bytes};
         memcpy(m.address, l->ofi->address, l->ofi->address_bytes);
         for (uint32_t round = 0; round < 3; round++) {
-            m.number -= round == 2 ? 2 * REPEATS : 0;
             for (int i = 0; i < REPEATS; i++) {
                 OK(fab_side_send(&w->links[0], &m, sizeof m));
                 usleep(200000);
-                m.number += round == 1;
+                m.number += round == 1 ? 1 : round == 2 ? UINT32_MAX : 0; /* the last ones become older and older */
             }
             meet(&phase[1 + 2 * round], 2);
             wait_for(&phase[2 + 2 * round], 1);
-            m.number++;
+            m.number += round ? UINT32_MAX : 1;
         }
     }
     if (me == 0) {
