@@ -195,7 +195,7 @@ int cast_lead(const struct cast_options *o)
     bool running = false;
     int status = 1, rc = cast_open(&c, o->sub, o->stopped);
     if (!rc)
-        rc = cast_show_open(&c, o->progress);
+        rc = cast_show_open(&c, o->progress, o->printed);
     if (!rc)
         rc = meet(&c, &o->config);
     if (!rc && c.source && (rc = base_thread(&thread, source_thread, &c)) == 0)
