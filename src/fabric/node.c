@@ -89,8 +89,9 @@ int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
                          "cluster again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
                          "not set on any host (`weft doctor` says what is missing)",
                          founders, w->rank);
-    return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host: %s; set WEFT_TRANSPORT to another transport, or leave it out",
-                     w->rank, why);
+    /* shm gives no reason: it reaches no other host */
+    return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host%s%s%s", w->rank, why[0] ? ": " : "", why,
+                     w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport, or leave it out" : "");
 }
 
 void fab_look_early(struct weft_node *w)

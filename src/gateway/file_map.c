@@ -82,8 +82,17 @@ static void map_ahead(weft_file *f, uint64_t index)
     pthread_mutex_unlock(&f->maps);
 }
 
-/* Takes a piece that was requested in advance. MAP_AGAIN: it must be requested now. */
-static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *at, uint64_t *lease)
+/* Whether the file may have another size than when `bytes`, the size of this piece, was read from the handle: another thread writes or has
+ * written through the handle. The gateway may have written the bytes before that thread knows it, and then answers with a longer piece. */
+static bool map_may_be_longer(const weft_file *f, uint64_t index, uint32_t bytes)
+{
+    /* acquire, and before the size: when a write has ended, the handle has the new size (pairs with file_unuse()) */
+    bool writing = f->flags & WEFT_FILE_WRITE && atomic_load_explicit(&f->busy, memory_order_acquire);
+    return writing || file_piece_bytes(file_size(f), index) != bytes;
+}
+
+/* Takes a piece of `bytes` bytes that was requested in advance. MAP_AGAIN: it must be requested now. */
+static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadline, weft_gaddr *at, uint64_t *lease)
 {
     struct file_slot *s = map_claim(f, index);
     if (!s)
@@ -93,8 +102,11 @@ static int map_take(weft_file *f, uint64_t index, int64_t deadline, weft_gaddr *
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
         rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
-        rc = s->error == -ENOBUFS || s->error == -EAGAIN || file_piece_bytes(file_size(f), index) != s->bytes ? MAP_AGAIN
-                                                                                                              : file_slot_error(f, s);
+        rc = s->error == -ENOBUFS || s->error == -EAGAIN || map_may_be_longer(f, index, s->bytes) ? MAP_AGAIN : file_slot_error(f, s);
+    if (!rc && s->bytes != bytes) { /* requested before a write made the piece longer */
+        file_post_return(f->g, f->node, s->lease);
+        rc = MAP_AGAIN;
+    }
     *at = s->at;
     *lease = s->lease;
     file_map_slot_free(s);
@@ -116,7 +128,6 @@ struct map_lost {
 static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, const struct map_lost *lost, int64_t deadline,
                    struct gateway_result *result)
 {
-    const uint64_t size = file_size(f);
     weft_request r = file_request(f, FILE_LEASE);
     r.flags = flags;
     r.arg[0] = index;
@@ -131,8 +142,8 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
     if (rc || file_lease_fits(result, f->node, bytes, flags & FILE_KEEPS && !(flags & FILE_HERE)))
         return rc;
     file_post_return(f->g, f->node, result->word[2]);
-    return file_size(f) != size || file_piece_bytes(size, index) != bytes
-               ? MAP_AGAIN /* another thread has written to the file */
+    return map_may_be_longer(f, index, bytes)
+               ? MAP_AGAIN
                : base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
 }
 
@@ -142,7 +153,7 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     struct gateway_result r;
     weft_gaddr at;
     uint64_t lease;
-    int rc = map_take(f, index, deadline, &at, &lease);
+    int rc = map_take(f, index, bytes, deadline, &at, &lease);
     if (rc == MAP_AGAIN) {
         if ((rc = map_ask(f, index, bytes, FILE_MAPS, &(struct map_lost){0}, deadline, &r)))
             return rc;

@@ -93,6 +93,7 @@ struct arena_answer {
 enum arena_room_kind { ROOM_WANT = 1, ROOM_GRANT, ROOM_GIVE };
 struct arena_room {
     uint32_t kind, count;
+    uint32_t question, zero;    /* the number of a WANT, which the GRANT that answers it repeats */
     uint64_t bytes;             /* GRANT: the size of each slot */
     weft_gaddr at[GRANTS_MOST]; /* GRANT: the addresses of `count` slots */
 };
@@ -164,11 +165,12 @@ struct grants {
     bool lost; /* nothing may be put into the slots: they are given back when the link is flushed */
     struct fab_flush flush;
     int64_t used, again, wanted_at; /* when a slot was last used; when to ask for more; when this node asked */
-    _Atomic uint32_t offer;         /* what this node has asked for, and what has come (grant.c) */
+    _Atomic uint32_t offer;         /* the number of this node's last question, and what has come of it (grant.c) */
     uint32_t offered, offered_bytes;
     weft_gaddr offered_at[GRANTS_MOST];
-    _Atomic bool stray;         /* slots have come that this node had not asked for */
-    _Atomic bool wanted, given; /* that node asks for slots; has given its slots back, or is gone */
+    _Atomic bool stray;      /* slots have come that this node had not asked for */
+    _Atomic uint32_t wanted; /* that node asks for slots: the number of its question; 0: it does not ask */
+    _Atomic bool given;      /* that node has given its slots back, or is gone */
 };
 
 struct arena_request;

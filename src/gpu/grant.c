@@ -13,7 +13,9 @@
  *   - Its answer to a LAND said that the slot is not the node's any more. The node had nothing under way to it, as it waited for the
  * answer.
  *   - The node's message GIVE has come. It is sent when no put into any of the slots is under way, and comes after every LAND. A slot that
- *     is being copied is free when the copy has ended.
+ *     is being copied is free when the copy has ended. A GIVE is about all slots that were granted before it came. So the node takes a
+ *     grant only as the answer to its last question (`question`), which it asked after its last GIVE: an owner that was stopped may answer
+ *     an earlier question just before it sees the GIVE that came behind that question.
  *   - The node is gone. The owner learns of it (grant_gone()) when the link is closed, so that nothing comes from it any more.
  *
  * A node that is stopped keeps its slots, as it would keep slots from which the owner gets. So a node has no more slots than are free, and
@@ -26,8 +28,15 @@
 #define PULL_NS  (20 * WEFT_MS) /* while it has none, pieces wait at most so long for the answer; then the owner gets them */
 #define LOST_NS  WEFT_SECOND    /* after this time without an answer, the question or the answer is taken for lost */
 
-/* Between the handler and the thread that takes a step. */
-enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE };
+/* Between the handler and the thread that takes a step: what has come of the question, in the low bits of `offer`. The word as it is while
+ * the answer is awaited is the number of the question; so it is never 0. */
+enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE, OFFER_NEXT = 4 };
+
+/* Something is left to do in the next step, although no message may come until then. */
+static void step_again(struct arenas *c)
+{
+    c->rooms_seen = atomic_load_explicit(&c->rooms, memory_order_relaxed) - 1;
+}
 
 static int room_send(struct arenas *c, uint32_t node, const struct arena_room *m)
 {
@@ -82,11 +91,11 @@ static void take_back(struct arenas *c, uint32_t node)
     }
 }
 
-/* Grants slots to a node. False: there is no room for the message now. */
-static bool grant_give(struct arenas *c, uint32_t node)
+/* Grants slots to a node that has asked. False: there is no room for the message now. */
+static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 {
     struct stage_slot *taken[GRANTS_MOST];
-    struct arena_room m = {.kind = ROOM_GRANT, .bytes = ARENA_PIECE};
+    struct arena_room m = {.kind = ROOM_GRANT, .question = question, .bytes = ARENA_PIECE};
     uint32_t has = 0;
     int why = 0;
     for (uint32_t i = 0; i < STAGE_SLOTS; i++)
@@ -111,19 +120,19 @@ static bool owner_look(struct arenas *c, uint32_t node)
 {
     struct grants *g = &c->peer[node].grants;
     /* A GIVE comes before the WANT that follows it, so `wanted` is read first: slots granted below must not be taken for those given. */
-    bool wants = atomic_exchange_explicit(&g->wanted, false, memory_order_acquire);
+    uint32_t question = atomic_exchange_explicit(&g->wanted, 0, memory_order_acquire), none = 0;
     bool gave = atomic_exchange_explicit(&g->given, false, memory_order_acquire);
     if (gave)
         take_back(c, node);
-    bool told = wants && fab_alive(c->w, node) && grant_give(c, node);
-    if (wants && !told)
-        atomic_store_explicit(&g->wanted, fab_alive(c->w, node), memory_order_relaxed);
+    bool told = question && fab_alive(c->w, node) && grant_give(c, node, question);
+    if (question && !told && fab_alive(c->w, node)) /* unless it has asked anew */
+        atomic_compare_exchange_strong_explicit(&g->wanted, &none, question, memory_order_relaxed, memory_order_relaxed);
     return gave || told;
 }
 
 void grant_gone(struct arenas *c, uint32_t node)
 {
-    atomic_store_explicit(&c->peer[node].grants.wanted, false, memory_order_relaxed);
+    atomic_store_explicit(&c->peer[node].grants.wanted, 0, memory_order_relaxed);
     atomic_store_explicit(&c->peer[node].grants.given, true, memory_order_release);
     atomic_fetch_add_explicit(&c->rooms, 1, memory_order_release);
     arena_ring(c);
@@ -139,10 +148,17 @@ bool grant_serves(struct arenas *c, uint32_t node, uint32_t space)
     return !direct && !weft_ptr(c->w, weft_gaddr_make(node, 0, FAB_NULL_BYTES), 1);
 }
 
-/* Sets what this node has asked for, if it was `from` before. */
+static uint32_t offer_of(const struct grants *g)
+{
+    return atomic_load_explicit(&g->offer, memory_order_acquire) % OFFER_NEXT;
+}
+
+/* Sets what has come of the question, if it was `from` before. OFFER_WANTED begins a new question. */
 static bool offer_turn(struct arenas *c, struct grants *g, uint32_t from, uint32_t to)
 {
-    if (!atomic_compare_exchange_strong_explicit(&g->offer, &from, to, memory_order_acq_rel, memory_order_relaxed))
+    uint32_t was = atomic_load_explicit(&g->offer, memory_order_relaxed), is = was - from + to + (to == OFFER_WANTED ? OFFER_NEXT : 0);
+    if (was % OFFER_NEXT != from ||
+        !atomic_compare_exchange_strong_explicit(&g->offer, &was, is, memory_order_acq_rel, memory_order_relaxed))
         return false;
     if (to == OFFER_WANTED)
         atomic_fetch_add_explicit(&c->grants, 1, memory_order_relaxed);
@@ -151,19 +167,17 @@ static bool offer_turn(struct arenas *c, struct grants *g, uint32_t from, uint32
     return true;
 }
 
-static uint32_t offer_of(const struct grants *g)
-{
-    return atomic_load_explicit(&g->offer, memory_order_acquire);
-}
-
 static void want(struct arenas *c, uint32_t node, struct grants *g)
 {
     g->wanted_at = base_now_ns();
     if (g->wanted_at < g->again || !offer_turn(c, g, OFFER_NONE, OFFER_WANTED))
         return;
-    int rc = room_send(c, node, &(struct arena_room){.kind = ROOM_WANT});
+    uint32_t question = atomic_load_explicit(&g->offer, memory_order_relaxed);
+    int rc = room_send(c, node, &(struct arena_room){.kind = ROOM_WANT, .question = question});
     if (rc && offer_turn(c, g, OFFER_WANTED, OFFER_NONE))
         g->lost = rc != -EAGAIN; /* whether the owner has got the message is not known */
+    if (g->lost)
+        step_again(c);
 }
 
 struct grant *grant_take(struct arenas *c, uint32_t node, bool *pull)
@@ -274,7 +288,7 @@ bool grant_step(struct arenas *c)
         moved |= owner_look(c, i);
         moved |= taker_look(c, i);
         if (g->lost || atomic_load_explicit(&g->wanted, memory_order_relaxed))
-            c->rooms_seen = rooms - 1; /* something is left to do */
+            step_again(c);
     }
     return moved;
 }
@@ -289,15 +303,16 @@ static bool offer_right(uint32_t from, const struct arena_room *m)
     return right;
 }
 
-/* The step changes OFFER_WANTED to OFFER_NONE at any time, and does not read what is offered before OFFER_HERE. */
+/* The step may give the question up, and ask anew, at any time. It does not read what is offered before OFFER_HERE. */
 static void offered(struct grants *g, uint32_t from, const struct arena_room *m)
 {
-    uint32_t wanted = OFFER_WANTED;
-    if (offer_of(g) == OFFER_WANTED && offer_right(from, m)) {
+    uint32_t asked = m->question, here = asked - OFFER_WANTED + OFFER_HERE;
+    bool last = asked == atomic_load_explicit(&g->offer, memory_order_acquire) && asked % OFFER_NEXT == OFFER_WANTED;
+    if (last && offer_right(from, m)) {
         g->offered = m->count;
         g->offered_bytes = (uint32_t)m->bytes;
         memcpy(g->offered_at, m->at, sizeof g->offered_at);
-        if (atomic_compare_exchange_strong_explicit(&g->offer, &wanted, OFFER_HERE, memory_order_release, memory_order_relaxed))
+        if (atomic_compare_exchange_strong_explicit(&g->offer, &asked, here, memory_order_release, memory_order_relaxed))
             return;
     }
     atomic_store_explicit(&g->stray, true, memory_order_relaxed);
@@ -311,7 +326,7 @@ void grant_told(struct arenas *c, uint32_t from, const void *header, size_t len)
         return;
     memcpy(&m, header, sizeof m);
     if (m.kind == ROOM_WANT) {
-        atomic_store_explicit(&g->wanted, true, memory_order_release);
+        atomic_store_explicit(&g->wanted, m.question, memory_order_release);
     } else if (m.kind == ROOM_GIVE) {
         atomic_store_explicit(&g->given, true, memory_order_release);
     } else if (m.kind == ROOM_GRANT) {

@@ -28,7 +28,8 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
 }
 
 /* Only bytes that are being sent must be in the cache, and the same memory again and again stays in the processor's caches. A cache of a
- * quarter of the pool, as otherwise, would be written once, and freeing it would delay the end of the job. */
+ * quarter of the pool, as otherwise, would be written once, and freeing it would delay the end of the job. False: there is no memory for
+ * the environment variable. */
 static bool homes_small_cache(const struct map_job *job)
 {
     const char *setting = getenv("WEFT_POOL");

@@ -201,20 +201,29 @@ static bool each_host(const char *words)
     return true;
 }
 
+/* Runs nodes on hosts whose links have this rate, with a file of so many bytes. What they have told is in the result. */
+static struct hosts_board *over_slow_links(const char *rate, int nodes, node_fn fn, uint64_t bytes)
+{
+    char how[96];
+    snprintf(how, sizeof how, "add dev DEVICE root tbf rate %s burst 64k latency 50ms", rate);
+    if (!getenv("TEST_NAMESPACES") || !each_host(how)) {
+        print_message("the links are not slow here\n");
+        skip();
+    }
+    struct hosts_board *b = shared_words(sizeof *b);
+    write_file(in_folder("file"), SEED, bytes, O_TRUNC);
+    int failed = nodes_failed_with(nodes, fn, b, ROOMY);
+    assert_true(each_host("del dev DEVICE root"));
+    assert_int_equal(failed, 0);
+    return b;
+}
+
 /* Four hosts with links over which the pieces that are asked for together take longer than a second. All the same the gateway sends most
  * of them once. */
 static void test_slow_links(void **state)
 {
     (void)state;
-    if (!getenv("TEST_NAMESPACES") || !each_host("add dev DEVICE root tbf rate 20mbit burst 64k latency 50ms")) {
-        print_message("the links are not slow here\n");
-        skip();
-    }
-    struct hosts_board *b = shared_words(sizeof *b);
-    write_file(in_folder("file"), SEED, SLOW_PIECES * PIECE, O_TRUNC);
-    int failed = nodes_failed_with(4, slowly, b, ROOMY);
-    assert_true(each_host("del dev DEVICE root"));
-    assert_int_equal(failed, 0);
+    const struct hosts_board *b = over_slow_links("20mbit", 4, slowly, SLOW_PIECES * PIECE);
     printf("given by the gateway %.2f times, passed on %.2f times\n", (double)b->given / (double)(SLOW_PIECES * PIECE),
            (double)b->passed / (double)(SLOW_PIECES * PIECE));
     assert_int_equal(b->given + b->passed, 3 * SLOW_PIECES * PIECE);
@@ -259,15 +268,7 @@ static void few_at_once(weft_node *w, void *arg)
 static void test_few_at_once(void **state)
 {
     (void)state;
-    if (!getenv("TEST_NAMESPACES") || !each_host("add dev DEVICE root tbf rate 200mbit burst 64k latency 50ms")) {
-        print_message("the links are not slow here\n");
-        skip();
-    }
-    struct hosts_board *b = shared_words(sizeof *b);
-    write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
-    int failed = nodes_failed_with(2, few_at_once, b, ROOMY);
-    assert_true(each_host("del dev DEVICE root"));
-    assert_int_equal(failed, 0);
+    const struct hosts_board *b = over_slow_links("200mbit", 2, few_at_once, BYTES);
     printf("at most %u pieces under way, of %u that were asked for\n", (unsigned)b->given, (unsigned)b->passed);
     assert_true(b->given >= 1 && b->given <= FILE_GETS_LEAST + 1); /* the one that is wanted now may come in addition */
 }

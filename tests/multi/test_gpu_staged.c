@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Puts to the arena of a GPU `host` through slots that the owner grants (src/gpu/grant.c): the bytes are right while several nodes share
- * the few slots, while a node with slots is stopped or dies, while the owner dies, and after puts that failed.
+ * the few slots, while a node with slots is stopped or dies, while the owner dies, after puts that failed, and when grants come late.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -279,6 +279,63 @@ static void test_fails(void **state)
     assert_int_equal(nodes_failed_with(3, node_fails, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
 }
 
+/* --- a grant comes late: it answers a question that the node has given up since, and the owner uses the slots for something else --- */
+
+enum { LATE = 64 << 10 };
+static _Atomic weft_gaddr late_slots; /* at the owner: nobody may put anything there */
+static _Atomic uint32_t late;
+int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
+                    weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
+                    weft_op *op);
+int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
+                    weft_op *op)
+{
+    struct arena_room m;
+    if (atomic_load(&late_slots) && id == ARENA_HANDLER_ROOM && header_len == sizeof m) {
+        memcpy(&m, header, sizeof m);
+        m.question -= 4; /* the one before */
+        m.count = GRANTS_MOST;
+        m.bytes = LATE;
+        for (uint32_t i = 0; i < GRANTS_MOST; i++)
+            m.at[i] = atomic_load(&late_slots) + i * LATE;
+        if (m.kind == ROOM_GRANT && atomic_fetch_add(&late, 1) % 2 == 0) {
+            OK(__real_fab_send(w, node, id, &m, sizeof m, NULL, 0, NULL));
+            usleep(2000); /* a node that took these slots would put into them now */
+        }
+    }
+    return __real_fab_send(w, node, id, header, header_len, payload, len, op);
+}
+
+static void node_late(weft_node *w, void *arg)
+{
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s), slots;
+    struct mine m = mine_open(w);
+    OK(weft_alloc(w, GRANTS_MOST * LATE, &slots));
+    const uint8_t *bytes = weft_ptr(w, slots, GRANTS_MOST * LATE);
+    memset(weft_ptr(w, slots, GRANTS_MOST * LATE), 0, GRANTS_MOST * LATE);
+    atomic_store(&late_slots, weft_rank(w) == OWNER ? slots : WEFT_NULL);
+    meet(&s->met[1], weft_size(w));
+    for (uint32_t i = 0; weft_rank(w) != OWNER && i < repeats(20); i++) {
+        OK(round_trip(w, &m, at));
+        usleep(6000); /* it gives its slots back, and asks anew */
+    }
+    meet(&s->met[2], weft_size(w));
+    CHECK(weft_rank(w) != OWNER || (atomic_load(&late) > 1 && atomic_load(&arenas(w)->landed) > 0));
+    for (size_t i = 0; i < GRANTS_MOST * LATE; i++)
+        CHECK(bytes[i] == 0);
+    none_granted(w);
+    mine_close(&m);
+    meet(&s->met[3], weft_size(w));
+}
+
+static void test_late(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, node_late, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
 /* --- a pool without room for slots: an error that says so --- */
 
 static void node_full(weft_node *w, void *arg)
@@ -308,8 +365,8 @@ static void test_full(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),
-        cmocka_unit_test(test_owner), cmocka_unit_test(test_fails),  cmocka_unit_test(test_full),
+        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped), cmocka_unit_test(test_owner),
+        cmocka_unit_test(test_fails), cmocka_unit_test(test_late),   cmocka_unit_test(test_full),
     };
     return cmocka_run_group_tests_name("gpu_staged", tests, NULL, NULL);
 }

@@ -268,11 +268,45 @@ static void test_unreachable(void **state)
     }
 }
 
+/* A node of another host that wants to join a cluster on shm, and the one member. */
+static int refused(int rank, void *arg)
+{
+    const struct place *p = arg;
+    setenv("WEFT_TRANSPORT", "shm", 1);
+    if (rank == 0) {
+        setenv("WEFT_GROW", p->coord, 1);
+        weft_node *w;
+        OK(weft_open(&w, &(weft_config){.bytes = sizeof(weft_config), .size = 1, .pool_bytes = 32 << 20, .secret = "of the test"}));
+        atomic_store(&p->shared->here, 1);
+        wait_for(&p->shared->here, 2);
+        OK(weft_close(w));
+        return 0;
+    }
+    wait_for(&p->shared->here, 1);
+    CHECK(own_host());
+    unsetenv("WEFT_RANK");
+    setenv("WEFT_JOIN", p->coord, 1);
+    weft_node *w = NULL;
+    int rc = weft_open(&w, &(weft_config){.bytes = sizeof(weft_config), .pool_bytes = 32 << 20, .secret = "of the test"});
+    CHECK(rc == -EINVAL && !w && strstr(weft_error(), "node 0 reaches no node of that host; set WEFT_TRANSPORT"));
+    atomic_store(&p->shared->here, 2);
+    return 0;
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct place p = {.shared = shared_words(sizeof *p.shared)};
+    prepare(&p, "127.0.0.1");
+    assert_int_equal(processes_failed(2, refused, &p), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_works),   cmocka_unit_test(test_ipv6),         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_stopped), cmocka_unit_test(test_slow_handler), cmocka_unit_test(test_unreachable),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -416,13 +416,7 @@ static void test_greed(void **state)
 }
 
 /* Sanitizers keep freed memory for a while, and need much memory of their own. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MEMORY_COUNTS false
-#elif defined(__has_feature)
-#define MEMORY_COUNTS (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
-#else
-#define MEMORY_COUNTS true
-#endif
+#define MEMORY_COUNTS (!BASE_ADDRESS_SANITIZER && !BASE_THREAD_SANITIZER)
 
 static uint64_t memory_kib(void)
 {

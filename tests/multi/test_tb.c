@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/base.h"
 #include "cluster_test.h"
 
 #define DOMAINS 11 /* protection domains of a tb5 device */
@@ -159,12 +160,9 @@ static void test_struck_closing(void **state)
 
 /* --- a child that has not called exec() --- */
 
-/* A forked child ends by a signal or by itself, and its parent's node goes on. */
-#if defined(__SANITIZE_THREAD__)
-#define SIGNALS_GET_LOST true /* the thread sanitizer drops a signal that arrives at the end of fork(), while the handler is removed */
-#else
-#define SIGNALS_GET_LOST false
-#endif
+/* A forked child ends by a signal or by itself, and its parent's node goes on. The thread sanitizer drops a signal that arrives at the end
+ * of fork(), while the handler is removed. */
+#define SIGNALS_GET_LOST BASE_THREAD_SANITIZER
 
 static void signal_until_ended(pid_t child, int number, int *status)
 {

@@ -3,18 +3,8 @@
  * The pool: buffers do not overlap, sizes and alignments are kept, invalid frees are refused and change nothing, and an exhausted pool
  * returns an error and stays usable.
  */
+#include "base/base.h"
 #include "pool.h"
-
-#if defined(__SANITIZE_THREAD__)
-#define UNDER_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define UNDER_TSAN 1
-#endif
-#endif
-#ifndef UNDER_TSAN
-#define UNDER_TSAN 0
-#endif
 
 /* --- many buffers live at once --- */
 
@@ -66,7 +56,7 @@ static void buffers_4096_of_2_gib(void **state)
 {
     (void)state;
     /* The thread sanitizer needs four bytes for each byte, so 512 MiB must do there. */
-    fill_and_check(UNDER_TSAN ? 1024 : 4096, 512 * KIB);
+    fill_and_check(BASE_THREAD_SANITIZER ? 1024 : 4096, 512 * KIB);
 }
 
 /* --- exhaustion --- */

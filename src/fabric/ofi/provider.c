@@ -25,17 +25,24 @@
  * `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without a layer between, with two thirds of the latency of
  * "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi).
  *
- * `wakes` only for those whose descriptor was seen to wake a thread. That of psm3 becomes readable when psm3 has made progress, and psm3
+ * WAKES only for those whose descriptor was seen to wake a thread. That of psm3 becomes readable when psm3 has made progress, and psm3
  * makes none while nobody polls. efa has no descriptor. */
+enum { PLAIN = 1, WAKES = 2, TRIED = 4 };
 static const struct known {
     const char *name;
-    bool plain, wakes, tried;
-    uint32_t rank;
+    uint32_t rank, traits;
 } known[] = {
-    {"cxi", false, false, false, 1},      {"efa", false, false, false, 2},          {"psm3", true, false, true, 3}, /* on Ethernet */
-    {"opx", false, false, false, 4},      {"psm2", false, false, false, 5},         {"net", true, true, true, 10},
-    {"tcp", true, true, true, 11},        {"verbs", false, true, true, OFI_NEVER},  {"shm", false, true, true, OFI_NEVER},
-    {"udp", true, true, true, OFI_NEVER}, {"sockets", true, true, true, OFI_NEVER},
+    {"cxi", 1, 0},
+    {"efa", 2, 0},
+    {"psm3", 3, PLAIN | TRIED}, /* on Ethernet */
+    {"opx", 4, 0},
+    {"psm2", 5, 0},
+    {"net", 10, PLAIN | WAKES | TRIED},
+    {"tcp", 11, PLAIN | WAKES | TRIED},
+    {"verbs", OFI_NEVER, WAKES | TRIED},
+    {"shm", OFI_NEVER, WAKES | TRIED},
+    {"udp", OFI_NEVER, PLAIN | WAKES | TRIED},
+    {"sockets", OFI_NEVER, PLAIN | WAKES | TRIED},
 };
 
 static const struct known *provider_known(const char *name)
@@ -58,11 +65,11 @@ struct ofi_traits ofi_traits_of(const struct fi_info *info)
         .virtual = mr & FI_MR_VIRT_ADDR,
         .hardware = mr & (FI_MR_PROV_KEY | FI_MR_ALLOCATED),
         .bind_regions = mr & FI_MR_ENDPOINT,
-        .plain = k ? k->plain : true,
+        .plain = !k || k->traits & PLAIN,
         .inet = info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN || info->addr_format == FI_SOCKADDR_IN6,
         .tcp = k && (strcmp(k->name, "net") == 0 || strcmp(k->name, "tcp") == 0),
-        .wakes = k && k->wakes,
-        .tried = k && k->tried,
+        .wakes = k && k->traits & WAKES,
+        .tried = k && k->traits & TRIED,
         .rank = k ? k->rank : OFI_NEVER,
     };
 }

@@ -104,13 +104,13 @@ static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_pi
     t->posted++;
     atomic_fetch_add_explicit(&r->out, 1, memory_order_relaxed);
     int err = ibv_post_send(t->qp.qp, first, &bad);
-    if (err)
+    if (err) {
         rc_track_lose_locked(l, t, "its queue pair accepts no requests: %s", base_strerror(err));
-    else
-        atomic_fetch_add_explicit(&l->tracks->bytes[number + 1], piece->len, memory_order_relaxed);
-    if (!err)
-        *(piece->put ? &l->sent_bytes : &l->fetched_bytes) += piece->len;
-    return err ? -err : 0;
+        return -err;
+    }
+    atomic_fetch_add_explicit(&l->tracks->bytes[number + 1], piece->len, memory_order_relaxed);
+    *(piece->put ? &l->sent_bytes : &l->fetched_bytes) += piece->len;
+    return 0;
 }
 
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t)

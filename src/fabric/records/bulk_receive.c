@@ -91,12 +91,12 @@ static void receive_finish(struct tb_bulk *b, uint32_t id)
     struct tb_transfer *t = &b->in[id];
     b->counts.received_bytes += t->length;
     b->done[b->done_count++] = (uint16_t)id; /* each id is there at most once: the peer uses it again only after TB_DONE */
-    if (t->own)
+    if (t->own) {
         b->counts.get_bytes += tb_bulk_count(&t->counted, t->length, t->length);
-    if (t->own)
         b->env.done(b->env.ctx, t->cookie);
-    else
+    } else {
         b->env.received(b->env.ctx, t->word, t->add, t->what);
+    }
     b->use_records -= t->use_records;
     free(t->wanted);
     *t = (struct tb_transfer){.used = true, .generation = t->generation}; /* the number stays in use until TB_DONE is sent */

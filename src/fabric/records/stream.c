@@ -280,7 +280,7 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
             continue;
         }
         bool first = slot->at == 0;
-        slot->crowded = first ? s->next - s->first >= s->window.size / 2 : slot->crowded;
+        slot->crowded = tb_stream_crowded(s);
         if (!stream_emit(s, slot_of(s, i), TB_SEQUENCED, i, slot->asks))
             return false;
         slot->lost = false;
