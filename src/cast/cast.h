@@ -228,10 +228,11 @@ struct cast {
     uint32_t chain[WEFT_MAX_NODES];
     uint32_t send_list, verify;
     _Atomic bool quit;
-    _Atomic bool lost;          /* data sent without a weft_op may be lost, because for a time there was no route to a node (tb) */
-    struct cast_source *source; /* NULL except on the source */
-    struct cast_show *show;     /* NULL except on node 0 */
-    struct cast_state state;    /* of this node, if it is a target */
+    _Atomic bool lost; /* data sent without a weft_op may be lost, because for a time there was no route to a node (tb) */
+    /* Message handlers, which run in another thread, may read these at any time. */
+    struct cast_source *_Atomic source; /* NULL except on the source */
+    struct cast_show *_Atomic show;     /* NULL except on node 0 */
+    struct cast_state state;            /* of this node, if it is a target */
     int64_t told_ns;
     const char *sub; /* struct cast_options */
     int (*stopped)(void);
@@ -246,8 +247,8 @@ uint64_t cast_size_most(const struct cast *c, uint32_t file);
 #define CAST_SHOW_HANDLER   3u
 uint32_t cast_handler_of(enum cast_kind kind);
 bool cast_is_target(const struct cast *c, uint32_t rank);
-/* Send a message. All kinds except CAST_QUIT, CAST_SAY, CAST_TOTAL, CAST_CHAIN and CAST_STATE are repeated until they have arrived, the
- * receiver is gone, or the cast ends; they may arrive twice. */
+/* Send a message. All kinds except CAST_QUIT, CAST_SAY, CAST_TOTAL, CAST_CHAIN, CAST_STATE and CAST_HERE are repeated until they have
+ * arrived, the receiver is gone, or the cast ends; they may arrive twice. */
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes);
 /* Set c->lost if some of what was sent to node `to` without a weft_op is lost. */
 void cast_look_lost(struct cast *c, uint32_t to);
@@ -422,7 +423,7 @@ void cast_finish(struct cast_disk *d, bool sources_failed);
 int cast_target_run(struct cast *c);
 
 /* --- show.c --- */
-int cast_show_open(struct cast *c, bool progress);
+int cast_show_open(struct cast *c, bool progress, bool (*printed)(void));
 void cast_show_close(struct cast *c);
 void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, const void *payload, size_t bytes);
 int cast_show_run(struct cast *c); /* runs until the source has ended; returns the exit status */
@@ -433,6 +434,8 @@ struct cast_options {
     struct cast_config config;
     int (*stopped)(void); /* whether a signal was received */
     bool progress;        /* node 0: show progress, on a terminal */
+    /* node 0: whether the launcher has printed a message since the last call */
+    bool (*printed)(void);
 };
 /* Run node 0 of a cast until the end. Returns the exit status. */
 int cast_lead(const struct cast_options *o);

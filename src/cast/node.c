@@ -55,6 +55,11 @@ static void on_word(weft_node *w, uint32_t from, const void *header, size_t head
     (void)w;
     if (!word_take(&word, header, header_bytes, payload_bytes))
         return;
+    pthread_mutex_lock(&c->lock);
+    const bool ready = c->config.memory; /* the settings do not change after this */
+    pthread_mutex_unlock(&c->lock);
+    if (!ready)
+        return;
     if (cast_handler_of(word.kind) == CAST_SOURCE_HANDLER && c->source)
         cast_source_word(c, from, &word, payload, payload_bytes);
     else if (cast_handler_of(word.kind) == CAST_SHOW_HANDLER && c->show)
@@ -195,7 +200,7 @@ int cast_lead(const struct cast_options *o)
     bool running = false;
     int status = 1, rc = cast_open(&c, o->sub, o->stopped);
     if (!rc)
-        rc = cast_show_open(&c, o->progress);
+        rc = cast_show_open(&c, o->progress, o->printed);
     if (!rc)
         rc = meet(&c, &o->config);
     if (!rc && c.source && (rc = base_thread(&thread, source_thread, &c)) == 0)

@@ -19,6 +19,10 @@
 
 void cast_show_erase(struct cast_show *s)
 {
+    /* while this process is stopped or in the background, the launcher or a shell may print */
+    bool others = s->others_printed() || base_now_ns() - s->shown > ASLEEP_NS;
+    if (others && s->lines > 1)
+        s->lines = 1;
     for (; s->lines; s->lines--)
         fputs(s->lines > 1 ? "\r\033[K\033[A" : "\r\033[K", stderr);
 }
@@ -45,20 +49,25 @@ static uint64_t bytes_of(const struct cast_state *t, uint64_t whole)
     return t->partial > whole || t->bytes > whole - t->partial ? whole : t->bytes + t->partial;
 }
 
-/* What a node does, and for how long it has not reported. */
+static struct cast_heard heard_from(struct cast_show *s, uint32_t node)
+{
+    pthread_mutex_lock(&s->lock);
+    struct cast_heard h = s->heard[node];
+    pthread_mutex_unlock(&s->lock);
+    return h;
+}
+
+/* What a target does, and for how long it has not reported. */
 static const char *news_of(const struct cast *c, uint32_t node, uint32_t doing, int64_t now, char *out, size_t len)
 {
-    struct cast_show *s = c->show;
+    const struct cast_heard h = heard_from(c->show, node);
     const char *word = cast_show_doing(c, node, doing);
-    pthread_mutex_lock(&s->lock);
-    int64_t silent = now - s->heard[node].any, still = now - s->heard[node].state;
-    pthread_mutex_unlock(&s->lock);
-    if (doing == CAST_ENDED || !weft_alive(c->w, node) || still < SILENT_NS)
+    if (doing == CAST_ENDED || !weft_alive(c->w, node) || now - h.state < SILENT_NS)
         snprintf(out, len, "%s", word);
-    else if (silent >= SILENT_NS)
-        snprintf(out, len, "no answer for %d s", (int)(silent / WEFT_SECOND));
+    else if (now - h.any >= SILENT_NS)
+        snprintf(out, len, "no answer for %d s", (int)((now - h.any) / WEFT_SECOND));
     else /* it waits for its disk */
-        snprintf(out, len, "%s, no progress for %d s", word, (int)(still / WEFT_SECOND));
+        snprintf(out, len, "%s, no progress for %d s", word, (int)((now - h.state) / WEFT_SECOND));
     return out;
 }
 
@@ -96,11 +105,11 @@ void cast_show_progress(struct cast *c)
     char bytes[32], total[32], rate[32], news[64], line[256];
     if (!s->progress || now - s->shown < EVERY_NS || in_background())
         return;
-    s->shown = now;
     int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
     double seconds = (double)(now - s->began) / 1e9;
     uint64_t least = take_states(c, &sums);
     cast_show_erase(s);
+    s->shown = now;
     snprintf(line, sizeof line, "%3d%%  %s of %s, %" PRIu64 " file%s, %.0f s",
              sums.bytes ? (int)(100 * ((long double)least / (long double)sums.bytes)) : 0, base_format_bytes(least, bytes, sizeof bytes),
              base_format_bytes(sums.bytes, total, sizeof total), sums.files, sums.files == 1 ? "" : "s", seconds);
@@ -116,9 +125,9 @@ void cast_show_progress(struct cast *c)
         print_line(s, columns, line);
     }
     const uint32_t source = c->config.head.source;
-    news_of(c, source, CAST_WRITING, now, news, sizeof news);
-    if (source && strncmp(news, "no answer", 9) == 0) { /* it has no line otherwise */
-        snprintf(line, sizeof line, "  %-20s %s (the source)", c->config.hosts[source], news);
+    const int64_t silent = now - heard_from(s, source).any;
+    if (source && weft_alive(c->w, source) && silent >= SILENT_NS) { /* it has no line otherwise */
+        snprintf(line, sizeof line, "  %-20s no answer for %d s (the source)", c->config.hosts[source], (int)(silent / WEFT_SECOND));
         print_line(s, columns, line);
     }
     fflush(stderr);

@@ -12,7 +12,7 @@
 
 #define FINAL_NS (5 * WEFT_SECOND) /* how long to wait for the targets' last states */
 
-int cast_show_open(struct cast *c, bool progress)
+int cast_show_open(struct cast *c, bool progress, bool (*printed)(void))
 {
     struct cast_show *s = calloc(1, sizeof *s);
     if (s) {
@@ -33,6 +33,7 @@ int cast_show_open(struct cast *c, bool progress)
     pthread_cond_init(&s->changed, NULL);
     s->last = &s->first;
     s->progress = progress;
+    s->others_printed = printed;
     s->began = base_now_ns();
     s->messages = json_array();
     s->not_sent = json_array();

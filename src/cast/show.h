@@ -37,6 +37,7 @@ struct cast_show {
     bool chain_new;                              /* the chain was not printed yet */
     _Atomic bool over;
     bool progress;
+    bool (*others_printed)(void); /* struct cast_options: printed */
     int64_t began, shown;
     unsigned lines; /* number of lines that are on the terminal now */
     uint64_t failures;
@@ -46,7 +47,8 @@ struct cast_show {
 };
 
 /* --- progress.c --- */
-void cast_show_erase(struct cast_show *s); /* call it before anything is printed */
+/* Call it before anything is printed. It leaves what others have printed below the lines, and the lines above that. */
+void cast_show_erase(struct cast_show *s);
 const char *cast_show_doing(const struct cast *c, uint32_t node, uint32_t doing);
 void cast_show_progress(struct cast *c);
 /* Tell the user once about each node that does not answer, and once when it answers again. */

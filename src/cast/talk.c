@@ -113,11 +113,8 @@ static void *beat_thread(void *arg)
     const struct cast_word word = {.kind = CAST_HERE};
     pthread_mutex_lock(&b->lock);
     while (!b->stop) {
-        pthread_mutex_unlock(&b->lock);
         (void)send_once(b->c, 0, &word, false, NULL, 0); /* if it fails, the next one may arrive */
-        pthread_mutex_lock(&b->lock);
-        if (!b->stop)
-            cast_wait(&b->ended, &b->lock, BEAT_NS);
+        cast_wait(&b->ended, &b->lock, BEAT_NS);
     }
     pthread_mutex_unlock(&b->lock);
     return NULL;

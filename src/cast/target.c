@@ -270,6 +270,7 @@ static void run_round(struct target *t)
 static void wait_for_round(struct target *t)
 {
     struct cast *c = t->c;
+    cast_tell_state(c, (enum cast_doing)c->state.doing, false); /* the source may take long to make the list */
     pthread_mutex_lock(&c->lock);
     if (c->wanted_round == t->round && !c->quit)
         cast_wait(&c->changed, &c->lock, LOOK_NS);

@@ -271,9 +271,19 @@ static int stopped_or_told(void)
     return cli_stopped() || (sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1);
 }
 
+/* The launcher sends LAUNCH_TOLD after its message about a node that has failed. */
+static bool launcher_printed(void)
+{
+    sigset_t told, pending;
+    int number;
+    sigemptyset(&told);
+    sigaddset(&told, LAUNCH_TOLD);
+    return sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1 && sigwait(&told, &number) == 0;
+}
+
 static int lead(const char *sub, int argc, char **argv)
 {
-    struct cast_options o = {.sub = sub, .stopped = cli_stopped};
+    struct cast_options o = {.sub = sub, .stopped = cli_stopped, .printed = launcher_printed};
     struct cast_head *h = &o.config.head;
     int64_t v[NUMBERS];
     for (int i = 0; i < NUMBERS; i++)

@@ -201,6 +201,8 @@ static int kernel_from(struct map_options *o, const char *arg)
         return cli_usage("map", "--kernel-from %s: expected OBJECT.so:NAME or OBJECT.so:NAME:TEXT", arg);
     memcpy(file, arg, n);
     file[n] = '\0';
+    if (o->kernel && !o->kernel_file)
+        return cli_usage("map", "--kernel and --kernel-from exclude each other: give only one of them");
     if (!realpath(file, path))
         return cli_usage("map", "--kernel-from %s: %s: %s", arg, file, base_strerror(errno));
     o->kernel = arg + n + 1;
@@ -241,8 +243,9 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
         return o->timeout_ns > 0 ? 0 : cli_usage("map", "--timeout 0: expected a time of more than 0, as in 30 or 5m");
     case DRY_RUN: o->dry_run = true; return 0;
     case KERNEL:
+        if (o->kernel_file)
+            return cli_usage("map", "--kernel and --kernel-from exclude each other: give only one of them");
         o->kernel = optarg;
-        o->kernel_file = NULL;
         return 0;
     case KERNEL_FROM: return kernel_from(o, optarg);
     case GPU: {
@@ -420,7 +423,8 @@ int cli_map(int argc, char **argv)
         else if (o.gpu && !o.kernel)
             status = cli_usage("map", "--gpu runs kernels, not commands: give --kernel instead of a COMMAND");
         else if (o.kernel && o.command)
-            status = cli_usage("map", "--kernel and a COMMAND exclude each other: give only one of them");
+            status = cli_usage("map", "%s and a COMMAND exclude each other: give only one of them",
+                               o.kernel_file ? "--kernel-from" : "--kernel");
         else if (!o.kernel && !o.command && !o.dry_run)
             status = cli_usage("map", "no COMMAND given; write it after --, as in: weft map FILE -- wc -l");
         else if (as_node) {

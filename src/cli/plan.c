@@ -161,14 +161,15 @@ static unsigned read_list(const char *option, const char *text, bool sizes, uint
     }
 }
 
-static bool read_one(const char *option, const char *text, uint64_t most, uint64_t *out)
+static bool read_one(const char *option, const char *text, uint32_t most, uint64_t *out)
 {
-    uint64_t list[LIST] = {0};
-    unsigned n = read_list(option, text, false, 1, most, list);
-    if (n > 1)
-        cli_usage("plan", "%s '%s': expected one number", option, text);
-    *out = list[0];
-    return n == 1;
+    int64_t value;
+    if (base_parse_number(text, 1, most, &value)) {
+        cli_usage("plan", "%s '%s': expected a number from 1 to %" PRIu32, option, text, most);
+        return false;
+    }
+    *out = (uint64_t)value;
+    return true;
 }
 
 /* Set the number of lanes to that of WEFT_TB_LANES. Returns 0, or an exit status after an error was printed. */

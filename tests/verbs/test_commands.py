@@ -322,7 +322,8 @@ class Plan(Base):
         self.assertEqual(got["plans"][0]["pool"], {"needed": 2, "left": 48, "fits": True})
         self.assertEqual(self.json("plan", "--device", "sv0", "--regions", "64", "--peers", "2", "--depth", "4")["plans"][0]["region_a_buffer"],
                          {"needed": 64, "left": 0, "fits": True})
-        self.assertIn("--regions '0': expected numbers from 1", self.weft("plan", "--regions", "0", code=2))
+        for wrong in ("0", "1,2", "4294967296", "x", ""):
+            self.assertIn(f"--regions '{wrong}': expected a number from 1 to 4294967295\n", self.weft("plan", "--regions", wrong, code=2))
 
     def test_against_a_device(self):
         plan = self.json("plan", "--device", "sv0")
