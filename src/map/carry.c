@@ -240,7 +240,7 @@ static bool put_again(struct asker *f, const struct map_ask *ask, int begun, int
 static void put_answer(struct asker *f, struct carrier *r, const struct map_ask *ask, const uint8_t *view, int rc)
 {
     struct map_job *job = f->carry->job;
-    struct part parts[PARTS];
+    struct part parts[PARTS + WORD_APART];
     uint32_t head = 0, tail = 0;
     uint64_t done = 0;
     for (bool last = false; !last;) {

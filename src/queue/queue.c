@@ -147,6 +147,7 @@ void queue_set_force(weft_queue *q, uint32_t force)
         struct queue_view *v = queue_view_of(q, i);
         if (v && v != q->own && (force & QUEUE_REMOTE) && (v->shard.tried || queue_view_tried(v, NULL))) {
             v->shard.mem = NULL; /* safe: tests call this before the queue is used, so no other thread reads it */
+            atomic_store_explicit(&q->views[i], v, memory_order_release); /* for the handler that makes the node's next view from this one */
             atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
         }
     }

@@ -357,7 +357,10 @@ enum { SIDE_ADDRESS = 3, REPEATS = 10 };
 static uint32_t endpoints_of(weft_node *w)
 {
     const struct ofi_link *l = w->links[2].impl;
-    return __atomic_load_n(&l->ofi->generation, __ATOMIC_RELAXED);
+    base_spin_lock(&l->ofi->receiving);
+    uint32_t count = l->ofi->generation;
+    base_spin_unlock(&l->ofi->receiving);
+    return count;
 }
 
 /* Node 1 says again and again that it has a new endpoint, at the address of its former one: first with the same number, then with new ones,
@@ -374,8 +377,11 @@ static void misbehaves(weft_node *w, void *arg)
     meet(&phase[0], 3);
     if (me == 1) {
         const struct ofi_link *l = w->links[0].impl;
-        struct side_address m = {.magic = 0x32696677u, .kind = SIDE_ADDRESS, .number = 1, .address_bytes = (uint16_t)l->ofi->address_bytes};
+        struct side_address m = {.magic = 0x32696677u, .kind = SIDE_ADDRESS, .number = 1};
+        base_spin_lock(&l->ofi->receiving);
+        m.address_bytes = (uint16_t)l->ofi->address_bytes;
         memcpy(m.address, l->ofi->address, l->ofi->address_bytes);
+        base_spin_unlock(&l->ofi->receiving);
         for (uint32_t round = 0; round < 3; round++) {
             for (int i = 0; i < REPEATS; i++) {
                 OK(fab_side_send(&w->links[0], &m, sizeof m));
