@@ -154,7 +154,10 @@ bool fab_side_answered(struct fab_link *l)
 
 bool fab_side_pending(struct fab_link *l)
 {
-    return l->side && l->side->out;
+    base_spin_lock(&l->side_lock);
+    bool pending = l->side && l->side->out;
+    base_spin_unlock(&l->side_lock);
+    return pending;
 }
 
 /* --- in --- */
