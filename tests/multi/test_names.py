@@ -127,6 +127,30 @@ class Names(unittest.TestCase):
             self.assertIn(f"listen at '{coord}:{PORT}': Address already in use; another program listens there: choose another port", zero)
             self.assertIn("node 0", one)
 
+    def test_data_is_silent(self):
+        """A firewall lets the nodes join, and drops without an error all that they send each other over libfabric: in bounded time both fail, and
+        say why."""
+        self.addCleanup(on, 1, "ip", "neigh", "del", "10.77.1.1", "dev", "net1")
+        on(1, "ip", "neigh", "add", "10.77.1.1", "lladdr", "02:00:00:00:00:99", "dev", "net1", "nud", "permanent")
+        began = time.monotonic()
+        (_, zero, status), (_, one, other) = self.nodes(f"{FOUR}:{PORT}", WEFT_OFI_INTERFACE="net1", WEFT_RECONNECT="3s")
+        self.assertLess(time.monotonic() - began, patience(30))
+        self.assertNotEqual(status, 0)
+        self.assertNotEqual(other, 0)
+        # The node that gives the other one up first knows the reason; the other only sees that it is gone.
+        self.assertRegex(zero + one, r"node \d .* is dead: nothing that was sent to it over \S+ at 10\.77\.1\.\d:\d+ got through for .* \(a firewall\?\)")
+
+    def test_all_is_silent(self):
+        """A firewall drops without an error what a node sends to node 0: both say who is missing when the time to join is over."""
+        self.addCleanup(on, 1, "ip", "neigh", "del", FOUR, "dev", "net0")
+        on(1, "ip", "neigh", "replace", FOUR, "lladdr", "02:00:00:00:00:99", "dev", "net0", "nud", "permanent")
+        (_, zero, status), (_, one, other) = self.nodes(f"{FOUR}:{PORT}", 2)
+        self.assertNotEqual(status, 0)
+        self.assertNotEqual(other, 0)
+        self.assertIn("node 1 of 2 did not join at", zero)
+        self.assertIn("cannot connect to '10.77.0.1:7654'", one)
+        self.assertIn("firewall", one)
+
     def test_provider_port_taken(self):
         """libfabric takes a port of its own: the next one of its range, or if there is none, the error names the setting."""
         def ports(first, last):

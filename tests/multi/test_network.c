@@ -17,6 +17,7 @@
 
 #include "cluster_test.h"
 #include "fabric/ofi/ofi.h"
+#include "fabric/transports.h"
 
 #define WORDS 4096u
 
@@ -292,6 +293,48 @@ static void test_cut(void **state)
     assert_int_not_equal(atomic_load(&c->reasons), 0);
 }
 
+/* --- a pool of several memory regions --- */
+
+/* The pool has two regions, which end at 1 GiB. Puts, gets and additions at the last bytes of the one and the first of the other. */
+static void regions(weft_node *w, void *arg)
+{
+    enum { EDGE = 1 << 30, POOL = EDGE + (64 << 20), SIDE = 300000 };
+    static uint8_t out[2 * SIDE], in[2 * SIDE];
+    uint32_t me = weft_rank(w), used, budget;
+    weft_gaddr a;
+    uint64_t old;
+    (void)arg;
+    OK(weft_alloc_aligned(w, POOL - (32 << 20), 64, &a));
+    uint64_t skip = EDGE - weft_gaddr_offset(a) - SIDE;
+    uint8_t *mine = weft_ptr(w, a + skip, 2 * SIDE);
+    CHECK(mine && (mine - w->pool_base) + SIDE == EDGE);
+    fab_ofi.regions(w, &used, &budget);
+    CHECK(((struct ofi_link *)w->links[1 - me].impl)->own.count + used == 2);
+    OK(weft_barrier(w, patience_ns(60)));
+    if (me == 0) {
+        for (uint32_t i = 0; i < 2 * SIDE; i++)
+            out[i] = (uint8_t)(i % 251 + 1);
+        weft_gaddr there = on_node(a, 1) + skip;
+        OK(weft_put_blocking(w, there, out, sizeof out));
+        OK(weft_get_blocking(w, in, there, sizeof in));
+        CHECK(memcmp(in, out, sizeof in) == 0);
+        OK(weft_get_blocking(w, in, there + SIDE - 20, 40)); /* small: not by RMA */
+        CHECK(memcmp(in, out + SIDE - 20, 40) == 0);
+        OK(weft_fetch_add_blocking(w, there + SIDE, 0, &old));
+        CHECK(memcmp(&old, out + SIDE, 8) == 0);
+    }
+    OK(weft_barrier(w, patience_ns(60)));
+    for (uint32_t i = 0; i < 2 * SIDE && me == 1; i++)
+        CHECK(mine[i] == (uint8_t)(i % 251 + 1));
+}
+
+static void test_regions(void **state)
+{
+    (void)state;
+    static const char *const environment[] = {"WEFT_POOL=1088M", NULL};
+    assert_int_equal(nodes_failed_with(2, regions, NULL, environment), 0);
+}
+
 /* --- stopped peers --- */
 
 enum { PIECE = 8 << 10, PIECES = 48 }; /* puts of the smallest size for which ofi uses RMA: together more than it has under way to a peer */
@@ -504,6 +547,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
         cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
         cmocka_unit_test(test_late),      cmocka_unit_test(test_middle),  cmocka_unit_test(test_misbehaves),
+        cmocka_unit_test(test_regions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
