@@ -228,7 +228,7 @@ static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct f
     return l->transport->flushed(w, l, f);
 }
 
-/* The first error of operations on GPU memory that had no op. */
+/* The first error of the operations on memory of GPUs that were started without an op. */
 static inline int arena_failure(struct weft_node *w, uint32_t node)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) ? w->arenas->failure(w, node) : 0;
@@ -311,7 +311,8 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* An operation on GPU memory takes several steps, and no operation behind the fence may overtake it. So wait until it is complete. */
+/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until that is complete.
+ */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};

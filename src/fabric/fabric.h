@@ -35,8 +35,9 @@
 #include "weft/node.h"
 #include "weft/pool.h"
 
-/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow, in
- * fab_config.system_bytes bytes, which the higher layers share. The heap begins at w->heap_offset. */
+/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. Then come
+ * fab_config.system_bytes bytes for the system words: 64-bit words of weft's own, such as those of barriers, which no program can address.
+ * The heap, the memory for programs, begins at w->heap_offset. */
 #define FAB_NULL_BYTES 4096u
 
 /* Handler numbers: first the program's, then eight for each folder of a higher layer, which names its own in its header. Messages to the
@@ -190,8 +191,9 @@ struct fab_link {
     char *gone_why;  /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;    /* the peer has said that it leaves; used by the progress thread only */
     _Atomic(const char *)
-        given_up;        /* the reason for which a higher layer wants to treat the peer as dead (fab_give_up()); NULL: none does */
-    _Atomic bool unsure; /* an operation without an op may not have happened; the next flush reports it */
+        given_up; /* the reason for which a higher layer wants to treat the peer as dead (fab_give_up()); NULL: none does */
+    /* it is not known whether all operations that were started without an op have happened: the next flush reports this */
+    _Atomic bool unsure;
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
@@ -247,7 +249,8 @@ struct fab_arenas {
     /* Whether a GPU is copying for this node, and should end within milliseconds. Only polling shows the end of a copy, so a thread that
      * sleeps would notice it late. */
     bool (*copying)(struct weft_node *w);
-    int (*failure)(struct weft_node *w, uint32_t node); /* the first error of operations that had no op; reading it clears it */
+    /* the first error of the operations that were started without an op; reading the error clears it */
+    int (*failure)(struct weft_node *w, uint32_t node);
     void (*stat)(struct weft_node *w, uint32_t node, weft_link_stats *out);
 };
 
@@ -271,7 +274,7 @@ struct weft_node {
     _Atomic uint64_t used[FAB_USES]; /* bytes of the pool */
     uint8_t *pool_base;
     uint64_t pool_bytes;
-    uint64_t heap_offset; /* offset of the heap in every pool: the system words are below it, and no program may address them */
+    uint64_t heap_offset; /* offset of the heap in every pool; the system words (FAB_NULL_BYTES) are before it */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
     /* A GPU of this process has memory, so a local pointer may be one of its addresses. Stands here because each put and get reads it. */
@@ -381,10 +384,10 @@ static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->gpu_memory, memory_order_relaxed)) && w->arenas->owns(w, p);
 }
-/* Sets a system word, which is below the heap; with `wake`, also wakes the threads that wait for it. `offset` is not checked. -ECONNRESET
-   if the node is gone. */
+/* Sets a system word (FAB_NULL_BYTES) of a node. With `wake`, also wakes the threads that wait for the word. `offset` is not checked.
+ * -ECONNRESET if the node is gone. */
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
-/* Reads a system word. Waits at most `timeout_ns`. */
+/* Reads a system word of a node. Waits at most `timeout_ns`. */
 int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
 /* A flush that does not report what a broken link did to the program's operations: the program's own flush reports that. Messages and
    system words are never lost by a broken link. */

@@ -276,8 +276,8 @@ struct map_shown {
     uint32_t input;
     int64_t not_before; /* the service has failed; do without it until this time */
 };
-/* Finds the bytes of a request for an input of this node in the cache, into which the service reads them. They stay there until
- * weft_file_unmap(). An error means only that they must be read in another way. */
+/* Looks in the cache of the service `file` for the bytes of an input of this node that a request names. They stay there until
+ * weft_file_unmap(). After an error, read the bytes from the file instead. */
 int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask *ask, weft_file_view *view);
 void map_shown_close(struct map_shown *shown);
 /* Fetch a piece from the home's cache by gets, which end with an error if there is no route. Like map_bring(). */

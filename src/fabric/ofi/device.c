@@ -426,11 +426,11 @@ static int device_insert_peers(struct ofi *o)
 int ofi_device_again_locked(struct ofi *o)
 {
     if (o->traits.hardware && o->traits.bind_regions)
-        return base_fail(-EOPNOTSUPP,
-                         "%s of libfabric cannot replace its endpoint: the memory of this node would get keys that the other nodes do not "
-                         "know; set WEFT_OFI_PROVIDER to another provider, on "
-                         "all nodes",
-                         o->info->fabric_attr->prov_name);
+        return base_fail(
+            -EOPNOTSUPP,
+            "a connection of libfabric's provider %s broke, and this provider cannot replace it while nodes run; start all nodes again, "
+            "or set WEFT_OFI_PROVIDER to another provider on all nodes",
+            o->info->fabric_attr->prov_name);
     int rc = o->traits.tcp ? device_objects(o) : device_queue_again(o);
     rc = rc || !o->traits.tcp ? rc : region_of_frames(o);
     rc = rc ? rc : device_endpoint(o);
