@@ -107,7 +107,7 @@ class Names(unittest.TestCase):
         for family, address, room in (("-6", "fd77:0::2", "/64"), ("-4", "10.77.0.2", "/24")):
             on(1, "ip", family, "addr", "del", address + room, "dev", "net0")
             try:
-                self.assertIn(f" at {'10.77.0.1' if family == '-6' else '[fd77::1]'}:", self.meet(f"meet:{PORT}")[0][1])
+                self.assertIn(f" at address {'10.77.0.1' if family == '-6' else '[fd77::1]'}:", self.meet(f"meet:{PORT}")[0][1])
             finally:
                 on(1, "ip", family, "addr", "add", address + room, "dev", "net0", *(["nodad"] if family == "-6" else []))
 
@@ -158,7 +158,7 @@ class Names(unittest.TestCase):
         with Taken(0, FOUR, port=PORT + 1):
             nodes = self.nodes(f"{FOUR}:{PORT}", **ports(PORT + 1, PORT + 2))
             self.assertEqual([status for _, _, status in nodes], [0, 0], nodes)
-            self.assertIn(f" at {FOUR}:{PORT + 2}", nodes[0][1])
+            self.assertIn(f" at address {FOUR}:{PORT + 2}", nodes[0][1])
             (_, zero, status), (_, one, other) = self.nodes(f"{FOUR}:{PORT}", 5, **ports(PORT + 1, PORT + 1))
             self.assertNotEqual(status, 0)
             self.assertNotEqual(other, 0)
@@ -174,7 +174,7 @@ class Names(unittest.TestCase):
                 self.assertNotEqual(status, 0)
                 self.assertIn(f"WEFT_OFI_INTERFACE: {why}", err)
             if what != "net7":
-                self.assertIn(f" at {what if '.' in what else '[fd77:1::1]'}:", nodes[0][1])
+                self.assertIn(f" at address {what if '.' in what else '[fd77:1::1]'}:", nodes[0][1])
 
 
 if __name__ == "__main__":
