@@ -460,8 +460,8 @@ static void renews(uint32_t slot)
     board->place[slot].order = RENEW;
 }
 
-/* While a node joins, a member replaces its endpoint (src/fabric/ofi/watch.c), at any moment. The newcomer reaches the new one, all bytes are
- * right, and nobody counts as dead who is not. */
+/* While a node joins, a member replaces its endpoint (src/fabric/ofi/watch.c), at any moment. The newcomer reaches the new one, all bytes
+ * are right, and nobody counts as dead who is not. */
 static void test_renewed(void **state)
 {
     (void)state;

@@ -446,9 +446,9 @@ int main(void)
 {
     signal(SIGHUP, SIG_DFL); /* nohup sets it to be ignored */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ended),          cmocka_unit_test(test_forked),          cmocka_unit_test(test_struck_joining),
-        cmocka_unit_test(test_struck_closing), cmocka_unit_test(test_pulled),          cmocka_unit_test(test_uncopied), cmocka_unit_test(test_shown),
-        cmocka_unit_test(test_other_way),      cmocka_unit_test(test_nothing_is_left),
+        cmocka_unit_test(test_ended),          cmocka_unit_test(test_forked),    cmocka_unit_test(test_struck_joining),
+        cmocka_unit_test(test_struck_closing), cmocka_unit_test(test_pulled),    cmocka_unit_test(test_uncopied),
+        cmocka_unit_test(test_shown),          cmocka_unit_test(test_other_way), cmocka_unit_test(test_nothing_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

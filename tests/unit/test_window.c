@@ -132,7 +132,8 @@ static void test_unused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fast), cmocka_unit_test(test_long), cmocka_unit_test(test_slow),
-                                       cmocka_unit_test(test_unused), cmocka_unit_test(test_longer), cmocka_unit_test(test_slower), cmocka_unit_test(test_measured)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fast),    cmocka_unit_test(test_long),   cmocka_unit_test(test_slow),
+                                       cmocka_unit_test(test_unused),  cmocka_unit_test(test_longer), cmocka_unit_test(test_slower),
+                                       cmocka_unit_test(test_measured)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
