@@ -10,13 +10,16 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
-#define FILE_AHEAD_FAR    8u /* the same for a file of another host, at most: it begins with 1, and grows with each piece that comes soon */
-#define FILE_SLOW_NS      WEFT_SECOND /* if a piece takes longer than this, the number is halved */
-#define FILE_GETS_LEAST   2u          /* pieces of another host that are under way: this many, or more if more come within FILE_QUEUE_NS */
-#define FILE_QUEUE_NS     (8 * WEFT_MS)
-#define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
-#define FILE_HOLDER_TIMES 5 /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
-#define FILE_AWAY_PART    4 /* a program is away if it does something else for 1/FILE_AWAY_PART of gateway.file_patience between two reads */
+/* The maximum for a file of another host. The number begins with 1, and grows with each piece that comes within FILE_SLOW_NS. */
+#define FILE_AHEAD_FAR 8u
+#define FILE_SLOW_NS   WEFT_SECOND /* after a piece that takes longer, the number is halved */
+/* How many gets from another host may always be under way. There may be more if all of them should end within FILE_QUEUE_NS. */
+#define FILE_GETS_LEAST 2u
+#define FILE_QUEUE_NS   (8 * WEFT_MS)
+#define FILE_SLOTS      (FILE_AHEAD_FAR + 2u)
+/* A get of a piece from another node than the gateway may take at least FILE_HOLDER_TIMES * gateway.file_patience. */
+#define FILE_HOLDER_TIMES 5
+#define FILE_AWAY_PART    4  /* a program that pauses for gateway.file_patience / FILE_AWAY_PART between two reads counts as away */
 #define FILE_KEPT_PART    8u /* copies take at most 1/FILE_KEPT_PART of the pool */
 _Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_SLOTS <= FILE_GETS_MAX, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
@@ -50,13 +53,13 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed;              /* a map slot: a thread waits for it */
-    bool keeps;                /* the piece was asked for with FILE_KEEPS */
-    bool tell;                 /* the gateway wants to know when the copy is there */
-    bool lost;                 /* another node's copy was not right, so this node asked for the gateway's piece, with FILE_HERE */
+    bool claimed; /* a map slot: a thread waits for it */
+    bool keeps;   /* the request for the piece had FILE_KEEPS */
+    bool tell;    /* the gateway wants to know when the copy is there */
+    bool lost;    /* the copy of another node was not right, so this node has asked the gateway itself for the piece (FILE_HERE) */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
-    /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
+    /* end of the lease by this node's clock. It is counted from before the request was sent, so the lease ends later at the gateway */
     int64_t until;
     int64_t since; /* when the answer came; then, when the get was begun */
     int64_t named; /* when the answer came */

@@ -99,8 +99,8 @@ bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* A message has brought work for a thread that waits for `watches`. If that thread sleeps, the progress thread, which has handled the
- * message, does a little of the work in its place, so that the thread need not be woken. */
+/* Work for a sleeping thread of a service, which a message has brought. The progress thread has handled the message, and does a little of
+ * the work in place of the sleeping thread, which then need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;                          /* the thread that handles a message will call run() */
@@ -197,10 +197,10 @@ enum gateway_message_type {
                      payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
     GATEWAY_CREDIT,  /* to: the stream; word 0: how many bytes the reader has taken so far */
     GATEWAY_SHUT,    /* to: the stream; its reader reads no more */
-    GATEWAY_END,     /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
+    GATEWAY_END,     /* `to`: the handle (number) by which the asker knows the process that has ended; payload: struct gateway_end */
     GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
-    GATEWAY_UNREAD,  /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
-                        writing into the stream's ring, ends the stream; then the ring is freed */
+    GATEWAY_UNREAD,  /* `to`: the handle (number) by which the asker knows a process that reads no more input; word 0: the stream of its
+                        input. The asker, who may be writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -302,7 +302,7 @@ struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    uint64_t handle; /* of a request that starts a process: the asker's number of the process */
+    uint64_t handle; /* of a request that starts a process: the number that the asker uses for the process */
     bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */

@@ -53,7 +53,7 @@ class Providers(unittest.TestCase):
     def test_same(self):
         """One device serves all pairs."""
         for _, err, _ in self.check([BOTH, BOTH, BOTH], [{1: NET, 2: NET}, {0: NET, 2: NET}, {0: NET, 1: NET}]):
-            self.assertEqual(len(re.findall(r"info: libfabric's ", err)), 1, err)
+            self.assertEqual(len(re.findall(r"info: this node uses libfabric's provider ", err)), 1, err)
 
     def test_by_themselves(self):
         """Nodes with a list meet one that takes the best of its libfabric."""

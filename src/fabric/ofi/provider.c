@@ -20,13 +20,12 @@
 
 #define ASKED_VERSION FI_VERSION(1, 17)
 
-/* Best first: two nodes use the first one that both have. Of a layered provider ("tcp;ofi_rxm") the first name counts. A provider that is
- * not in this list is used only if WEFT_OFI_PROVIDER names it; so is verbs, because the transports rc and tb are faster on its devices.
- * `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without a layer between, with two thirds of the latency of
- * "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi).
+/* Best first: two nodes use the first provider that both have. Of a layered provider ("tcp;ofi_rxm") the first name counts. Providers that
+ * are not in this list, and verbs, are used only if WEFT_OFI_PROVIDER names them: on the devices of verbs, the transports rc and tb are
+ * faster. `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without another layer.
  *
- * WAKES only for those whose descriptor was seen to wake a thread. That of psm3 becomes readable when psm3 has made progress, and psm3
- * makes none while nobody polls. efa has no descriptor. */
+ * WAKES: a test has shown that the descriptor wakes a thread. That of psm3 does not, because psm3 makes no progress while nobody polls. efa
+ * has no descriptor. */
 enum { PLAIN = 1, WAKES = 2, TRIED = 4 };
 static const struct known {
     const char *name;
@@ -94,7 +93,7 @@ static struct fi_info *provider_hints(const struct ofi_library *lib, const char 
     return h;
 }
 
-/* All suitable providers, in libfabric's order: those with RMA, or if there are none, those without. */
+/* All suitable providers, in libfabric's order: those with RMA, or those without if none has RMA. */
 static int provider_ask(const struct ofi_library *lib, const char *provider, const char *host, struct fi_info **out)
 {
     int rc = -FI_ENOMEM;
@@ -111,7 +110,7 @@ static int provider_ask(const struct ofi_library *lib, const char *provider, con
     return rc;
 }
 
-/* Find an address of the interface, as a number: IPv4 is preferred to IPv6, and a global address to a link-local one. */
+/* Find a numeric address of the interface: rather IPv4 than IPv6, rather a global address than a link-local one. */
 static int interface_address(const char *name, char *out, size_t room)
 {
     struct ifaddrs *all, *best = NULL;
@@ -158,7 +157,7 @@ struct choices {
     uint32_t count;
 };
 
-/* Adds a provider to the list, behind those that are as good as it; if the user has named it, at the end. Of a provider with several infos
+/* Adds a provider to the list: at the end if the user has named it, else behind those that are equally good. Of several infos of a provider
  * the first one counts, because libfabric lists the requested address first. */
 static int choices_add(const struct ofi_library *lib, struct choices *c, struct fi_info *info, bool named)
 {
@@ -179,9 +178,8 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
     return 0;
 }
 
-/* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses. Peers
- * could not reach an IP provider at another address. `bound`: the user has named the interface, perhaps of a tunnel. Then providers without
- * IP addresses, which would not use it, are added only if there are no others. */
+/* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses. `bound`:
+ * the user has named the interface. Then providers without IP addresses, which would not use it, are added only if there are no others. */
 static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, bool bound, int *refused)
 {
     int rc = 0;
