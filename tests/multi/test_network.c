@@ -515,6 +515,59 @@ static void test_blocked(void **state)
     assert_int_equal(nodes_failed(2, blocked, shared_words(64)), 0);
 }
 
+/* Opens the node's endpoint anew, with a completion queue that has a descriptor to sleep on or, as for a provider that wakes nobody, none.
+ */
+static void reopen(struct ofi *o, bool wakes)
+{
+    base_spin_lock(&o->receiving);
+    CHECK((o->fd >= 0) != wakes);
+    uint32_t before = o->generation, now = before;
+    o->traits.wakes = wakes;
+    o->renew = true;
+    base_spin_unlock(&o->receiving);
+    fab_kick(o->w);
+    for (int64_t end = now_ns() + patience_ns(60); now == before && now_ns() < end; usleep(1000)) {
+        base_spin_lock(&o->receiving);
+        now = o->generation;
+        CHECK(now == before || (o->ep && (o->fd >= 0) == wakes));
+        base_spin_unlock(&o->receiving);
+    }
+    CHECK(now != before);
+}
+
+/* The provider of the test wakes threads, and weft sleeps on its descriptor. Of a provider that does not, weft polls the queue; then all
+ * goes on, too, also what only another node's operation begins. */
+static void polled(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *phase = arg;
+    uint32_t me = weft_rank(w), other = 1 - me;
+    weft_gaddr a = symmetric_alloc(w, (WORDS + 8) * sizeof(uint64_t));
+    struct ofi *o = ((struct ofi_link *)w->links[other].impl)->ofi;
+    static uint64_t out[WORDS], in[WORDS];
+    CHECK(o->traits.wakes && o->fd >= 0);
+    meet(&phase[0], 2);
+    for (uint32_t round = 0; round < 2; round++) {
+        if (me == 0)
+            reopen(o, round == 1);
+        meet(&phase[1 + round], 2);
+        for (uint64_t r = 0; r < 10; r++) {
+            fill(out, r);
+            OK(weft_put_blocking(w, on_node(a, other), out, sizeof out));
+            OK(weft_get_blocking(w, in, on_node(a, other), sizeof in));
+            CHECK(memcmp(in, out, sizeof in) == 0);
+            OK(weft_fetch_add_blocking(w, on_node(a, other) + WORDS * 8, 1, NULL));
+            OK(weft_wait_until(w, a + WORDS * 8, WEFT_GE, 10 * round + r + 1, NULL, patience_ns(60)));
+        }
+        meet(&phase[3 + round], 2);
+    }
+}
+
+static void test_polled(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, polled, shared_words(64)), 0);
+}
+
 /* --- signals --- */
 
 static const int signals[] = {SIGINT, SIGTERM, SIGABRT, SIGILL, SIGBUS, SIGSEGV};
@@ -548,6 +601,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
         cmocka_unit_test(test_late),      cmocka_unit_test(test_middle),  cmocka_unit_test(test_misbehaves),
         cmocka_unit_test(test_regions),
+        cmocka_unit_test(test_polled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
