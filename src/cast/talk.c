@@ -72,10 +72,12 @@ void cast_say(struct cast *c, bool failure, const char *format, ...)
 
 void cast_say_unsent(struct cast *c, const char *path, const char *why)
 {
-    char text[1024];
+    char text[WEFT_PAYLOAD_MAX];
     size_t n = strlen(path);
-    snprintf(text, sizeof text, "%s: %s", path, why);
-    cast_send(c, 0, CAST_SAY, 0, true, n < strlen(text) ? n : strlen(text), text, strlen(text));
+    if (n > CAST_UNSENT_MAX)
+        n = CAST_UNSENT_MAX;
+    snprintf(text, sizeof text, "%.*s: %s", (int)n, path, why);
+    cast_send(c, 0, CAST_SAY, 0, true, n, text, strlen(text));
 }
 
 void cast_tell_sums(struct cast *c)
