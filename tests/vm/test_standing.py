@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""A standing cluster of two virtual machines, which weft up starts by ssh and a real sshd, over the kernel's own software RDMA: status, exec,
+cast, cp, a node of each machine that is killed and comes back, and down. Afterwards nothing is left on either machine.
+
+Usage: test_standing.py RUN WEFT PEER [TEST...]    (tests/vm/run; the command weft; multi_peer)
+"""
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+
+sys.dont_write_bytecode = True
+import over_ssh  # noqa: E402
+from over_ssh import LIMIT  # noqa: E402
+from processes import patience, until  # noqa: E402
+
+MIB = 1 << 20
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+# Describes all that must be the same in two trees, by programs that are not weft's: kinds, modes, times, numbers of links, what links lead to,
+# contents, and which files take less space than their size.
+DESCRIBE = r"""cd {folder} && export LC_ALL=C && find . -printf '%y %m %T@ %n %p -> %l\n' | sort && find . -type f -exec sha256sum {{}} + | sort &&
+    find . -type f -printf '%S %p\n' | awk '{{ print ($1 < 0.5 ? "holes" : "full"), $2 }}' | sort"""
+
+
+def here(command):
+    return subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+class Standing(over_ssh.Machines):
+    # A machine that is not given a processor for a while is silent: that is no death.
+    settings = {"pool": "32M", "deadline": "120s", "join_timeout": "60s", "liveness": f"{patience(20):.0f}s"}
+    left = r"[w]eft (up|exec|cast|cp|status|down)|[s]leep 1007"
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.write_hostfile()
+        cls.addClassCleanup(cls.down)
+        cls.weft_here("up", "--hostfile", cls.hostfile)
+
+    @classmethod
+    def down(cls):
+        """Ends the cluster. What it keeps on both machines is its log, until it is started again."""
+        cls.weft_here("down")
+        for where, kept in (("there", cls.far), ("here", here)):
+            found = kept("ls /tmp/weft-0/default && rm -r /tmp/weft-0 /tmp/way-none* 2>/dev/null").stdout.split()
+            if set(found) - {"lock", "log", "start", "taken"}:
+                raise AssertionError(f"left {where}: {found}")
+        cls.nothing_stays()
+
+    @classmethod
+    def weft_here(cls, *args, code=0, **more):
+        p = subprocess.run([cls.weft, *args], env=cls.env(), stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT, check=False, **more)
+        if p.returncode != code:
+            logs = "".join(f"\n--- {where}\n{log('cat /tmp/weft-0/default/log').stdout}" for where, log in (("here", here), ("there", cls.far)))
+            raise AssertionError(f"weft {shlex.join(args)}: {p.returncode}\n{p.stdout[-2000:]}\n{p.stderr[-2000:]}{logs}")
+        return p
+
+    def text(self, *args, **more):
+        return self.weft_here(*args, **more).stdout.decode()
+
+    def there(self, command):
+        """What a command prints on the second machine. $weft in it is the command weft."""
+        p = self.far(f"weft={self.weft}; {command}")
+        self.assertEqual((p.returncode, p.stderr), (0, ""), command)
+        return p.stdout
+
+    def status(self, far=False):
+        return json.loads(self.there("$weft status --json") if far else self.text("status", "--json"))
+
+    def both(self, said):
+        """Checks what a status says of two machines that are up. Returns their nodes, the first machine's first."""
+        nodes = sorted(said["nodes"], key=lambda n: n["host"])
+        self.assertEqual([(n["host"], n["place"], n["state"]) for n in nodes], [("vm1", 0, "up"), ("vm2", 0, "up")], said)
+        numbers = {n["node"] for n in nodes}
+        self.assertEqual({(x["from"], x["to"], x["state"], x["transport"]) for x in said["links"]},
+                         {(a, b, "up", "rc") for a in numbers for b in numbers if a != b}, said)
+        return nodes
+
+    def test_status(self):
+        said = self.status(), self.status(far=True)
+        nodes = self.both(said[0])
+        self.assertEqual(self.both(said[1]), nodes)
+        self.assertEqual([one["control_node"] for one in said], [n["node"] for n in nodes])
+        self.assertEqual(self.there(f"cat /proc/{nodes[1]['pid']}/comm"), "weft\n")
+
+    def test_exec(self):
+        """Programs run on the kernels that were named; input, both outputs and the status arrive. Those of a killed command end."""
+        kernels = {"vm1": here(f"cat {BOOT_ID}").stdout, "vm2": self.there(f"cat {BOOT_ID}")}
+        self.assertEqual(len(set(kernels.values())), 2)
+        for host, kernel in kernels.items():
+            p = self.weft_here("exec", "--on", host, "--", "sh", "-c", f"cat {BOOT_ID}; echo to err >&2; exit 7", code=7)
+            self.assertEqual((p.stdout.decode(), p.stderr), (kernel, b"to err\n"))
+        self.assertEqual(sorted(self.text("exec", "--tag", "--", "cat", BOOT_ID).splitlines(True)), [f"[{h}] {k}" for h, k in kernels.items()])
+        self.assertEqual(self.there(f"$weft exec --on vm1 -- cat {BOOT_ID}"), kernels["vm1"])
+        self.text("exec", "--", "sh", "-c", '[ "$(hostname)" = vm1 ] || exit 5', code=5)
+        content = random.Random(1).randbytes(MIB)
+        with open("/tmp/input", "wb") as file:
+            file.write(content)
+        self.assertEqual(self.weft_here("exec", "--on", "vm2", "--stdin", "/tmp/input", "--", "cat").stdout, content)
+        p = subprocess.Popen([self.weft, "exec", "--", "sh", "-c", "sleep 1007 & echo begun; wait"], env=self.env(), stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE)
+        self.assertEqual([p.stdout.readline(), p.stdout.readline()], [b"begun\n"] * 2)
+        p.kill()
+        p.communicate(timeout=LIMIT)
+        for where in (here, self.far):
+            until("its programs have ended", lambda where=where: where("pgrep -f '[s]leep 1007'").returncode == 1, LIMIT)
+
+    def same(self, source, *copies):
+        """Checks that copies, pairs of a machine and a folder, are the same as a folder of the first machine."""
+        wanted = here(DESCRIBE.format(folder=source))
+        self.assertEqual((wanted.returncode, wanted.stderr), (0, ""))
+        for host, folder in copies:
+            got = (here if host == "vm1" else self.far)(DESCRIBE.format(folder=folder))
+            self.assertEqual((got.stdout.splitlines(), got.stderr), (wanted.stdout.splitlines(), ""), host)
+
+    def no_parts(self, folder):
+        for where in (here, self.far):
+            self.assertEqual(where(f"find {folder} -name '.weft-cast-*'").stdout, "")
+
+    @staticmethod
+    def write(path, size, seed, mode=0o644):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(random.Random(seed).randbytes(size))
+        os.chmod(path, mode)
+
+    def test_cast(self):
+        """A tree arrives on both machines, and again nothing is sent. A change is."""
+        src = "/tmp/tree/src"
+        for name, size, mode in (("large", 6 * MIB + 77, 0o644), ("deep/er/script", 300, 0o750), ("deep/none", 0, 0o400), ("odd \\ näme", 5000, 0o606)):
+            self.write(f"{src}/{name}", size, 2, mode)
+        with open(f"{src}/holes", "wb") as file:
+            file.write(b"begin")
+            file.seek(40 * MIB)
+            file.write(b"middle")
+            file.truncate(64 * MIB)
+        os.symlink("deep/er/script", f"{src}/link")
+        os.symlink("/no/such/file", f"{src}/dangling")
+        os.link(f"{src}/large", f"{src}/deep/hard")
+        os.makedirs(f"{src}/empty", 0o711)
+        os.utime(f"{src}/deep/none", ns=(10**18, 10**18 + 123_456_789))
+        os.chmod(f"{src}/deep/er", 0o555)
+        os.utime(f"{src}/deep", ns=(0, 10**18))
+        copies = [("vm1", "/tmp/tree/vm1/src"), ("vm2", "/tmp/tree/vm2/src")]
+        sent = []
+        for _ in range(2):
+            said = json.loads(self.text("cast", "--json", "--to", "vm1,vm2", src, "/tmp/tree/{host}/"))
+            self.assertEqual([said["ok"], *sorted((h["host"], h["complete"]) for h in said["hosts"])], [True, ("vm1", True), ("vm2", True)], said)
+            sent.append(said["sent_bytes"])
+            self.same(src, *copies)
+        self.assertGreater(sent[0], 6 * MIB)
+        self.assertLess(sent[0], 20 * MIB, "holes were sent")
+        self.assertEqual(sent[1], 0)
+        self.write(f"{src}/deep/er/script", 301, 3, 0o700)
+        os.unlink(f"{src}/link")
+        said = json.loads(self.text("cast", "--json", "--delete", src, "all:/tmp/tree/{host}/"))
+        self.assertEqual((said["ok"], said["sent_bytes"], [h["host"] for h in said["hosts"]]), (True, 301, ["vm2"]), said)
+        self.same(src, copies[1])
+        self.no_parts("/tmp/tree")
+
+    def test_cp(self):
+        """From the other machine to this one; and by a command of the other one, from here to there."""
+        self.there("mkdir -p /tmp/cp/a/b && head -c 3000000 /dev/urandom >/tmp/cp/a/b/random && chmod 640 /tmp/cp/a/b/random && ln -s b /tmp/cp/a/c")
+        self.text("cp", "vm2:/tmp/cp/a", "/tmp/cp/got/")
+        self.same("/tmp/cp/got/a", ("vm2", "/tmp/cp/a"))
+        self.there("cd /tmp/cp && $weft cp vm1:/tmp/cp/got/a/b/random back 2>&1")
+        self.assertEqual(self.there("sha256sum </tmp/cp/back"), here("sha256sum </tmp/cp/got/a/b/random").stdout)
+        self.assertIn("/tmp/cp/none", self.weft_here("cp", "vm2:/tmp/cp/none", "/tmp/cp/", code=1).stderr.decode())
+        self.no_parts("/tmp/cp")
+
+    def begin_cast(self, *args):
+        """Begins to cast a large file slowly, and waits until the other machine has more of it than before."""
+        size = lambda: int(self.far("cat /tmp/cut/.weft-cast-*.part 2>/dev/null | wc -c").stdout)  # noqa: E731
+        before = size()
+        p = subprocess.Popen([self.weft, "cast", *args], env=self.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        until("some has arrived", lambda: p.poll() is not None or size() > before + 2 * MIB, LIMIT)
+        self.assertIsNone(p.poll(), "it has ended before it was interrupted")
+        return p
+
+    def test_cast_interrupted(self):
+        """A cast is interrupted at the source, and another one at the receiver; the same command sends what is missing."""
+        size = 16 * MIB
+        self.write("/tmp/cut/file", size, 4)
+        args = ["/tmp/cut/file", "vm2:/tmp/cut/file"]
+        p = self.begin_cast("--bwlimit", "1M", *args)
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual(p.returncode, 128 + signal.SIGINT, out + err)
+        p = self.begin_cast("--bwlimit", "1M", *args)
+        self.there("pkill -KILL -f '[c]ast --as-node'")
+        out, err = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, "vm2" in err), (1, True), out + err)
+        self.assertEqual(self.far("[ -e /tmp/cut/file ]").returncode, 1)
+        said = json.loads(self.text("cast", "--json", *args))
+        self.assertTrue(said["ok"], said)
+        self.assertLess(said["sent_bytes"], size - 3 * MIB)
+        self.assertEqual(self.there("sha256sum </tmp/cut/file"), here("sha256sum </tmp/cut/file").stdout)
+        self.no_parts("/tmp/cut")
+
+    def test_killed(self):
+        """The node of each machine is killed, that of the first one last. Each comes back with a new number, and all works."""
+        for number, host, kill in ((1, "vm2", self.far), (0, "vm1", here)):
+            with self.subTest(host):
+                self.killed(number, host, kill)
+
+    def killed(self, number, host, kill):
+        old = [n for n in self.status()["nodes"] if n["host"] == host][-1]
+        self.assertEqual(old["node"], number)
+        self.assertEqual(kill(f"kill -KILL {old['pid']}").returncode, 0)
+        for far in (host == "vm1", host == "vm2"):  # first where it was not
+            def back(far=far):
+                said = self.status(far)
+                nodes = [n for n in said["nodes"] if n["state"] == "up"]
+                self.assertNotIn((host, number), {(n["host"], n["node"]) for n in nodes if n["pid"] != old["pid"]}, said)
+                return [n["host"] for n in sorted(nodes, key=lambda n: n["host"])] == ["vm1", "vm2"] and number not in [n["node"] for n in said["nodes"]]
+            until(f"the node of {host} is back", back, LIMIT)
+            self.both(self.status(far))
+        self.assertEqual(sorted(self.text("exec", "--", "hostname").split()), ["vm1", "vm2"])
+        self.assertEqual(self.there("$weft exec --on vm1 -- hostname"), "vm1\n")
+        self.write("/tmp/again/file", MIB, number)
+        self.text("cast", "/tmp/again/file", "vm2:/tmp/again/file")
+        self.assertEqual(self.there("sha256sum </tmp/again/file"), here("sha256sum </tmp/again/file").stdout)
+
+
+if __name__ == "__main__":
+    over_ssh.main(__file__, ["--modules", "rdma_rxe"], over_ssh.SSHD_CONFIG, "vm2", 300, 300)
