@@ -59,7 +59,7 @@ class Network(test_ssh.Ssh):
         for k in (0, 1):
             said = [line for line in err.splitlines() if line.startswith(f"[{k}]") and "in the clear" in line]
             self.assertEqual(len(said), 1, err)
-            self.assertIn(f" at 10.77.0.{k + 1}:", said[0])
+            self.assertIn(f" at address 10.77.0.{k + 1}:", said[0])
 
     def test_away(self):
         """The interface goes down for 1 and for 20 s, and the work goes on."""
@@ -123,7 +123,7 @@ class Network(test_ssh.Ssh):
         here("sh", "-ec", make.format(key=keys[0], own=1, peer=public[1], other=2))
         try:
             _, err = self.well(self.begin(20, "leave", WEFT_OFI_INTERFACE="wg0", WEFT_LOG="info"))
-            self.assertIn(" at 10.99.0.1:", err)
+            self.assertIn(" at address 10.99.0.1:", err)
             self.assertGreater(sent("wg0"), 100_000)
         finally:
             here("ip", "link", "del", "wg0")
