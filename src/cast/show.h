@@ -41,10 +41,14 @@ struct cast_show {
     int64_t began, shown;
     unsigned lines; /* number of lines that are on the terminal now */
     uint64_t failures;
-    json_t *messages, *not_sent;
+    json_t *messages, *not_sent, *not_sent_encoded;
     char *name[CAST_NAMED]; /* the first paths that the source does not send */
     uint64_t names;         /* how many paths the source does not send, including those that are not in `name` */
 };
+
+/* --- json.c --- */
+json_t *cast_json_text(const char *text);    /* what is not UTF-8 is replaced by U+FFFD; null if there is no memory */
+json_t *cast_json_encoded(const char *path); /* every byte but A-Z, a-z, 0-9, "-", ".", "_", "~" and "/" is "%" and two hexadecimal digits */
 
 /* --- progress.c --- */
 /* Erases the lines of the progress; call it before anything is printed. If another process may have printed below these lines, they stay,

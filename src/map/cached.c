@@ -122,7 +122,7 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
         if (rc == -ECONNRESET)
             return base_fail(rc, "node %u, which has the file, is gone; run the job again when its host is back", r->in->home);
         if (rc == -ESTALE)
-            return base_fail(rc, "the file was replaced by another one during the job; run the job again");
+            return base_fail(rc, "%s: the file was replaced by another one during the job; run the job again", r->in->name);
         if (rc)
             return base_fail(rc, "node %u cannot read %s: %s; check the file on that node's host", r->in->home, r->in->name,
                              base_strerror(rc));

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TICK_NS  (100 * WEFT_MS)
@@ -257,17 +256,10 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
 /* No piece is outstanding: wait until the feeder submits one. True: the feeder has submitted everything, and the job is done. */
 static bool wait_for_feeder(struct map_job *job)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += TICK_NS;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_nsec -= 1000000000;
-        t.tv_sec++;
-    }
     pthread_mutex_lock(&job->lock);
     bool end = job->fed && job->low == job->submitted;
     if (!end && job->low == job->submitted)
-        pthread_cond_timedwait(&job->changed, &job->lock, &t);
+        base_cond_wait(&job->changed, &job->lock, base_deadline(TICK_NS));
     pthread_mutex_unlock(&job->lock);
     return end;
 }

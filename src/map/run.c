@@ -231,7 +231,7 @@ int map_run(const struct map_options *options)
     job->apart = options->apart;
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
     pthread_mutex_init(&job->lock, NULL);
-    pthread_cond_init(&job->changed, NULL);
+    base_cond_init(&job->changed);
 
     rc = job_prepare(job);
     if (rc == -EINVAL) {

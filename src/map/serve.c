@@ -31,7 +31,7 @@ static int serve_make(struct map_job *job)
     if (!f)
         return base_fail(-ENOMEM, "no memory for the state of the job" BASE_MEMORY_HINT);
     pthread_mutex_init(&f->lock, NULL);
-    pthread_cond_init(&f->ordered, NULL);
+    base_cond_init(&f->ordered);
     pthread_mutex_init(&job->telling.lock, NULL);
     return map_guardian_start(job, MAP_SLOTS_MAX);
 }
@@ -106,13 +106,10 @@ static void on_prints(weft_node *w, uint32_t from, const void *header, size_t he
 static int get_order(struct map_job *job)
 {
     struct following *f = job->following;
-    struct timespec until;
-    int waited = 0;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += ORDER_WAIT / WEFT_SECOND;
+    int64_t deadline = base_deadline(ORDER_WAIT);
     pthread_mutex_lock(&f->lock);
-    while (!f->order_at[1] && !waited)
-        waited = pthread_cond_timedwait(&f->ordered, &f->lock, &until);
+    while (!f->order_at[1] && base_cond_wait(&f->ordered, &f->lock, deadline))
+        ;
     uint64_t at = f->order_at[0], len = f->order_at[1];
     pthread_mutex_unlock(&f->lock);
     if (!len)

@@ -8,7 +8,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SPOOL_AHEAD 2u /* pieces in the spool for each slot of the job, at most */
@@ -28,14 +27,7 @@ static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_
 /* Wait for the owner's condition variable, at most 20 ms, because not everything that frees memory signals it. */
 static void wait_a_little(struct map_job *job)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += 20 * 1000 * 1000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_nsec -= 1000000000;
-        t.tv_sec++;
-    }
-    pthread_cond_timedwait(&job->changed, &job->lock, &t);
+    base_cond_wait(&job->changed, &job->lock, base_deadline(20 * WEFT_MS));
 }
 
 /* Allocate pool memory for a piece, within the budget for reading ahead. A piece that already has `held` bytes may

@@ -143,12 +143,42 @@ static int interface_address(const char *name, char *out, size_t room)
     return rc;
 }
 
-static bool is_address(const char *text)
+/* The number of bytes of a numeric address, which is stored at `bytes`; 0: the text is no address. The interface in "fe80::1%eth0" is left
+ * out. */
+static size_t address_bytes(const char *text, uint8_t bytes[16])
 {
-    unsigned char bytes[16];
     char plain[64];
     snprintf(plain, sizeof plain, "%.*s", (int)strcspn(text, "%"), text);
-    return inet_pton(AF_INET, plain, bytes) == 1 || inet_pton(AF_INET6, plain, bytes) == 1;
+    return inet_pton(AF_INET, plain, bytes) == 1 ? 4 : inet_pton(AF_INET6, plain, bytes) == 1 ? 16 : 0;
+}
+
+/* Checks that a numeric address is one of this host. All addresses from 127.0.0.0 to 127.255.255.255 are, but are not listed. */
+static int address_check(const char *text)
+{
+    uint8_t wanted[16];
+    size_t n = address_bytes(text, wanted);
+    bool found = n == 4 && wanted[0] == 127;
+    struct ifaddrs *all = NULL;
+    if (!found && getifaddrs(&all))
+        return base_fail(-errno, "the network interfaces cannot be listed: %s", base_strerror(errno));
+    for (const struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+        if (n == 4 && i->ifa_addr && i->ifa_addr->sa_family == AF_INET) {
+            memcpy(&four, i->ifa_addr, sizeof four);
+            found = memcmp(&four.sin_addr, wanted, n) == 0;
+        } else if (n == 16 && i->ifa_addr && i->ifa_addr->sa_family == AF_INET6) {
+            memcpy(&six, i->ifa_addr, sizeof six);
+            found = memcmp(&six.sin6_addr, wanted, n) == 0;
+        }
+    }
+    if (all)
+        freeifaddrs(all);
+    return found ? 0
+                 : base_fail(-ENODEV,
+                             "WEFT_OFI_INTERFACE: %s is not an address of this host; set it to an address that this host has, or to the "
+                             "name of an interface, which may be the same on all hosts; `ip address` lists both",
+                             text);
 }
 
 /* The choices found so far. */
@@ -201,8 +231,12 @@ static int choices_ask(const struct ofi_library *lib, struct choices *c, const c
 /* The numeric address that IP providers are to use. */
 static int choose_host(const struct ofi_want *want, char *host, size_t room)
 {
-    if (*want->interface && !is_address(want->interface))
+    uint8_t bytes[16];
+    if (*want->interface && !address_bytes(want->interface, bytes))
         return interface_address(want->interface, host, room);
+    int rc = *want->interface ? address_check(want->interface) : 0;
+    if (rc)
+        return rc;
     snprintf(host, room, "%s", *want->interface ? want->interface : *want->address ? want->address : "127.0.0.1");
     return 0;
 }
