@@ -16,7 +16,7 @@
 #define READY_MAX 256u               /* how many changed pairs are served before anything else */
 #define PAUSE_NS  (20 * WEFT_MS)     /* how long to wait when there is no memory or no descriptor */
 #define AGAIN_NS  (10 * WEFT_SECOND) /* how long connecting is tried again if the queue of a Unix socket is full */
-#define SAY_NS    (10 * WEFT_SECOND) /* failures to connect to the server are logged at most this often */
+#define SAY_NS    (10 * WEFT_SECOND) /* the least time between two log lines about failures to connect to the server */
 
 enum pair_state { PAIR_ACCEPTS, PAIR_CONNECTS, PAIR_AGAIN, PAIR_MOVES };
 enum { CLIENT, SERVER };
