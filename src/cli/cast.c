@@ -15,7 +15,7 @@
 #include "cluster/cluster.h"
 
 #define SILENT_NS      (10 * WEFT_SECOND) /* how long a node that does not answer is asked again */
-#define TARGETS_MAX    900u /* the most targets, because their ranks must fit into one message */
+#define TARGETS_MAX    900u               /* the most targets, because their ranks must fit into one message */
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 

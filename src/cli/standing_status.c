@@ -147,8 +147,8 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
         json_array_append_new(nodes, status_node(w, s.nodes[i], s.pages[i], jobs));
         for (uint32_t k = 0; s.pages[i] && k < s.pages[i]->count; k++)
             if (weft_alive(w, s.pages[i]->links[k].node))
-                json_array_append_new(links,
-                                      status_link(s.nodes[i], &s.pages[i]->links[k], shown_link(&s, s.pages[i]->links[k].node, s.nodes[i])));
+                json_array_append_new(
+                    links, status_link(s.nodes[i], &s.pages[i]->links[k], shown_link(&s, s.pages[i]->links[k].node, s.nodes[i])));
     }
     shown_free(&s);
     return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
