@@ -75,7 +75,7 @@ struct cast_head {
     char magic[8];
     uint32_t flags, size, source; /* size: number of nodes; source: rank of the source */
     uint32_t excludes, sources;
-    uint32_t follow;           /* a file that has not grown for this many seconds is complete; 0: do not wait for files to grow */
+    uint32_t follow;           /* a file is complete when it has not grown for so many seconds; 0: do not wait for files to grow */
     uint64_t bytes_per_second; /* 0: no limit */
 };
 struct cast_config {

@@ -14,8 +14,8 @@
 
 #include "cast/cast.h"
 
-#define NAMING_BYTES (UINT64_C(64) << 20) /* complete files wait for their names until they have this many bytes together */
-#define CACHE_BYTES  (UINT64_C(16) << 20) /* this many bytes of the open file stay in the page cache */
+#define NAMING_BYTES (UINT64_C(64) << 20) /* when complete files have so many bytes together, they get their names */
+#define CACHE_BYTES  (UINT64_C(16) << 20) /* how many bytes of the open file stay in the page cache */
 
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
 {

@@ -9,7 +9,7 @@
 
 #include "cast/cast.h"
 
-#define CAST_NAMED 3u /* the summary names this many of the files that could not be sent; all have a message */
+#define CAST_NAMED 3u /* how many of the files that could not be sent the summary names */
 
 struct sentence {
     struct sentence *next;
