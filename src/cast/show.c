@@ -308,10 +308,11 @@ static void sum_up(struct cast *c, bool right)
         json_array_append_new(list, host_of(c, i));
     }
     if (c->config.head.flags & CAST_JSON) {
-        json_t *o = json_pack("{sb sI sI sI sI sf so so sO sO sO sI}", "ok", right && !(c->config.head.flags & CAST_LEFT_OUT), "files", (json_int_t)s->sums.files, "bytes",
-                              (json_int_t)s->sums.bytes, "sent_bytes", (json_int_t)s->state[c->config.head.source].sent, "discarded_bytes",
-                              (json_int_t)discarded, "seconds", seconds, "chain", chain_of(c), "hosts", list, "messages", s->messages,
-                              "not_sent", s->not_sent, "not_sent_encoded", s->not_sent_encoded, "special_modes_not_copied", (json_int_t)s->sums.special);
+        json_t *o = json_pack("{sb sI sI sI sI sf so so sO sO sO sI}", "ok", right && !(c->config.head.flags & CAST_LEFT_OUT), "files",
+                              (json_int_t)s->sums.files, "bytes", (json_int_t)s->sums.bytes, "sent_bytes",
+                              (json_int_t)s->state[c->config.head.source].sent, "discarded_bytes", (json_int_t)discarded, "seconds",
+                              seconds, "chain", chain_of(c), "hosts", list, "messages", s->messages, "not_sent", s->not_sent,
+                              "not_sent_encoded", s->not_sent_encoded, "special_modes_not_copied", (json_int_t)s->sums.special);
         json_dumpf(o, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(o);

@@ -15,7 +15,7 @@
 #include "cluster/cluster.h"
 
 #define SILENT_NS      (10 * WEFT_SECOND) /* how long a node that does not answer is asked again */
-#define TARGETS_MAX    900u /* the most targets, because their ranks must fit into one message */
+#define TARGETS_MAX    900u               /* the most targets, because their ranks must fit into one message */
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
@@ -389,6 +389,9 @@ static int take_paths(struct cast_command *k, int count, char **args)
     char *rest;
     if (count < 2)
         return cli_usage(k->sub, "expected at least one SRC, and DEST");
+    for (int i = k->cp ? 0 : count - 1; i < count; i++) /* a script whose variable is empty */
+        if (args[i][0] == ':')
+            return cli_usage(k->sub, "'%s': there is no host before ':'; for a path that begins with ':', write './%s'", args[i], args[i]);
     char *hosts = cut_host(args[count - 1], &rest);
     if (hosts && k->to)
         return cli_usage(k->sub, "the hosts are given twice: name them by --to or before DEST, not both");

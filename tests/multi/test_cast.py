@@ -371,7 +371,7 @@ class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
                             (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
-                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
+                            (["a", "1:"], "DEST is empty"), (["a", ":b"], "there is no host before ':'"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
         one = self.file("one", b"1")
         self.assertIn("no host or node 'elsewhere'", self.cast(one, "elsewhere:/x", code=1).stderr)
