@@ -18,7 +18,7 @@ test: ## what every commit needs: about seven minutes on two processors
 	@tools/deps build test
 	@tests/run
 
-test-full: ## everything, with sanitizers, fuzzers and long tests: about half an hour
+test-full: ## everything, with sanitizers, fuzzers and long tests: up to half an hour
 	@tools/deps build test
 	@tests/run full
 

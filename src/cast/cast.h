@@ -261,7 +261,6 @@ void cast_say_unsent(struct cast *c, const char *path, const char *why);
 /* Send the sums of the list to node 0. */
 void cast_tell_sums(struct cast *c);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
-void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns); /* wait for at most `ns`, which must be below one second */
 /* A thread that tells node 0 every second that this node answers. The main thread cannot: it may wait for a disk. */
 struct cast_beat {
     struct cast *c;

@@ -30,7 +30,7 @@ int cast_show_open(struct cast *c, bool progress, bool (*printed)(void))
         return base_fail(-ENOMEM, "no memory for the states of %u nodes" BASE_MEMORY_HINT, weft_size(c->w));
     }
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, NULL);
+    base_cond_init(&s->changed);
     s->last = &s->first;
     s->progress = progress;
     s->others_printed = printed;
@@ -208,7 +208,7 @@ static void wait_a_little(struct cast_show *s)
 {
     pthread_mutex_lock(&s->lock);
     if (!s->first && !s->over)
-        cast_wait(&s->changed, &s->lock, 20 * WEFT_MS);
+        base_cond_wait(&s->changed, &s->lock, base_deadline(20 * WEFT_MS));
     pthread_mutex_unlock(&s->lock);
 }
 

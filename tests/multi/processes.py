@@ -7,7 +7,7 @@ import time
 
 def slowness():
     """How many times as long something may take here as on a fast and idle machine: tests/speed says how fast this machine was at the start, and
-    its load how many others share it now. tests/suite itself runs three tests more than there are processors."""
+    its load how many others share it now. tests/suite itself causes some load."""
     crowd = os.getloadavg()[0] / ((os.cpu_count() or 1) + 3)
     return max(1.0, float(os.environ.get("TEST_SLOWNESS", "1"))) * min(max(crowd, 1.0), 5.0)
 

@@ -186,7 +186,7 @@ class Shown(Cast):
         go_on()
         rest = p.communicate(timeout=LIMIT)[1].decode()
         self.assertEqual(p.returncode, 0, rest)
-        self.assertRegex(rest, r"weft cast: node 0 \(pid \d+\) on this host goes on, after [1-9]\d+ s\n")
+        self.assertRegex(rest, r"weft cast: node 0 \(pid \d+\) on this host is continued: it was stopped for [1-9]\d+ s\n")
         self.assertNotIn("no answer", rest)  # the other hosts were not silent: nobody listened
 
     def test_the_launcher_prints(self):
