@@ -248,6 +248,15 @@ class Shown(Cast):
         said = self.cast(self.src, "1,2:" + self.dest, code=1).stderr
         self.assertIn("; 1 of 2 hosts have all that could be sent; ", said)
 
+    def test_full_output(self):
+        """A summary that cannot be written is an error, and is said."""
+        self.file("src/a", b"1")
+        with open("/dev/full", "wb") as full:
+            p = subprocess.run([WEFT, "cast", "--json", self.src, "1:" + self.dest], env=self.env, stdin=subprocess.DEVNULL, stdout=full,
+                               stderr=subprocess.PIPE, timeout=LIMIT, check=False)
+        self.assertEqual((p.returncode, p.stderr), (1, b"weft cast: cannot write to standard output: No space left on device\n"))
+        self.same(1)
+
     def test_source_vanishes(self):
         """Files that vanish while others are sent: they are named by their paths on the source, and leave nothing behind."""
         self.file("src/a", os.urandom(8_000_000))
