@@ -72,9 +72,12 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
 
 bool cast_disk_refuses(struct cast_disk *d, uint32_t index, const struct stat *there)
 {
-    if (S_ISREG(there->st_mode) || S_ISDIR(there->st_mode) || S_ISLNK(there->st_mode))
+    if (S_ISREG(there->st_mode) || S_ISLNK(there->st_mode))
         return false;
-    cast_disk_give_up(d, index, EEXIST, "replace the device, socket or pipe of this name (remove it, or copy to another name)");
+    if (S_ISDIR(there->st_mode))
+        cast_disk_give_up(d, index, EISDIR, "replace the directory of this name (remove it, or copy to another name)");
+    else
+        cast_disk_give_up(d, index, EEXIST, "replace the device, socket or pipe of this name (remove it, or copy to another name)");
     return true;
 }
 

@@ -403,6 +403,21 @@ class Refused(Cast):
                 self.assertIn("cannot replace the device, socket or pipe of this name", self.cast(*what, code=1).stderr)
             self.assertTrue(stat.S_ISFIFO(os.lstat(there).st_mode), there)
 
+    def test_directories_are_not_replaced(self):
+        """A directory with the name of a file or a link stays, and the bytes of the file are not even sent."""
+        names = self.file("src/file", b"1" * 1_000_000), os.path.join(self.src, "hard"), os.path.join(self.src, "link")
+        os.link(self.file("src/another", b""), names[1])
+        os.symlink("file", names[2])
+        for name in names:
+            os.makedirs(self.at(1, "src", os.path.basename(name)))
+        p = self.cast("--json", self.src, "1:" + self.dest, code=1)
+        for name in names:
+            self.assertIn(f"src/{os.path.basename(name)}: cannot replace the directory of this name", p.stderr)
+            self.assertTrue(os.path.isdir(self.at(1, "src", os.path.basename(name))))
+        got = json.loads(p.stdout)
+        self.assertEqual((got["sent_bytes"], got["hosts"][0]["complete"], got["not_sent"]), (0, False, []))
+        self.no_parts()
+
     def test_links_out_of_dest(self):
         """A symbolic link below DEST is not followed, wherever it leads."""
         away = os.path.join(self.here, "away")
