@@ -66,7 +66,7 @@ static int record_write(struct weft_process *p, weft_request *r, const void *dat
     return rc ? rc : n ? 0 : handle_has_room(p->in) ? -EPIPE : -EAGAIN;
 }
 
-/* Records about one process are submitted one at a time, so no other record closes the process meanwhile. */
+/* One thread at a time submits records about a process, so no other record closes it meanwhile. */
 int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     struct gateway_credit due = {0};
