@@ -15,6 +15,7 @@
  *   file_keep.c     asker: copies of pieces in its pool
  *   file_handle.c   asker: handles, and calls that need one request
  *   file_slot.c     asker: the pieces that a handle has asked for
+ *   file_record_get.c   asker: copies of pieces that records read
  *   file_read.c, file_map.c, file_record_read.c, file_record.c   asker: reads, maps, and requests by record;
  *                   file_async.c: calls that do not wait
  *
@@ -44,6 +45,7 @@
 #define FILE_PACE_TIMES   4               /* a piece that takes this many times as long as earlier pieces is not expected any more */
 #define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
 #define FILE_GETS_MAX     10    /* pieces that an asker gets at the same time */
+#define FILE_GETS_LEAST   2u    /* an asker may always get this many at the same time */
 #define FILE_HOLDERS_MAX  32u   /* copies of a piece that the gateway remembers */
 #define FILE_LEASES_MAX   4096u /* leases of one handle */
 #define FILE_HOT          4u    /* a piece that was found in the cache this often gets huge pages */
@@ -121,6 +123,7 @@ bool file_same(const struct file_identity *a, const struct file_identity *b);
 /* How fast pieces come: when the last one came, and how long they take; longer times count at once, shorter ones little by little. */
 struct file_pace {
     int64_t came, took; /* came: 0: none has come yet */
+    int64_t gap;        /* how long after one piece the next one comes, if it is under way already; 0: not known */
 };
 /* A node that has a copy of a piece, or is getting one. */
 struct file_holder {
@@ -165,6 +168,8 @@ struct file_body {
     uint32_t far; /* how many handles of nodes of other hosts are open */
     bool several; /* several of these handles were open at the same time, and at least one still is. Then their nodes get pieces from each
                      other, even if they are on one host */
+    uint32_t far_node; /* the node of the first of these handles */
+    bool nodes;        /* like `several`, but these handles were of several nodes */
     bool stale, pinned;
     bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed meanwhile */
     int wd;               /* inotify's number; -1: none */
@@ -216,6 +221,8 @@ void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece
 /* How long to wait for a piece that was begun at `since`: until the last piece came plus several times as long as a piece takes, but at
  * least for `least`. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
+/* Whether a node that is getting so many pieces may begin to get one more. */
+bool file_pace_may_get(const struct file_pace *p, unsigned gets);
 /* Chooses where the handle's node gets the piece from: `*out` becomes a holder, or NULL for the gateway itself. Returns 0; or, if the
  * request must wait for the copy that another node is getting, the time until which it waits. */
 int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
@@ -337,7 +344,9 @@ enum file_kind {
 #define FILE_HERE    0x8u  /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
 #define FILE_SILENT  0x10u /* LEASE: with FILE_HERE: that node has not answered */
 #define FILE_LATER   0x20u /* LEASE: with FILE_KEEPS: the asker will perhaps not get it soon, so nobody is to wait for its copy */
-#define FILE_ENDS_AT 1u    /* index in arg[] of the first lease to end */
+/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes */
+#define FILE_STRAIGHT 0x40u
+#define FILE_ENDS_AT  1u    /* index in arg[] of the first lease to end */
 #define FILE_ENDS    10u
 #define FILE_LOST_AT (FILE_ENDS_AT + FILE_ENDS)
 

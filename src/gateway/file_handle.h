@@ -12,8 +12,6 @@
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
 #define FILE_AHEAD_FAR    8u /* the same for a file of another host, at most: it begins with 1, and grows with each piece that comes soon */
 #define FILE_SLOW_NS      WEFT_SECOND /* if a piece takes longer than this, the number is halved */
-#define FILE_GETS_LEAST   2u          /* pieces of another host that are under way: this many, or more if more come within FILE_QUEUE_NS */
-#define FILE_QUEUE_NS     (8 * WEFT_MS)
 #define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
 #define FILE_HOLDER_TIMES 5 /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
 #define FILE_AWAY_PART    4 /* a program is away if it does something else for 1/FILE_AWAY_PART of gateway.file_patience between two reads */
@@ -73,7 +71,6 @@ struct file_line {
     int64_t left;          /* when the last call has ended; 0: none */
     bool away;             /* the program does much between its calls, so it may fetch a piece long after it has asked for it */
     struct file_pace pace; /* of the pieces */
-    int64_t gap;           /* how long after one piece the next one comes, if it is under way already; 0: not known */
     struct file_slot slot[FILE_SLOTS];
 };
 struct weft_file {
@@ -106,11 +103,15 @@ struct weft_file {
 /* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses.
  * `bytes`: the size, if the copy is for a view, to which the limit does not apply; 0: it is not for a view. NULL: there is none. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
-/* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. */
-void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
+/* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. `there`: the number of
+ * the handle at the gateway. */
+void file_keep_tell(struct gateway *g, uint64_t there, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
 /* How many pieces can be kept without exceeding the limit, and without memory that is in use. */
 uint64_t file_keep_room(struct gateway *g);
+/* Until when a node waits for a piece that it began to get at `since`. A get from the gateway has no limit, because it is not certain that
+ * another node has the piece. `other`: the node gets it from another node. */
+int64_t file_get_until(const struct gateway *g, const struct file_pace *p, int64_t since, bool other);
 /* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
 void file_keeps_opened(struct gateway *g);
 void file_keeps_closed(struct gateway *g);
@@ -126,6 +127,8 @@ static inline uint64_t file_size(const weft_file *f)
 {
     return atomic_load_explicit(&f->size, memory_order_relaxed);
 }
+/* Whether this node gets files of `node` over a network. If so, returns a number that is the same for all nodes of this host; otherwise 0. */
+uint64_t file_far(const struct weft_node *w, uint32_t node);
 int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
 static inline int file_slot_state(const struct file_slot *s)
