@@ -13,6 +13,7 @@
 
 #define AHEAD    4u
 #define KEEPS    (FILE_KEEPS | FILE_STRAIGHT)
+#define READ_PART 4u /* if this part of a piece was read, the next one will probably be read as a whole */
 #define KEPT_NS  (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
 #define WAITS_NS (5 * WEFT_MS)   /* if a record waits longer than this for a piece, leases that records have used are ended */
 
@@ -41,6 +42,18 @@ static struct file_record_slot *slot_find(struct file_record *f, uint64_t index)
     return NULL;
 }
 
+/* The slot that a piece has, or had last: what records have read from the piece is still known. */
+static const struct file_record_slot *slot_was(const struct file_record *f, uint64_t index)
+{
+    const struct file_record_slot *last = NULL;
+    for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
+        const struct file_record_slot *s = &f->slot[i];
+        if (s->f && s->index == index && s->writes == f->writes && (!last || s->since > last->since))
+            last = s;
+    }
+    return last;
+}
+
 /* What a record reads of a piece. */
 struct file_range {
     uint64_t index;
@@ -61,8 +74,9 @@ static struct file_range range_of(struct file_record *f, const weft_request *r, 
                            .bytes = (uint32_t)bytes,
                            .more = bytes < r->arg[1],
                            .end = f->info.bytes};
-    const struct file_record_slot *before = x.index ? slot_find(f, x.index - 1) : NULL;
-    bool follows = before && before->read >= before->bytes / 2; /* blocks may read the parts of a piece in any order */
+    const struct file_record_slot *before = x.index ? slot_was(f, x.index - 1) : NULL;
+    /* Blocks read the parts of a piece in any order, and one may be far ahead of the others. */
+    bool follows = before && before->read && (before->streams || before->read >= before->bytes / READ_PART);
     x.streams = follows && (!before->call || before->streams);
     if (!f->far)
         return x;
@@ -88,21 +102,26 @@ static bool slot_is_free(const struct file_record_slot *s, int64_t now)
     return !slot_waits(s, now) || now - s->since > KEPT_NS;
 }
 
-/* Frees the least recently used slot for another piece, if possible one that was read. NULL: all slots are in use. */
+/* Which slot to take for another piece: one without a piece, then one whose piece was read, then one whose piece waits to be read. */
+static unsigned slot_worth(const struct file_record_slot *s, int64_t now)
+{
+    return s->state == PIECE_NONE ? 0 : slot_waits(s, now) ? 2 : 1;
+}
+
+/* Frees the slot of the lowest worth, and of these the least recently used one. NULL: all slots are in use. */
 static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
 {
-    struct file_record_slot *oldest = NULL;
+    struct file_record_slot *best = NULL;
+    unsigned least = 0;
     for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
         struct file_record_slot *s = &f->slot[i];
-        if (!slot_is_free(s, now))
+        unsigned worth = slot_worth(s, now);
+        if (!slot_is_free(s, now) || (best && (worth > least || (worth == least && s->since >= best->since))))
             continue;
-        if (s->state == PIECE_NONE)
-            return s;
-        bool waits = slot_waits(s, now);
-        if (!oldest || waits < slot_waits(oldest, now) || (waits == slot_waits(oldest, now) && s->since < oldest->since))
-            oldest = s;
+        best = s;
+        least = worth;
     }
-    return oldest;
+    return best;
 }
 
 /* If records have waited long for a piece, the cache may be small and full of pieces of which this file has leases. So this writes to

@@ -123,7 +123,8 @@ static void once(weft_node *w, void *arg)
         atomic_fetch_add(&b->done, 1);
         wait_for(&b->done, weft_size(w) - 1);
         run(g, close_kernel, job);
-        wait_for_no_copies(w);
+        if (!p->handles && p->part == PIECE)
+            wait_for_no_copies(w);
         OK(weft_gpu_close(g));
     }
     OK(weft_barrier(w, DEFAULT_TIME));
@@ -138,7 +139,9 @@ static void read_once(uint64_t part, bool handles)
     printf("given by the gateway %.2f times, passed on %.2f times\n", (double)p.b->given / (double)BYTES,
            (double)p.b->passed / (double)BYTES);
     assert_true(p.b->given < 2 * BYTES);
-    assert_true(p.b->given + p.b->passed > (READERS - 1) * BYTES);
+    assert_true(p.b->passed > BYTES / 2);
+    if (part >= PIECE) /* a node that reads a piece in small parts may get it straight from the gateway */
+        assert_true(p.b->given + p.b->passed >= READERS * BYTES);
 }
 
 static void test_once(void **state)
@@ -328,8 +331,9 @@ static void changes(weft_node *w, void *arg)
     meet(&b->opened, weft_size(w) - 1);
     read_range(g, job, 0, BYTES / 2);
     atomic_fetch_add(&b->half, 1);
-    for (int64_t end = now_ns() + patience_ns(20); stale < BLOCKS; stale = 0) {
+    for (int64_t end = now_ns() + patience_ns(20); stale < BLOCKS;) {
         CHECK(now_ns() < end);
+        stale = 0;
         job->from = 0;
         job->end = BYTES;
         OK(weft_gpu_run(g, read_kernel, BLOCKS, job));
@@ -339,8 +343,6 @@ static void changes(weft_node *w, void *arg)
             stale += job->rc[i] != 0;
             job->rc[i] = 0;
         }
-        if (stale == BLOCKS)
-            break;
     }
     run(g, close_kernel, job);
     do { /* the writer may still be at work */
