@@ -26,6 +26,7 @@ void file_record_ask_of(struct file_record *f, struct file_record_slot *s, uint3
 {
     *ask = file_record_request(f, FILE_LEASE);
     ask->flags = flags;
+    ask->timeout_ns = INT64_MAX; /* records of several kernels may wait for the piece; each kernel has a deadline of its own */
     ask->arg[0] = s->index;
     ask->arg[FILE_ENDS_AT] = s->lease;
     ask->arg[FILE_LOST_AT] = flags & FILE_HERE && weft_gaddr_node(s->at) != f->node ? weft_gaddr_node(s->at) + 1 : 0;

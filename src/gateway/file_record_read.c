@@ -212,8 +212,7 @@ static void read_copied(struct gateway_copy *c, int rc)
 
 /* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there
  * yet; if `q->slot` is not NULL, it must be requested. With the lock held. */
-static int slot_use(struct file_record *f, const weft_request *r, const struct file_range *x, struct file_record_slot **out,
-                    struct slot_question *q)
+static int slot_use(struct file_record *f, const struct file_range *x, struct file_record_slot **out, struct slot_question *q)
 {
     struct file_record_slot *s = slot_find(f, x->index);
     *out = NULL;
@@ -233,8 +232,8 @@ static int slot_use(struct file_record *f, const weft_request *r, const struct f
         s->state = PIECE_NONE;
         s = NULL;
     }
-    if (!s && slot_prepare(f, x->index, x->keeps ? KEEPS : 0, q))
-        q->ask.timeout_ns = r->timeout_ns;
+    if (!s)
+        (void)slot_prepare(f, x->index, x->keeps ? KEEPS : 0, q);
     return -EAGAIN;
 }
 
@@ -268,7 +267,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
     base_spin_lock(&g->lock);
     record_came(f);
     const struct file_range x = range_of(f, r, bytes);
-    int rc = slot_use(f, r, &x, &s, &q);
+    int rc = slot_use(f, &x, &s, &q);
     bool ahead = s && slot_leads_on(f, s, x.more);
     waits = rc == -EAGAIN && !q.slot ? slot_find(f, x.index) : NULL;
     unsigned back = waits && waits->state == PIECE_ASKED ? slots_give_back(f, waits, leases) : 0;
