@@ -338,17 +338,18 @@ enum file_kind {
     FILE_HOLD,
     FILE_DROP, /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
 };
-#define FILE_MAPS    0x1u  /* LEASE: the lease has no end */
-#define FILE_AHEAD   0x2u  /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
-#define FILE_KEEPS   0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
-#define FILE_HERE    0x8u  /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
-#define FILE_SILENT  0x10u /* LEASE: with FILE_HERE: that node has not answered */
-#define FILE_LATER   0x20u /* LEASE: with FILE_KEEPS: the asker will perhaps not get it soon, so nobody is to wait for its copy */
-/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes */
+#define FILE_MAPS   0x1u  /* LEASE: the lease has no end */
+#define FILE_AHEAD  0x2u  /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
+#define FILE_KEEPS  0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
+#define FILE_HERE   0x8u  /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
+#define FILE_SILENT 0x10u /* LEASE: with FILE_HERE: that node has not answered */
+#define FILE_LATER  0x20u /* LEASE: with FILE_KEEPS: the asker will perhaps not get it soon, so nobody is to wait for its copy */
+/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes
+ */
 #define FILE_STRAIGHT 0x40u
-#define FILE_ENDS_AT  1u    /* index in arg[] of the first lease to end */
-#define FILE_ENDS    10u
-#define FILE_LOST_AT (FILE_ENDS_AT + FILE_ENDS)
+#define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */
+#define FILE_ENDS     10u
+#define FILE_LOST_AT  (FILE_ENDS_AT + FILE_ENDS)
 
 /* LEASE: whether the answer names a piece of `bytes` bytes in the pool of the gateway `node`, or with a hash (`keeps`) in any pool. */
 static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes, bool keeps)

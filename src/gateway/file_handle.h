@@ -127,7 +127,8 @@ static inline uint64_t file_size(const weft_file *f)
 {
     return atomic_load_explicit(&f->size, memory_order_relaxed);
 }
-/* Whether this node gets files of `node` over a network. If so, returns a number that is the same for all nodes of this host; otherwise 0. */
+/* Whether this node gets files of `node` over a network. If so, returns a number that is the same for all nodes of this host; otherwise 0.
+ */
 uint64_t file_far(const struct weft_node *w, uint32_t node);
 int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);

@@ -11,11 +11,11 @@
 
 #include <stdlib.h>
 
-#define AHEAD    4u
-#define KEEPS    (FILE_KEEPS | FILE_STRAIGHT)
-#define READ_PART 4u /* if this part of a piece was read, the next one will probably be read as a whole */
-#define KEPT_NS  (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
-#define WAITS_NS (5 * WEFT_MS)   /* if a record waits longer than this for a piece, leases that records have used are ended */
+#define AHEAD     4u
+#define KEEPS     (FILE_KEEPS | FILE_STRAIGHT)
+#define READ_PART 4u              /* if this part of a piece was read, the next one will probably be read as a whole */
+#define KEPT_NS   (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
+#define WAITS_NS  (5 * WEFT_MS)   /* if a record waits longer than this for a piece, leases that records have used are ended */
 
 struct file_read { /* a record that is copying from a piece */
     struct gateway_copy copy;
@@ -182,8 +182,8 @@ static void ask_ahead(struct gateway *g, struct file_record *f, const struct fil
         struct slot_question q;
         base_spin_lock(&g->lock);
         bool whole = i * WEFT_FILE_PIECE + file_piece_bytes(f->info.bytes, i) <= x->end;
-        bool wanted = i < file_pieces(f->info.bytes) && !slot_find(f, i) &&
-                      slot_prepare(f, i, FILE_AHEAD | (x->whole && whole ? keeps : 0), &q);
+        bool wanted =
+            i < file_pieces(f->info.bytes) && !slot_find(f, i) && slot_prepare(f, i, FILE_AHEAD | (x->whole && whole ? keeps : 0), &q);
         base_spin_unlock(&g->lock);
         if (wanted && slot_ask(g, &q))
             return;

@@ -27,9 +27,9 @@ struct weft_process {
     uint64_t id, there, ask; /* the process's number at this node and at the server; the number of the request that started it */
     uint32_t node, pid, users;
     enum handle_state state;
-    bool of_record; /* a record started the process, so records may name it */
+    bool of_record;   /* a record started the process, so records may name it */
     bool record_busy; /* a record writes to the process or closes its handle; the GPUs and threads of this node submit records at once */
-    bool asked;     /* the request that starts the process is not answered yet; it may have been cancelled */
+    bool asked;       /* the request that starts the process is not answered yet; it may have been cancelled */
     bool closed;
     int error;  /* why the process could not be started, or -ECONNRESET: the server is gone; 0: neither */
     char *text; /* the server's error text; NULL: it sent none */

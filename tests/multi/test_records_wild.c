@@ -23,8 +23,8 @@
 #define BYTES   (3 * PIECE + 777)
 #define SEED    5u
 
-static const char *const ALL[] = {"WEFT_SERVE=file,net,process", "WEFT_POOL=96M", "WEFT_FILE_CACHE=8M", "WEFT_NET_RULES=allow=127.0.0.1",
-                                  "WEFT_LOG=error", NULL};
+static const char *const ALL[] = {"WEFT_SERVE=file,net,process",    "WEFT_POOL=96M",  "WEFT_FILE_CACHE=8M",
+                                  "WEFT_NET_RULES=allow=127.0.0.1", "WEFT_LOG=error", NULL};
 
 struct wild;
 struct thread {
@@ -49,8 +49,24 @@ struct wild {
 
 static uint64_t any_number(uint64_t *state)
 {
-    static const uint64_t some[] = {0, 1, 2, 7, 4096, 65535, PIECE - 1, PIECE, PIECE + 1, BYTES - 1, BYTES, BYTES + 1, INT64_MAX - 1, INT64_MAX,
-                                    (uint64_t)INT64_MAX + 1, UINT64_MAX - PIECE, UINT64_MAX - 1, UINT64_MAX};
+    static const uint64_t some[] = {0,
+                                    1,
+                                    2,
+                                    7,
+                                    4096,
+                                    65535,
+                                    PIECE - 1,
+                                    PIECE,
+                                    PIECE + 1,
+                                    BYTES - 1,
+                                    BYTES,
+                                    BYTES + 1,
+                                    INT64_MAX - 1,
+                                    INT64_MAX,
+                                    (uint64_t)INT64_MAX + 1,
+                                    UINT64_MAX - PIECE,
+                                    UINT64_MAX - 1,
+                                    UINT64_MAX};
     uint64_t n = random_next(state);
     return n % 3 ? some[n / 3 % (sizeof some / sizeof some[0])] : random_next(state) % BYTES;
 }
@@ -148,7 +164,9 @@ static void answered(struct thread *t, unsigned i)
     weft_op op;
     const weft_request ends = {.version = WEFT_REQUEST_VERSION,
                                .service = r->service,
-                               .kind = of == 0 ? WEFT_FILE_CLOSE : of == 1 ? WEFT_NET_CLOSE : WEFT_PROCESS_CLOSE,
+                               .kind = of == 0   ? WEFT_FILE_CLOSE
+                                       : of == 1 ? WEFT_NET_CLOSE
+                                                 : WEFT_PROCESS_CLOSE,
                                .id = 1,
                                .handle = old};
     OK(weft_alloc(t->all->w, sizeof ends, &at));
@@ -300,8 +318,86 @@ static void test_wild(void **state)
     assert_int_equal(nodes_failed_with(2, wild, shared_words(4096), ALL), 0);
 }
 
+/* --- several threads write to one process, and close its handle --- */
+
+struct writer {
+    pthread_t id;
+    weft_node *w;
+    weft_gaddr record, some;
+    uint64_t handle;
+    _Atomic uint32_t *begun;
+};
+
+static int submit(weft_node *w, weft_gaddr at, weft_request *r)
+{
+    weft_op op;
+    r->version = WEFT_REQUEST_VERSION;
+    r->service = WEFT_SERVICE_PROCESS;
+    memcpy(weft_ptr(w, at, sizeof *r), r, sizeof *r);
+    OK(weft_request_start(w, at, &op));
+    int rc = weft_wait(w, &op, DEFAULT_TIME);
+    memcpy(r, weft_ptr(w, at, sizeof *r), sizeof *r);
+    CHECK(r->answered == r->id);
+    return rc;
+}
+
+static void *write_and_close(void *arg)
+{
+    struct writer *t = arg;
+    meet(t->begun, THREADS);
+    for (uint64_t i = 1, rc = 0; i <= 4 && !rc; i++) {
+        weft_request r = {.id = i, .kind = WEFT_PROCESS_WRITE, .handle = t->handle, .data = t->some, .data_bytes = 300};
+        int failed = submit(t->w, t->record, &r);
+        rc = failed == -ENOENT;
+        CHECK(!failed || failed == -EAGAIN || failed == -EPIPE || failed == -ENOENT);
+    }
+    for (int rc = -EBUSY; rc == -EBUSY;) { /* another thread is writing, or closes it now */
+        weft_request r = {.id = 9, .kind = WEFT_PROCESS_CLOSE, .handle = t->handle};
+        rc = submit(t->w, t->record, &r);
+        CHECK(!rc || rc == -EBUSY || rc == -ENOENT);
+    }
+    return NULL;
+}
+
+static void one_process(weft_node *w, void *arg)
+{
+    static const char spawn[] = "cat\0\0cat";
+    static struct writer of[THREADS];
+    _Atomic uint32_t begun;
+    weft_gaddr command;
+    (void)arg;
+    if (weft_rank(w) == 1) {
+        OK(weft_alloc(w, sizeof spawn, &command));
+        memcpy(weft_ptr(w, command, sizeof spawn), spawn, sizeof spawn);
+        for (unsigned i = 0; i < THREADS; i++) {
+            OK(weft_alloc_aligned(w, WEFT_REQUEST_BYTES, 64, &of[i].record));
+            OK(weft_alloc(w, 300, &of[i].some));
+        }
+        for (uint32_t n = 0; n < repeats(60); n++) {
+            weft_request r = {.id = 1, .kind = WEFT_PROCESS_SPAWN, .data = command, .data_bytes = sizeof spawn, .arg = {1}};
+            r.flags = WEFT_SPAWN_STDIN | WEFT_SPAWN_STDOUT;
+            CHECK(submit(w, of[0].record, &r) == 0);
+            atomic_init(&begun, 0);
+            for (unsigned i = 0; i < THREADS; i++) {
+                of[i] = (struct writer){.w = w, .record = of[i].record, .some = of[i].some, .handle = r.result[0], .begun = &begun};
+                CHECK(pthread_create(&of[i].id, NULL, write_and_close, &of[i]) == 0);
+            }
+            for (unsigned i = 0; i < THREADS; i++)
+                pthread_join(of[i].id, NULL);
+        }
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_one_process(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, one_process, NULL, ALL), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_wild, folder_make, folder_remove)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_wild, folder_make, folder_remove),
+                                       cmocka_unit_test(test_one_process)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
