@@ -121,8 +121,8 @@ static void no_room(const struct sf_view *view)
 
     if (!atomic_exchange_explicit(&said, 1, memory_order_relaxed))
         sv_log(SV_ERROR,
-               "%s: its file system is full: calls fail that this device would not refuse. Free space there, or make the fabric in a "
-               "directory with more room (SOFTVERBS_DIR)",
+               "%s: its file system is full, so calls fail that would succeed otherwise; delete files of that file system, or set "
+               "SOFTVERBS_DIR to a directory with more room",
                view->path);
 }
 

@@ -176,6 +176,13 @@ static inline int64_t base_deadline(int64_t timeout_ns)
     return base_after(base_now_ns(), timeout_ns);
 }
 
+/* --- condition variables (cond.c) ---
+ * Initialize every condition variable that base_cond_wait() waits for with base_cond_init(). base_cond_wait() waits until a signal, at
+ * most until `deadline`, which is from base_deadline(): a change of the wall clock does not change the end. It may also return without a
+ * signal, as pthread_cond_wait() does. False: the deadline has passed. */
+void base_cond_init(pthread_cond_t *cond);
+bool base_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline);
+
 /* Starts to fetch a cache line that the caller will write soon, and does not wait for it. `p` need not be a valid address. */
 static inline void base_fetch_to_write(const void *p)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Families (process.h). On Linux a family is recognized by a number that its processes inherit and that others can read: their soft limit
- * of RLIMIT_RTTIME. A parent that has ended, a new session, a new process group or an empty environment does not change it. That limit is
- * meant for real-time threads, which are ended if they compute for so many microseconds without waiting. The numbers used here stand for
- * more than 140,000 years, so they limit nothing. A subreaper would not do: it gets the orphans of all programs without knowing whose they
- * are, and they are lost when it is killed.
+ * Finds a program and all processes that descend from it (struct base_family). On Linux, weft writes a number into the soft limit
+ * RLIMIT_RTTIME of the program. All its descendants inherit this number, and other processes can read it. It stays the same when the parent
+ * ends, and in a new session, a new process group or an empty environment. The limit itself has no effect: it ends real-time threads that
+ * compute for so many microseconds without waiting, and the numbers used here stand for more than 140,000 years. A subreaper cannot replace
+ * the mark: it gets the orphans of all programs, without knowing whose they are.
  *
  * Only system calls are used here, because the guardian of a process with threads calls these functions after fork().
  */
@@ -20,7 +20,7 @@
 #if defined(__linux__)
 #include <sys/syscall.h>
 
-/* bits 60 to 63 of a mark are 4. Bits 28 to 59 are random, for each process that makes marks. The others are counted */
+/* bits 60 to 63 of a mark are 4; bits 28 to 59 are a random number of the process that makes the mark; bits 0 to 27 count its marks */
 #define MARK_KIND  UINT64_C(4)
 #define MARK_SHIFT 60u
 #define MARK_COUNT 28u

@@ -65,7 +65,8 @@ struct base_process {
     /* The pid is written here before the program runs (on macOS after), in memory shared with a process that may outlive this one. 0 again
      * if the program does not start. NULL: not needed. */
     _Atomic int32_t *number;
-    uint64_t family; /* the mark of the family that the new process begins (base_family_mark()); 0: it belongs to this process's */
+    uint64_t family; /* the mark of the family that the new process begins (base_family_mark()); 0: the new process belongs to the family of
+                        this process */
 };
 /* Start a program. Any thread may call it. Signal handlers of this process do not run in the new one. Returns 0 when the program runs. On
  * failure returns a negative errno without base_fail() and leaves no process; `step` (may be NULL) says what failed: creating the process,
@@ -77,8 +78,9 @@ int base_process_start(const struct base_process *s, pid_t *pid, enum base_proce
  * without other threads: the child has only the calling thread, and locks held by others would never be released. Returns a negative errno
  * without base_fail() on failure. */
 pid_t base_process_fork(void);
-/* Called in a forked process that must outlive its parent. Moves the process to a session of its own and out of its family, so that
- * signals to the parent's terminal, process group and family do not reach it. Opens /dev/null as descriptors 0 to 2. `name` is shown by ps.
+/* Called in a forked process that must outlive its parent. Moves the process to a session of its own, and out of its family (struct
+ * base_family). So signals to the terminal, the process group and the family of the parent do not reach it. Opens /dev/null as descriptors
+ * 0 to 2. `name` is shown by ps.
  */
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);  /* closes all descriptors from that number on */
@@ -108,12 +110,13 @@ int base_process_kill(pid_t pid); /* SIGKILL, then base_process_reap() */
 int base_process_kill_group(pid_t pid);
 
 /* --- families --- */
-/* A family is a program with all processes that descend from it, whatever groups and sessions they are in. On Linux it is found by its
- * mark, and processes of this library that must outlive their parent (base_process_set_apart(), orphans) do not belong to it. On macOS a
- * family is the leader's group, and those of its descendants that are in its session and whose parents live. */
+/* Here a family is a program with all processes that descend from it, whatever process groups and sessions they are in. On Linux the
+ * processes are found by a mark that they inherit (family.c). Processes of this library that must outlive their parent do not belong to the
+ * family (base_process_set_apart(), orphans). On macOS only some descendants are found: those in the leader's process group, and those in
+ * its session whose parents live. */
 struct base_family {
     pid_t leader; /* leads a process group, and is not reaped yet */
-    bool session; /* it leads a session, whose processes belong to the family */
+    bool session; /* the leader also leads a session, and all processes of the session belong to the family */
     uint64_t mark;
 };
 uint64_t base_family_mark(void);      /* a new mark; 0: the system has none */
@@ -121,11 +124,12 @@ void base_family_join(uint64_t mark); /* called in a new process. Without effect
 void base_family_leave(void);         /* this process, and those that it starts, belong to no family */
 /* Sends a signal to all processes of these families, except this one. Returns how many of them have not ended. */
 unsigned base_family_signal(const struct base_family *f, unsigned count, int signal);
-void base_family_hang_up(const struct base_family *f, unsigned count); /* as a terminal does; and allows them a moment to end */
-/* What can be killed without waiting: the leader's process group, on Linux. */
+/* Sends the signals that a terminal sends when it closes, and waits a moment for the families to end. */
+void base_family_hang_up(const struct base_family *f, unsigned count);
+/* Kills the leader's process group on Linux, without waiting. Elsewhere it does nothing. */
 void base_family_kill_first(const struct base_family *f);
-/* Kills these families, also if they create processes meanwhile. Waits for a bounded time until none is left; a process that waits for a
- * device may end later. */
+/* Kills these families, also if they create processes meanwhile. Waits for a bounded time until no process is left. A process that waits
+ * for a device may end later. */
 void base_family_kill(const struct base_family *f, unsigned count);
 
 #endif

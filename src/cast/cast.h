@@ -21,6 +21,7 @@
  *   source.c   the source: leads the rounds
  *   target.c   a target: receives blocks and writes them
  *   progress.c node 0: progress on the terminal; notices nodes that do not answer
+ *   json.c     node 0: names of files in JSON
  *   show.c     node 0: messages, the summary
  *   node.c     one node, from its start to its end
  *
@@ -64,7 +65,8 @@ enum cast_flag {
     CAST_JSON = 0x10,
     CAST_PROGRESS = 0x20,
     CAST_VERBOSE = 0x40,
-    CAST_FLAGS = 0x7f
+    CAST_LEFT_OUT = 0x80, /* a host that the command should copy to is not among the nodes */
+    CAST_FLAGS = 0xff
 };
 
 /* The settings, which node 0 sends to all nodes: struct cast_head, then zero-terminated strings. The strings are DEST; for each node the
@@ -254,11 +256,11 @@ void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round,
 void cast_look_lost(struct cast *c, uint32_t to);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
 /* The source: say that it does not send `path`, and why. */
+#define CAST_UNSENT_MAX 3500u /* bytes of the path that are sent; the sentence must fit into one message */
 void cast_say_unsent(struct cast *c, const char *path, const char *why);
 /* Send the sums of the list to node 0. */
 void cast_tell_sums(struct cast *c);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
-void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns); /* wait for at most `ns`, which must be below one second */
 /* A thread that tells node 0 every second that this node answers. The main thread cannot: it may wait for a disk. */
 struct cast_beat {
     struct cast *c;

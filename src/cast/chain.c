@@ -117,7 +117,7 @@ int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t
     if (to == WEFT_MAX_NODES)
         return 0;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->moved, NULL);
+    base_cond_init(&r->moved);
     int rc = base_thread(&r->thread, relay_thread, r);
     r->running = rc == 0;
     return rc ? base_fail(rc, "cannot start the thread that sends data: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
@@ -175,6 +175,6 @@ void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns)
     }
     pthread_mutex_lock(&r->lock);
     if (r->put <= number)
-        cast_wait(&r->moved, &r->lock, ns);
+        base_cond_wait(&r->moved, &r->lock, base_deadline(ns));
     pthread_mutex_unlock(&r->lock);
 }

@@ -102,7 +102,7 @@ int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8
     memcpy(&n, payload, sizeof n);
     if (r->file != l->count || n.name_bytes > CAST_NAME_MAX || n.link_bytes > CAST_LINK_MAX ||
         r->bytes != sizeof n + n.name_bytes + n.link_bytes)
-        return invalid(l, "has the wrong number or the wrong length");
+        return invalid(l, "is out of order or has the wrong length");
     const char *name = (const char *)payload + sizeof n;
     return cast_list_add(l, &n, name, name + n.name_bytes);
 }

@@ -161,7 +161,7 @@ static int cast_open(struct cast *c, const char *sub, int (*stopped)(void))
 {
     *c = (struct cast){.sub = sub, .stopped = stopped};
     pthread_mutex_init(&c->lock, NULL);
-    pthread_cond_init(&c->changed, NULL);
+    base_cond_init(&c->changed);
     signal(SIGPIPE, SIG_IGN);
     int rc = weft_open(&c->w, NULL);
     if (rc)

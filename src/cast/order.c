@@ -73,7 +73,7 @@ void cast_order_wait(struct cast_source *s)
         for (uint32_t i = 0; i < c->config.head.size; i++)
             missing = missing || (s->receiver[i].chosen && !s->receiver[i].cost && weft_alive(c->w, i));
         if (missing)
-            cast_wait(&c->changed, &c->lock, LOOK_NS);
+            base_cond_wait(&c->changed, &c->lock, base_deadline(LOOK_NS));
         pthread_mutex_unlock(&c->lock);
     }
     struct receiver *own = &s->receiver[c->rank];

@@ -30,13 +30,14 @@ int cast_show_open(struct cast *c, bool progress, bool (*printed)(void))
         return base_fail(-ENOMEM, "no memory for the states of %u nodes" BASE_MEMORY_HINT, weft_size(c->w));
     }
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, NULL);
+    base_cond_init(&s->changed);
     s->last = &s->first;
     s->progress = progress;
     s->others_printed = printed;
     s->began = base_now_ns();
     s->messages = json_array();
     s->not_sent = json_array();
+    s->not_sent_encoded = json_array();
     c->show = s;
     return 0;
 }
@@ -53,6 +54,7 @@ void cast_show_close(struct cast *c)
     }
     json_decref(s->messages);
     json_decref(s->not_sent);
+    json_decref(s->not_sent_encoded);
     for (uint32_t i = 0; i < CAST_NAMED; i++)
         free(s->name[i]);
     free(s->state);
@@ -141,6 +143,24 @@ static void print_chain(struct cast *c)
     fputc('\n', stderr);
 }
 
+/* Remember the path that the source does not send, before it is made printable. */
+static void note_unsent(struct cast *c, const struct sentence *one)
+{
+    struct cast_show *s = c->show;
+    char *path = strndup(one->text, one->unsent);
+    if (path && c->config.head.flags & CAST_JSON) {
+        json_array_append_new(s->not_sent, cast_json_text(path));
+        json_array_append_new(s->not_sent_encoded, cast_json_encoded(path));
+    }
+    if (path && s->names < CAST_NAMED) {
+        make_printable(path);
+        s->name[s->names] = path;
+    } else {
+        free(path);
+    }
+    s->names++;
+}
+
 static void print_sentences(struct cast *c)
 {
     struct cast_show *s = c->show;
@@ -158,23 +178,17 @@ static void print_sentences(struct cast *c)
         if (!one)
             return;
         cast_show_erase(s);
+        if (one->unsent)
+            note_unsent(c, one);
         make_printable(one->text);
         s->failures += one->failure;
         if (c->config.head.flags & CAST_JSON)
-            json_array_append_new(
-                s->messages, json_pack("{ss* sb ss*}", "host", c->config.hosts[one->from], "failure", one->failure, "text", one->text));
+            json_array_append_new(s->messages, json_pack("{so sb so}", "host", cast_json_text(c->config.hosts[one->from]), "failure",
+                                                         one->failure, "text", cast_json_text(one->text)));
         if (one->failure)
             fprintf(stderr, "weft %s: %s%s%s\n", c->sub, one->from ? c->config.hosts[one->from] : "", one->from ? ": " : "", one->text);
         else if (!(c->config.head.flags & CAST_JSON))
             printf("%s: %s\n", c->config.hosts[one->from], one->text);
-        if (one->unsent) {
-            one->text[one->unsent] = '\0';
-            if (c->config.head.flags & CAST_JSON)
-                json_array_append_new(s->not_sent, json_string(one->text));
-            if (s->names < CAST_NAMED)
-                s->name[s->names] = strdup(one->text);
-            s->names++;
-        }
         free(one);
     }
 }
@@ -194,7 +208,7 @@ static void wait_a_little(struct cast_show *s)
 {
     pthread_mutex_lock(&s->lock);
     if (!s->first && !s->over)
-        cast_wait(&s->changed, &s->lock, 20 * WEFT_MS);
+        base_cond_wait(&s->changed, &s->lock, base_deadline(20 * WEFT_MS));
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -294,10 +308,10 @@ static void sum_up(struct cast *c, bool right)
         json_array_append_new(list, host_of(c, i));
     }
     if (c->config.head.flags & CAST_JSON) {
-        json_t *o = json_pack("{sb sI sI sI sI sf so so sO sO sI}", "ok", right, "files", (json_int_t)s->sums.files, "bytes",
+        json_t *o = json_pack("{sb sI sI sI sI sf so so sO sO sO sI}", "ok", right && !(c->config.head.flags & CAST_LEFT_OUT), "files", (json_int_t)s->sums.files, "bytes",
                               (json_int_t)s->sums.bytes, "sent_bytes", (json_int_t)s->state[c->config.head.source].sent, "discarded_bytes",
                               (json_int_t)discarded, "seconds", seconds, "chain", chain_of(c), "hosts", list, "messages", s->messages,
-                              "not_sent", s->not_sent, "special_modes_not_copied", (json_int_t)s->sums.special);
+                              "not_sent", s->not_sent, "not_sent_encoded", s->not_sent_encoded, "special_modes_not_copied", (json_int_t)s->sums.special);
         json_dumpf(o, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(o);

@@ -20,7 +20,7 @@ struct sentence {
 };
 struct cast_heard {
     int64_t any,
-        state;     /* when the node last sent anything; when it last sent its state. The time in which this node did not run counts not */
+        state; /* when the node last sent anything, and when it last sent its state. Time in which this node did not run is not counted */
     int64_t since; /* the user was told that it has not answered since then; 0: was not told */
 };
 struct cast_show {
@@ -41,13 +41,18 @@ struct cast_show {
     int64_t began, shown;
     unsigned lines; /* number of lines that are on the terminal now */
     uint64_t failures;
-    json_t *messages, *not_sent;
+    json_t *messages, *not_sent, *not_sent_encoded;
     char *name[CAST_NAMED]; /* the first paths that the source does not send */
-    uint64_t names;         /* how many there are */
+    uint64_t names;         /* how many paths the source does not send, including those that are not in `name` */
 };
 
+/* --- json.c --- */
+json_t *cast_json_text(const char *text);    /* what is not UTF-8 is replaced by U+FFFD; null if there is no memory */
+json_t *cast_json_encoded(const char *path); /* every byte but A-Z, a-z, 0-9, "-", ".", "_", "~" and "/" is "%" and two hexadecimal digits */
+
 /* --- progress.c --- */
-/* Call it before anything is printed. It leaves what others have printed below the lines, and the lines above that. */
+/* Erases the lines of the progress; call it before anything is printed. If another process may have printed below these lines, they stay,
+ * and printing continues below its text. */
 void cast_show_erase(struct cast_show *s);
 const char *cast_show_doing(const struct cast *c, uint32_t node, uint32_t doing);
 void cast_show_progress(struct cast *c);

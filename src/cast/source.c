@@ -107,7 +107,7 @@ static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
             missing += asked && t->stage < stage;
         }
         if (missing) {
-            cast_wait(&c->changed, &c->lock, LOOK_NS);
+            base_cond_wait(&c->changed, &c->lock, base_deadline(LOOK_NS));
         }
         pthread_mutex_unlock(&c->lock);
         cast_relay_test(&s->relay);

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <string.h>
-#include <time.h>
 
 #include "cast/cast.h"
 
@@ -73,10 +72,12 @@ void cast_say(struct cast *c, bool failure, const char *format, ...)
 
 void cast_say_unsent(struct cast *c, const char *path, const char *why)
 {
-    char text[1024];
+    char text[WEFT_PAYLOAD_MAX];
     size_t n = strlen(path);
-    snprintf(text, sizeof text, "%s: %s", path, why);
-    cast_send(c, 0, CAST_SAY, 0, true, n < strlen(text) ? n : strlen(text), text, strlen(text));
+    if (n > CAST_UNSENT_MAX)
+        n = CAST_UNSENT_MAX;
+    snprintf(text, sizeof text, "%.*s: %s", (int)n, path, why);
+    cast_send(c, 0, CAST_SAY, 0, true, n, text, strlen(text));
 }
 
 void cast_tell_sums(struct cast *c)
@@ -95,16 +96,6 @@ void cast_tell_state(struct cast *c, enum cast_doing doing, bool now)
     cast_send(c, 0, CAST_STATE, 0, 0, 0, &c->state, sizeof c->state);
 }
 
-void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += ns;
-    until.tv_sec += until.tv_nsec / WEFT_SECOND;
-    until.tv_nsec %= WEFT_SECOND;
-    pthread_cond_timedwait(changed, lock, &until);
-}
-
 /* --- the sign of life --- */
 
 static void *beat_thread(void *arg)
@@ -114,7 +105,7 @@ static void *beat_thread(void *arg)
     pthread_mutex_lock(&b->lock);
     while (!b->stop) {
         (void)send_once(b->c, 0, &word, false, NULL, 0); /* if it fails, the next one may arrive */
-        cast_wait(&b->ended, &b->lock, BEAT_NS);
+        base_cond_wait(&b->ended, &b->lock, base_deadline(BEAT_NS));
     }
     pthread_mutex_unlock(&b->lock);
     return NULL;
@@ -124,7 +115,7 @@ int cast_beat_start(struct cast_beat *b, struct cast *c)
 {
     *b = (struct cast_beat){.c = c};
     pthread_mutex_init(&b->lock, NULL);
-    pthread_cond_init(&b->ended, NULL);
+    base_cond_init(&b->ended);
     int rc = base_thread(&b->thread, beat_thread, b);
     b->running = rc == 0;
     return rc ? base_fail(rc, "cannot start the thread that tells the command that this host answers: %s" BASE_THREAD_HINT,

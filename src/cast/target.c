@@ -273,7 +273,7 @@ static void wait_for_round(struct target *t)
     cast_tell_state(c, (enum cast_doing)c->state.doing, false); /* the source may take long to make the list */
     pthread_mutex_lock(&c->lock);
     if (c->wanted_round == t->round && !c->quit)
-        cast_wait(&c->changed, &c->lock, LOOK_NS);
+        base_cond_wait(&c->changed, &c->lock, base_deadline(LOOK_NS));
     pthread_mutex_unlock(&c->lock);
 }
 

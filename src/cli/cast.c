@@ -14,6 +14,7 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
+#define SILENT_NS      (10 * WEFT_SECOND) /* how long a node that does not answer is asked again */
 #define TARGETS_MAX    900u /* the most targets, because their ranks must fit into one message */
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
@@ -84,11 +85,12 @@ struct standing_list {
     uint32_t here, count; /* here: index of the control node; LISTED_MAX: it is not in the list */
     uint32_t node[LISTED_MAX];
     const char *host[LISTED_MAX];
-    bool up[LISTED_MAX];
+    bool up[LISTED_MAX], silent[LISTED_MAX];
 };
 
-static int list_hosts(struct cast_command *k, struct standing_list *l)
+static int ask_hosts(struct cast_command *k, struct standing_list *l)
 {
+    *l = (struct standing_list){.status = NULL};
     struct control_request q = {.head = {.what = CONTROL_STATUS}};
     char *text = NULL;
     size_t i;
@@ -109,6 +111,7 @@ static int list_hosts(struct cast_command *k, struct standing_list *l)
             l->here = l->count;
         l->node[l->count] = (uint32_t)n;
         l->host[l->count] = host && host[0] ? host : "?";
+        l->silent[l->count] = state && strcmp(state, "silent") == 0;
         l->up[l->count++] = state && strcmp(state, "up") == 0;
     }
     return l->here < l->count
@@ -124,6 +127,33 @@ static bool means(const struct standing_list *l, const char *word, uint32_t i)
     if (strcmp(word, l->host[i]) == 0 || (strlen(word) == bare && memcmp(word, l->host[i], bare) == 0))
         return true;
     return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == l->node[i];
+}
+
+/* Whether a node that the command needs lives, but did not answer. */
+static bool needs_silent(const struct cast_command *k, const struct standing_list *l)
+{
+    bool found = false;
+    for (uint32_t i = 0; i < l->count && !found; i++)
+        found = l->silent[i] && k->from && means(l, k->from, i);
+    char *words = k->to ? strdup(k->to) : NULL, *save = NULL;
+    for (char *word = words ? strtok_r(words, ",", &save) : NULL; word; word = strtok_r(NULL, ",", &save))
+        for (uint32_t i = 0; i < l->count && !found; i++)
+            found = l->silent[i] && (strcmp(word, "all") == 0 || means(l, word, i));
+    free(words);
+    return found;
+}
+
+/* A node that gets no processor for a while, or is behind a slow network, may be silent for a moment: ask again. */
+static int list_hosts(struct cast_command *k, struct standing_list *l)
+{
+    int64_t deadline = base_deadline(SILENT_NS);
+    int status = ask_hosts(k, l);
+    while (!status && needs_silent(k, l) && base_now_ns() < deadline) {
+        base_sleep_ns(100 * WEFT_MS);
+        json_decref(l->status);
+        status = ask_hosts(k, l);
+    }
+    return status;
 }
 
 /* Add a node. Its name in messages is its host's name, with the node's number if several nodes have that host. */
@@ -179,14 +209,16 @@ static int add_targets(struct cast_command *k, const struct standing_list *l, ui
     for (char *word = strtok_r(k->to, ",", &save); word && !status; word = strtok_r(NULL, ",", &save)) {
         bool all = strcmp(word, "all") == 0, found = all;
         for (uint32_t i = 0; i < l->count && !status; i++) {
-            if (chosen[i] || (all ? !l->up[i] || i == source : !means(l, word, i) || (!l->up[i] && lives_too(l, word))))
+            bool lives = l->up[i] || l->silent[i];
+            if (chosen[i] || (all ? !lives || i == source : !means(l, word, i) || (!l->up[i] && lives_too(l, word))))
                 continue;
             found = chosen[i] = true;
             if (l->up[i]) {
                 status = add_node(k, l, i);
             } else {
                 k->missing = true;
-                cli_error(k->sub, "'%s' is left out, because its node is not up: see `weft status`", word);
+                cli_error(k->sub, "'%s' is left out, because its node (%u) %s: see `weft status`", all ? l->host[i] : word, l->node[i],
+                          lives ? "does not answer" : "is not up");
             }
         }
         if (!found && !status)
@@ -208,6 +240,7 @@ static int choose_nodes(struct cast_command *k)
         status = add_targets(k, &l, source);
     json_decref(l.status);
     k->config.head.size = k->count;
+    k->config.head.flags |= k->missing ? CAST_LEFT_OUT : 0;
     return status;
 }
 

@@ -65,7 +65,7 @@ void doctor_check_slow_path(struct doctor *d)
         strcmp(transport, "ofi") != 0)
         return;
     struct doctor_finding *f = doctor_add(d, "slow-path", SLOW_PATH, false);
-    SAY(f->what, "RDMA devices can be used, but nodes that are started here use TCP, which is slower");
+    SAY(f->what, "nodes that are started here use TCP, which is slower than the RDMA devices of this host, because WEFT_TRANSPORT is ofi");
     SAY(f->seen, "WEFT_TRANSPORT is ofi; %u RDMA device%s can be used", d->usable, d->usable == 1 ? "" : "s");
     SAY(f->remedy, "Unset WEFT_TRANSPORT: then weft uses RDMA between nodes that both have it, and TCP to the others. `weft topo` shows "
                    "which nodes use what");

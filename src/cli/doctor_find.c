@@ -312,8 +312,10 @@ static void check_device_error(struct doctor *d, const json_t *device, bool conn
         doctor_text_of(device, "device"));
     SAY(f->seen, "%.700s", doctor_text_of(device, "why_not"));
     SAY(f->remedy, "%s",
-        connections ? "weft cannot use this kind of device"
-                    : "Try another version of its driver or firmware; see `dmesg` and `weft devices -v`");
+        connections
+            ? "weft uses such a device only by libfabric (ofi), if that has a provider for it, as for EFA: `weft devices --networks` "
+              "lists what it has"
+            : "Try another version of its driver or firmware; see `dmesg` and `weft devices -v`");
 }
 
 /* Whether all objects of a kind are in use. */

@@ -261,7 +261,8 @@ static void look_at_leader(struct launcher *s)
     const int pid = (int)s->nodes[0].pid;
     if (!base_process_stopped(pid)) {
         if (s->told_stopped && !s->l->draws) /* its lines move again */
-            launch_say(s, "node 0 (pid %d) on this host goes on, after %d s", pid, (int)((now - s->stopped) / WEFT_SECOND));
+            launch_say(s, "node 0 (pid %d) on this host is continued: it was stopped for %d s", pid,
+                       (int)((now - s->stopped) / WEFT_SECOND));
         s->told_stopped = false;
         s->stopped = 0;
         return;
@@ -269,11 +270,10 @@ static void look_at_leader(struct launcher *s)
     s->stopped = s->stopped ? s->stopped : now;
     if (s->told_stopped || now - s->stopped < LAUNCH_STOPPED_NS)
         return;
-    launch_say(
-        s,
-        "no answer for %d s from node 0 (pid %d) on this host, because it is stopped, and the other nodes wait for it, those of other "
-        "hosts not for long (WEFT_LIVENESS); continue it (kill -CONT %d), or end this command by Ctrl-C",
-        (int)((now - s->stopped) / WEFT_SECOND), pid, pid);
+    launch_say(s,
+               "no answer for %d s from node 0 (pid %d) on this host, because it is stopped, and the other nodes wait for it; nodes of "
+               "other hosts soon count it as dead (WEFT_LIVENESS); continue it (kill -CONT %d), or end this command by Ctrl-C",
+               (int)((now - s->stopped) / WEFT_SECOND), pid, pid);
     s->told_stopped = true;
 }
 

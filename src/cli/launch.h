@@ -14,8 +14,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* For a standing cluster: when a node has ended, a new one is started instead, and joins the running cluster. The number of a node among
- * the nodes of its host is its place; the new node gets the place of the old one. */
+/* For a standing cluster (weft-up(1)): when a node has ended, the launcher starts a new one, which joins the running cluster. The place of
+ * a node is its number among the nodes of its host. The new node gets the place of the old one. */
 struct launch_revive {
     const char *join;      /* WEFT_JOIN for nodes that are started later */
     const char *join_file; /* if this file exists, its first line is used instead of `join`; NULL: no such file */
@@ -52,11 +52,12 @@ struct launch {
     const char *self;      /* path of this command here */
     bool make_secret;      /* create a secret for this cluster, since the user has set none */
     /* For nodes on other machines. */
-    const char *const *ssh;  /* [nodes] ssh's name of each node's machine, NULL for this machine; or NULL: all nodes are on this machine */
+    const char *const *ssh;  /* [nodes] the name by which ssh reaches the machine of each node (see also `cluster`), NULL for this machine.
+                                NULL instead of an array: all nodes are on this machine */
     const char *const *told; /* NULL-terminated list of assignments for the environment of nodes on other machines */
     const char *weft;        /* path of this command on other machines */
-    const char *cluster; /* the standing cluster that starts the nodes on other machines; then `ssh` has numbers of its nodes. NULL: start
-                            them by ssh */
+    const char *cluster; /* the name of the standing cluster (weft-up(1)) that starts the nodes on other machines. Then ssh[i] is the number
+                            of a node of that cluster, not a name for ssh. NULL: ssh starts the nodes */
     const char *coord;   /* address of node 0; NULL: a Unix socket of this machine */
 };
 #define LAUNCH_TOLD         SIGUSR2

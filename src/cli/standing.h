@@ -10,6 +10,7 @@
  *   standing_members.c   addresses, secret and settings, which a node needs to join
  *   standing_forward.c   proxies and published ports (forward.h)
  *   standing_file.c    serves `weft cat`, `weft files` and `weft pin`
+ *   standing_shown.c   what a status shows: the nodes, and what they publish
  *   standing_serve.c   the control socket's server; standing_status.c: its answers to `weft status`, and to Prometheus
  *   standing_node.c    one node
  *   up.c, up_launcher.c, up_door.c, up_hosts.c, up_here.c, exec.c, status.c, jobs.c, files.c   the commands
@@ -126,6 +127,17 @@ uint32_t jobs_slot(struct jobs *all, uint32_t node); /* from its desk; 0 if the 
  * the same host, door (desk_page.door) and slot. In the order of their numbers; the caller frees the list. Returns how many. `*out` is NULL
  * if there is no memory. */
 uint32_t jobs_nodes(struct jobs *all, uint32_t **out);
+
+/* --- standing_shown.c --- */
+/* The nodes to show, in the order of their numbers, with their pages. A page is NULL if its node is gone or does not answer. */
+struct shown {
+    uint32_t count, *nodes;
+    struct desk_page **pages;
+};
+int shown_get(struct shown *s, struct jobs *jobs); /* -ENOMEM, or 0: then shown_free() */
+void shown_free(struct shown *s);
+/* What a node says about its link to another one; NULL: nothing. */
+const struct desk_link *shown_link(const struct shown *s, uint32_t node, uint32_t to);
 
 /* --- standing_status.c --- */
 json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name);

@@ -103,9 +103,9 @@ void job_wake(struct job *j);
 
 /* --- standing_task.c --- */
 void task_notice(void *task, bool soon); /* for gateway_process_notice() */
-/* Does what can be done for a task without waiting: notices that its process has started or ended, passes on a piece of its output, but not
- * before all tasks of the job have started, because the command needs the names of their hosts. Kills the process when that is due. True:
- * there may be more to do at once. Without `buf`: only notices whether it has started. */
+/* Does what can be done for a task without waiting: notices that its process has started or ended, passes on a piece of its output, kills
+ * the process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of their
+ * hosts. True: there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
 /* Sends a signal, without waiting, to its process or, if that has not started yet, when it has. `op` (may be NULL) is complete when the
  * server has answered. With job.handles held. */
@@ -114,16 +114,17 @@ void task_look(struct task *t); /* notices whether its process has ended, and ki
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
 void task_close(struct task *t);
-void job_begin_input(struct job *j); /* all processes have started, or could not be started: from now on the command may send input */
+void job_begin_input(struct job *j); /* allows weft exec to send input; called when all processes have started or could not be started */
 bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more than it was allowed to */
 void job_window(struct job *j, uint32_t window);               /* sets the size of the processes' terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: passes the input on to the processes */
 
 /* --- standing_attend.c --- */
 void job_attend(struct job *j);     /* serves the job until all tasks are done */
-void job_wait_start(struct job *j); /* waits until all processes have started or could not be started, and tells the command */
-void job_drain(struct job *j);      /* waits until the command has taken everything */
-/* Sends a signal to all processes, without waiting. `ops` (may be NULL): [tasks], for the answers. */
+void job_wait_start(struct job *j); /* waits until all processes have started or could not be started, and tells weft exec */
+void job_drain(struct job *j);      /* waits until weft exec has received all output that is queued for it */
+/* Sends a signal to all processes of the job, without waiting. `ops`: an array of job.tasks ops, each of which is complete when its node
+ * has answered; or NULL. */
 void job_signal(struct job *j, int number, weft_op *ops);
 
 #endif

@@ -25,7 +25,7 @@ int jobs_open(struct jobs **out, weft_node *w)
     all->w = w;
     all->last_id = weft_rank(w) * JOBS_EACH;
     pthread_mutex_init(&all->lock, NULL);
-    pthread_cond_init(&all->changed, NULL);
+    base_cond_init(&all->changed);
     if (!(all->told = calloc(WEFT_MAX_NUMBERS, sizeof *all->told)))
         return base_fail(-ENOMEM, "no memory for the list of jobs" BASE_MEMORY_HINT);
     return desks_open(&all->desks, w);
@@ -494,12 +494,9 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r)
         pthread_mutex_unlock(&all->lock);
         rc = send_kept(j, fd, &next);
         if (!rc && !last) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_sec++;
             pthread_mutex_lock(&all->lock);
             if (j->left && j->pieces == next)
-                pthread_cond_timedwait(&all->changed, &all->lock, &until);
+                base_cond_wait(&all->changed, &all->lock, base_deadline(WEFT_SECOND));
             pthread_mutex_unlock(&all->lock);
             rc = command_gone(fd) ? -ECONNRESET : 0;
         }

@@ -21,32 +21,6 @@ extern char **environ;
         }                                                                                          \
     }
 
-/* The nodes to show, with their pages. A page is NULL if its node is gone or does not answer. */
-struct shown {
-    uint32_t count, *nodes;
-    struct desk_page **pages;
-};
-
-static void show_free(struct shown *s)
-{
-    for (uint32_t i = 0; s->pages && i < s->count; i++)
-        free(s->pages[i]);
-    free(s->pages);
-    free(s->nodes);
-}
-
-static int show(struct shown *s, struct jobs *jobs)
-{
-    s->count = jobs_nodes(jobs, &s->nodes);
-    s->pages = calloc(s->count + 1, sizeof(struct desk_page *));
-    if (!s->nodes || !s->pages) {
-        show_free(s);
-        return -ENOMEM;
-    }
-    jobs_desks(jobs, s->nodes, s->count, s->pages); /* a node that is gone fails at once */
-    return 0;
-}
-
 /* null also for a text that is not UTF-8, which JSON cannot hold */
 static json_t *text_or_null(const char *text)
 {
@@ -113,16 +87,6 @@ static uint64_t link_errors(const weft_link_stats *s)
     return s->breaks + s->rail_breaks + s->frames_damaged + s->bulk_rejected + s->bulk_repairs;
 }
 
-/* What node `to` says about its link to node `from`; NULL: nothing. */
-static const struct desk_link *link_back(const struct shown *s, uint32_t from, uint32_t to)
-{
-    for (uint32_t i = 0; i < s->count; i++)
-        for (uint32_t k = 0; s->nodes[i] == to && s->pages[i] && k < s->pages[i]->count; k++)
-            if (s->pages[i]->links[k].node == from)
-                return &s->pages[i]->links[k];
-    return NULL;
-}
-
 static bool link_counts(const struct desk_link *l)
 {
     return strcmp(l->stats.transport, "shm") != 0;
@@ -175,7 +139,7 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
     if (door && door[0] && strncmp(door, "unix:", 5) != 0)
         coord = door; /* node 0 of a program is started on this host, and the other nodes connect to it at this address */
-    if (show(&s, jobs)) {
+    if (shown_get(&s, jobs)) {
         json_decref(nodes);
         json_decref(links);
         return NULL;
@@ -185,9 +149,9 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
         for (uint32_t k = 0; s.pages[i] && k < s.pages[i]->count; k++)
             if (weft_alive(w, s.pages[i]->links[k].node))
                 json_array_append_new(links,
-                                      status_link(s.nodes[i], &s.pages[i]->links[k], link_back(&s, s.nodes[i], s.pages[i]->links[k].node)));
+                                      status_link(s.nodes[i], &s.pages[i]->links[k], shown_link(&s, s.pages[i]->links[k].node, s.nodes[i])));
     }
-    show_free(&s);
+    shown_free(&s);
     return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
                      text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
                      standing_settings(), "epoch", (json_int_t)weft_epoch(w), "numbers", (json_int_t)weft_size(w), "nodes", nodes, "links",
@@ -309,7 +273,7 @@ static void print_link_metrics(FILE *f, weft_node *w, const struct shown *s)
             for (uint32_t n = 0; s->pages[i] && n < s->pages[i]->count; n++) {
                 const struct desk_link *l = &s->pages[i]->links[n];
                 uint64_t value;
-                if (weft_alive(w, l->node) && of_links[k].value(l, link_back(s, s->nodes[i], l->node), &value))
+                if (weft_alive(w, l->node) && of_links[k].value(l, shown_link(s, l->node, s->nodes[i]), &value))
                     fprintf(f, "%s{from=\"%u\",to=\"%u\",transport=\"%s\"} %" PRIu64 "\n", of_links[k].name, s->nodes[i], l->node,
                             escape(l->stats.transport, label, sizeof label), value);
             }
@@ -321,7 +285,7 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
     char *text = NULL;
     size_t len;
     struct shown s;
-    if (show(&s, jobs))
+    if (shown_get(&s, jobs))
         return NULL;
     FILE *f = open_memstream(&text, &len);
     if (f) {
@@ -339,6 +303,6 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
             text = NULL;
         }
     }
-    show_free(&s);
+    shown_free(&s);
     return text;
 }

@@ -42,6 +42,9 @@ int up_own_door(struct up *u, const char *coord, const char *other);
 int up_background(struct up *u, struct launch *l, const struct standing_place *p);
 /* Be the launcher, in this process, until all its nodes have ended. */
 int up_launch(struct up *u, struct launch *l, const struct standing_place *p);
+/* The nodes of a launcher have ended: remove the files that are only for the running cluster. `last`: no other launcher needs to know that
+ * the cluster has ended. */
+void up_ended(const struct standing_place *p, bool last);
 /* Remove the files that a killed cluster has left. The caller holds the cluster's lock. */
 void up_remove_old(const struct standing_place *p);
 /* weft down. `quiet`: no error if the cluster is not up. */

@@ -133,7 +133,7 @@ int up_here(struct up *u, const struct launch *l)
         join_the_running_one();
         status = standing_node(&place, (uint32_t)slot, UINT32_MAX, u->metrics, NULL);
     }
-    unlink(place.down); /* this file is only for launchers */
+    up_ended(&place, true); /* these files are only for launchers */
     if (status > 128)
         return 0; /* a signal has ended it */
     return status == LAUNCH_CANNOT_JOIN || status == LAUNCH_NOT_JOINED ? CLI_FAILED : status;

@@ -35,8 +35,7 @@ int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
     l->revive = &revive;
     l->argv = argv;
     int status = launch_cluster(l);
-    if (!u->more)
-        unlink(p->down);
+    up_ended(p, !u->more);
     l->argv = NULL;
     l->revive = NULL;
     return status;
@@ -140,6 +139,14 @@ static void warn_of_logout(const struct standing_place *p)
                 "weft up: warning: %s is removed when user %s logs out, and then no command finds the cluster: `loginctl enable-linger %s` "
                 "keeps it\n",
                 p->folder, user->pw_name, user->pw_name);
+}
+
+void up_ended(const struct standing_place *p, bool last)
+{
+    if (access(p->down, F_OK) == 0) /* otherwise another launcher of this host may still need the addresses of the members */
+        unlink(p->members);
+    if (last)
+        unlink(p->down);
 }
 
 void up_remove_old(const struct standing_place *p)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory that others may read and write at the same time, this node's own or mapped here: atomics on a word, and small copies.
+ * Memory of this host that other nodes may read and write at the same time: atomics on a word, and small copies.
  */
 #ifndef WEFT_ATOMIC_H
 #define WEFT_ATOMIC_H
@@ -14,8 +14,8 @@
 
 enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS }; /* sent over the wire as these numbers */
 
-/* `a`: the value to add, to store, or to compare with; `b`: what FAB_CAS stores if the comparison holds. `*before` gets the former value.
-   False: unknown kind. */
+/* `a`: the value to add, to store, or to compare with; `b`: what FAB_CAS stores if the word equals `a`. `*before` gets the former value.
+ * False: unknown kind. */
 static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint64_t b, uint64_t *before)
 {
     switch (kind) {
@@ -29,8 +29,7 @@ static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint
     }
 }
 
-/* Orders an atomic read-modify-write (seq_cst) before the next load. On x86 the read-modify-write does so by itself; other processors need
-   a fence. */
+/* Orders an atomic read-modify-write (seq_cst) before the next load. x86 does so by itself; other processors need a fence. */
 static inline void fab_fence_after_rmw(void)
 {
 #if defined(__x86_64__)
@@ -40,8 +39,8 @@ static inline void fab_fence_after_rmw(void)
 #endif
 }
 
-/* A node may read words that other nodes write at the same time, and check afterwards what it has read. For the thread sanitizer,
- * fab_copy_little() then copies by atomic loads and stores of words, so that it does not report a race. */
+/* Whether fab_copy_little() copies by atomic loads and stores of words, so that the thread sanitizer reports no race where a node reads
+ * words that others write, and then checks what it has read. */
 #define FAB_COPY_BY_WORDS BASE_THREAD_SANITIZER
 
 static inline void fab_copy_little(void *dst, const void *src, size_t len)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs message handlers and hooks: functions of the program and of the rest of weft. While one of them runs, its thread must not wait. They
- * run on whichever thread makes progress: one that waits, or the progress thread (progress.c).
+ * Runs message handlers and hooks: functions of the program and of the higher layers. They run on the thread that makes progress: one that
+ * waits, or the progress thread. They must not wait.
  */
 #include "fabric/fabric.h"
 
@@ -33,7 +33,7 @@ int fab_service(struct weft_node *w)
     if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)))
         n += w->arenas->service(w);
     if (n)
-        fab_wake_here(w); /* the work may have changed words that this node's threads wait for */
+        fab_wake_here(w); /* this may have changed words for which this node's threads wait */
     return n;
 }
 
@@ -47,8 +47,8 @@ BASE_INLINE bool deliver(struct weft_node *w, int *events)
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
     handler_depth--;
-    /* A thread that goes to sleep first counts itself in `sleepers`, then takes this lock, then checks its condition. If it had the lock
-       before this thread, its count is seen here. If it gets the lock later, it sees what the handlers changed. So no fence is needed. */
+    /* No fence is needed: a thread that goes to sleep counts itself in `sleepers`, then takes this lock, then checks its condition. If it
+     * had the lock before this thread, its count is seen here. If it gets the lock later, it sees what the handlers changed. */
     bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
     base_spin_unlock(&w->progress);
     if (BASE_UNLIKELY(sleepers))
@@ -69,9 +69,8 @@ int fab_messages(struct weft_node *w)
 BASE_COLD void fab_last_look(struct weft_node *w)
 {
     int n = 0;
-    /* Wake the progress thread if messages may be left. That is so if another thread was delivering, since it may have looked for them
-     * before they came, and if there were more messages than one call delivers. Also wake it once in LAST_LOOKS calls: it then sees that
-     * the program polls again and again, and stops napping, so that these calls are no longer needed. */
+    /* Wake the progress thread if messages may be left: another thread was delivering, or there were more messages than one call delivers.
+     * Also wake it once in LAST_LOOKS calls: it then sees that the program polls again and again, and stops napping. */
     bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
     if (!deliver(w, &n) || n > 0 || often)
         fab_kick(w);
@@ -97,9 +96,8 @@ void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state
     handler_depth++;
     l->transport->last_words(w, l);
     handler_depth--;
-    /* Done under the lock: a thread that delivers after this sees the state and takes nothing more from this peer. release: a thread that
-     * sees the state sees the effects of the last messages. seq_cst: a sender that has just queued a message for this peer reads the state
-     * afterwards, and then fails the message itself (shm/message.c, send_slow()). */
+    /* Under the lock, so that threads which deliver later take nothing more from this peer. release: a thread that sees the state sees the
+     * effects of the last messages. seq_cst: see send_slow() in shm/message.c. */
     atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
     base_spin_unlock(&w->progress);
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations: check the address, choose the link, hand over to its transport.
+ * The operations: check the address, choose the link, call its transport.
  */
 #include "fabric/fabric.h"
 
 #include <stdio.h>
 
-/* Whether the address is in a space other than the pool, and this node can handle such addresses. */
+/* Whether the address is not in a pool, and this node can handle such addresses. */
 static inline bool of_arena(const struct weft_node *w, weft_gaddr addr)
 {
     return weft_gaddr_space(addr) != 0 && w->arenas;
@@ -68,7 +68,7 @@ int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
 
 void fab_complete(weft_op *op, int status)
 {
-    /* release: pairs with the acquire in weft_test(); what the operation wrote is visible before its status */
+    /* release: what the operation wrote is visible before its status; pairs with weft_test() */
     if (op)
         __atomic_store_n(&op->status, status, __ATOMIC_RELEASE);
 }
@@ -79,7 +79,7 @@ static inline bool not_only_pools(const struct weft_node *w, const struct fab_li
     return BASE_UNLIKELY(!l || atomic_load_explicit(&w->gpu_memory, memory_order_relaxed));
 }
 
-/* A put that may access memory of a GPU. Out of line, so that puts between pools stay fast. */
+/* A put that may access memory of a GPU; a function of its own, so that puts between pools stay fast. */
 static BASE_COLD int put_elsewhere(struct weft_node *w, struct fab_link *l, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
     if (l && !w->arenas->owns(w, src))
@@ -159,7 +159,7 @@ int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft
     return atomic_op(w, FAB_SWAP, word, value, 0, old, op);
 }
 
-/* The slow path of put-signal: the address may be invalid, which sets an error text, or the memory may be a GPU's. */
+/* The slow path of put-signal: an address is invalid, or is in memory of a GPU. */
 static BASE_COLD int signal_elsewhere(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_gaddr signal, uint64_t add,
                                       weft_op *op)
 {
@@ -220,7 +220,7 @@ int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *heade
     return rc;
 }
 
-/* Check the operations on GPU memory first: their last steps may be operations to the same node, which the transport must flush, too. */
+/* Check operations on memory of GPUs first, because their last steps may be operations that the transport must flush, too. */
 static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
 {
     if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) && !w->arenas->flushed(w, l->node, f))
@@ -228,7 +228,7 @@ static inline bool flushed_all(struct weft_node *w, struct fab_link *l, struct f
     return l->transport->flushed(w, l, f);
 }
 
-/* The first error of operations on GPU memory that had no op. */
+/* The first error of the operations on memory of GPUs that were started without an op. */
 static inline int arena_failure(struct weft_node *w, uint32_t node)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)) ? w->arenas->failure(w, node) : 0;
@@ -277,7 +277,7 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     }
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
-    atomic_thread_fence(memory_order_seq_cst); /* what the caller stored into shared pools is visible before what it does next */
+    atomic_thread_fence(memory_order_seq_cst); /* what the caller has stored into shared pools becomes visible before what it does next */
     return 0;
 }
 
@@ -311,7 +311,8 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* An operation on GPU memory takes several steps, and no operation behind the fence may overtake it. So wait until it is complete. */
+/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until that is complete.
+ */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle is defined here. The higher layers,
- * which are the folders of src/ that may use this one (such as sync, queue and gpu: docs/architecture.md), attach their state and their
- * hooks to it.
+ * fabric: operations on remote memory, messages, waiting, and the death of peers. The node's handle is defined here. The folders of src/
+ * that may use this one are called higher layers, such as sync, queue and gpu (docs/architecture.md). They attach their state and their
+ * hooks to the handle.
  *
  * A transport is a folder with one table (struct fab_transport). fabric.c checks addresses and chooses the link; the transport moves bytes.
  * Each file here calls only those before it:
@@ -35,12 +35,13 @@
 #include "weft/node.h"
 #include "weft/pool.h"
 
-/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. The system words follow, in
- * fab_config.system_bytes bytes, which the higher layers share. The heap begins at w->heap_offset. */
+/* The beginning of a pool has the same layout on every node. [0, FAB_NULL_BYTES) is never a valid address. Then come
+ * fab_config.system_bytes bytes for the system words: 64-bit words of weft's own, such as those of barriers, which no program can address.
+ * The heap, the memory for programs, begins at w->heap_offset. */
 #define FAB_NULL_BYTES 4096u
 
-/* Handler numbers: first the program's, then eight for each folder of a higher layer, which names its own in its header. Messages to the
- * handlers of the layers are weft's own: they neither wait behind the program's messages nor fail when a cable is unplugged. */
+/* Handler numbers: first the program's, then eight for each higher layer. Messages to handlers of the layers do not wait behind the
+ * program's messages, and do not fail when a cable is unplugged. */
 #define FAB_ROOM_HANDLERS(room) (WEFT_HANDLERS + 8u * (room))
 #define FAB_HANDLERS            FAB_ROOM_HANDLERS(8)
 static inline bool fab_is_system(uint32_t id)
@@ -49,7 +50,7 @@ static inline bool fab_is_system(uint32_t id)
 }
 
 #define FAB_GUARD_MAX        512u
-#define FAB_GUARD_SOCKET_MAX 104u /* the path that a socket's address holds on macOS */
+#define FAB_GUARD_SOCKET_MAX 104u /* how long the path of a socket's address may be on macOS */
 #define FAB_LANES_MAX        8u
 #define FAB_LANE_DEPTH       64u
 /* A bulk lane of the tb transport: the size of a message, and how many may be under way. */
@@ -66,7 +67,7 @@ struct fab_lane {
 /* The fabric's settings. The caller has checked them (cluster/settings_table.c). */
 struct fab_options {
     int64_t deadline_ns;  /* how long an operation may take if its call has no time-out */
-    bool bounded;         /* the deadline also bounds waits for what other nodes do: see patience.c */
+    bool bounded;         /* the deadline also bounds waits for other nodes (patience.c) */
     int64_t say_after_ns; /* after this time, a wait without a deadline prints for which nodes it waits */
     int64_t spin_ns;      /* how long a wait spins before it sleeps */
     int64_t liveness_ns;  /* a node on another host that is silent for this long is dead */
@@ -74,20 +75,21 @@ struct fab_options {
     char transport[16];   /* the transport for peers; "rdma": any that uses devices; "": the best */
     char device[64];      /* the verbs device to use; "": the best */
     int gid_index;        /* index into the device's GID table; -1: choose (verbs_choose_gid()) */
-    uint32_t
-        rails; /* rc: number of devices to use together; 0: only `device` if that is set, else all devices that are as good as the best */
+    /* rc: number of devices to use together; 0: only `device`, or all devices that are as good as the best if `device` is not set */
+    uint32_t rails;
     char rail_names[FAB_RAILS_MAX][64]; /* rc: names of the devices; "": choose */
     uint64_t stripe_bytes;              /* rc: puts and gets of at least this size are spread over several rails */
     bool gpu_rdma;                      /* arenas of GPUs are registered with the RDMA device, where that is possible */
     /* shm: threads that copy a large buffer together, the caller included; 0: depends on the processors */
     uint32_t copy_threads;
-    char guard[FAB_GUARD_MAX]; /* tb: path of the command weft, which runs as the guard that owns the devices; "": this process owns them */
+    /* tb: path of the command weft, which runs as the guard; "": this process owns the devices */
+    char guard[FAB_GUARD_MAX];
     char guard_socket[FAB_GUARD_SOCKET_MAX]; /* tb: where a guard of several programs listens; "": none */
     struct fab_lane lanes[FAB_LANES_MAX];    /* tb */
     uint32_t lane_count;
     char ofi_provider[256]; /* ofi: libfabric's providers, best first, with commas between; "": weft's own order */
     char ofi_interface[64]; /* ofi: a network interface, or an address of this host; "": that of the side connections */
-    bool check_frames;      /* tb: verify a part of every frame of bulk data; false: every byte */
+    bool check_frames;      /* tb: verify only a part of each frame of bulk data, instead of every byte */
 };
 
 /* What the higher layers allocate in the pool, for weft_pool_stat(). */
@@ -104,7 +106,7 @@ struct fab_link;
 struct fab_memory;
 
 /* What every transport implements. The caller has checked all offsets. Functions return 0 or a negative errno. If an op is passed, the
-   transport completes it by fab_complete(), now or later; if the function fails, the op is not pending. */
+ * transport completes it by fab_complete(), unless the function fails. */
 struct fab_transport {
     const char *name;
     bool rdma;                        /* uses RDMA devices: WEFT_TRANSPORT=rdma allows it */
@@ -116,7 +118,7 @@ struct fab_transport {
     /* Both nodes of a pair call it with their side connection. It blocks until `deadline` at most. */
     int (*connect)(struct weft_node *w, struct fab_link *l, int side_fd, int64_t deadline);
     const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer must be treated as dead; NULL: no reason */
-    /* The peer is gone: deliver the messages that it had sent. Bound their number: the peer may be alive after all, and go on sending. */
+    /* The peer is gone: deliver a bounded number of the messages that it has sent, since it may be alive and still be sending. */
     void (*last_words)(struct weft_node *w, struct fab_link *l);
     void (*disconnect)(struct weft_node *w, struct fab_link *l); /* ends the connection; afterwards every pending operation fails */
     void (*release)(struct weft_node *w, struct fab_link *l);    /* at close, when nothing uses the link any more */
@@ -127,32 +129,32 @@ struct fab_transport {
                   weft_op *op);
     int (*put_signal)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, uint64_t signal, uint64_t add,
                       weft_op *op);
-    /* Sets a system word; with `wake`, also wakes the threads that wait for it at the peer. There is no answer. While a cable is unplugged
-       the operation waits. */
+    /* Sets a system word (FAB_NULL_BYTES) at the peer. With `wake`, also wakes the peer's threads that wait for the word. There is no
+     * answer. While a cable is unplugged, the operation waits. */
     int (*set_system)(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_t value, bool wake);
     int (*send)(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
                 size_t payload_len, weft_op *op);
-    bool (*flushed)(struct weft_node *w, struct fab_link *l,
-                    struct fab_flush *f); /* weft_flush() calls this again and again while it waits; `f` is all zeros at first */
+    /* One step of a flush, without waiting; weft_flush() repeats it. `f` is all zeros at first. */
+    bool (*flushed)(struct weft_node *w, struct fab_link *l, struct fab_flush *f);
     void (*fence)(struct weft_node *w, struct fab_link *l);
     /* may be NULL; does the transport's work that needs no handler. Any thread calls this, also while a handler runs. */
     int (*service)(struct weft_node *w);
     int (*progress)(struct weft_node *w); /* called with w->progress held; returns how many events the transport handled */
-    bool (*idle)(struct weft_node
-                     *w); /* whether the transport has nothing to do. Called after the progress thread has announced that it will sleep */
+    /* Whether the transport has nothing to do. Called when the progress thread has announced that it will sleep. */
+    bool (*idle)(struct weft_node *w);
     /* NULL: the peer's pool cannot be accessed by loads and stores (fab_no_pointer()) */
     void *(*pointer)(struct weft_node *w, struct fab_link *l, uint64_t offset);
     /* Wakes the threads of the peer that wait for its memory to change (weft_wait_until). */
     void (*wake)(struct weft_node *w, struct fab_link *l);
     /* may be NULL; `out` contains the transport's name already */
     void (*stat)(struct weft_node *w, struct fab_link *l, weft_link_stats *out);
-    /* May be NULL. How many regions the pool uses on its device (of several devices, the one with the most), and how many the device
-       allows. Both are 0 before the device is used. */
+    /* May be NULL. How many regions the pool uses on the device that has most of them, and how many this device allows. Both are 0 before
+     * the device is used. */
     void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
-    /* All four may be NULL (see memory.c). memory_add() registers memory of this process that the processor may be unable to access, such
-       as a GPU's: the first `bytes` of the dmabuf `fd`, which the caller may close afterwards. Operations name it by addresses from `base`
-       on. put_from() and get_into() are put() and get() whose local memory is in it; the device accesses it directly. memory_remove() is
-       called when no operation uses it any more. close() removes what is left. */
+    /* All four may be NULL (see memory.c). memory_add() registers memory that only the device may be able to access, such as a GPU's: the
+     * first `bytes` of the dmabuf `fd`, which the caller may close afterwards. Its addresses begin at `base`. put_from() and get_into() are
+     * put() and get() whose local memory is in it. memory_remove() is called when no operation uses the memory any more; close() removes
+     * what is left. */
     int (*memory_add)(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
     void (*memory_remove)(struct weft_node *w, struct fab_memory *m);
     int (*put_from)(struct weft_node *w, struct fab_link *l, struct fab_memory *m, uint64_t to, const void *src, size_t len, weft_op *op);
@@ -161,14 +163,14 @@ struct fab_transport {
      * FAB_TRANSPORT_FDS). woken() is called when the descriptor is readable. */
     int (*fd)(struct weft_node *w, uint32_t i);
     void (*woken)(struct weft_node *w);
-    /* Both may be NULL; both are called on the progress thread. side: a message from the same transport at the peer, sent by
-       fab_side_send(); its bytes must be checked. upkeep: periodic work; returns after how many ns to call again. fab_kick() makes the
-       thread call it at once. */
+    /* Both may be NULL; both are called on the progress thread. side: handles a message from the same transport at the peer
+     * (fab_side_send()), whose bytes must be checked. upkeep: periodic work; returns after how many ns to call it again. After fab_kick()
+     * it is called at once. */
     void (*side)(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len);
     int64_t (*upkeep)(struct weft_node *w, int64_t now_ns);
     /* may be NULL; called when the node has joined and the progress thread runs: checks that all nodes can be reached */
     int (*settle)(struct weft_node *w, int64_t deadline);
-    /* may be NULL; called when this node wants to leave: whether other nodes still need it to reach each other */
+    /* may be NULL; called when this node wants to leave: whether other nodes reach each other through this node */
     bool (*needed)(struct weft_node *w);
 };
 
@@ -185,20 +187,21 @@ struct fab_link {
     int pid;       /* the same */
     base_spin side_lock;
     struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
-    int64_t gone_ns; /* when the peer left or died, or could not join (fab_abandon()); 0: none of these. After that only the progress thread
-                        uses this link */
-    char *gone_why;  /* why the peer is gone; written before the state changes; NULL: not known */
-    bool goodbye;    /* the peer has said that it leaves; used by the progress thread only */
-    _Atomic(const char *)
-        given_up;        /* the reason for which a higher layer wants to treat the peer as dead (fab_give_up()); NULL: none does */
-    _Atomic bool unsure; /* an operation without an op may not have happened; the next flush reports it */
+    /* When the peer left or died, or could not join (fab_abandon()); 0: not so. After that only the progress thread uses this link. */
+    int64_t gone_ns;
+    char *gone_why; /* why the peer is gone; written before the state changes; NULL: not known */
+    bool goodbye;   /* the peer has said that it leaves; used by the progress thread only */
+    /* why a higher layer wants to treat the peer as dead (fab_give_up()); NULL: none does */
+    _Atomic(const char *) given_up;
+    /* it is not known whether all operations that were started without an op have happened: the next flush reports this */
+    _Atomic bool unsure;
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
     int64_t silent_ns;     /* how long the peer has been silent while this node listened; used by the progress thread only */
-    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing, counted like silent_ns */
+    int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing while this node listened */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
-    /* bytes written to the side connection, and how many of them the peer's host has acknowledged, as far as known; under side_lock */
+    /* bytes written to the side connection, and how many of them the peer's host is known to have acknowledged; under side_lock */
     int64_t side_sent, side_taken;
 };
 
@@ -206,23 +209,23 @@ struct fab_link {
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
     void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
-    /* Periodic work on the progress thread. Returns after how many ns to call again; INT64_MAX: never. fab_kick() makes the thread ask
-       again at once. */
+    /* Periodic work on the progress thread. Returns after how many ns to call it again; INT64_MAX: never. After fab_kick() it is called at
+     * once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
-    /* On the progress thread: node `node`, of this host, has sent a descriptor with fab_side_give(). `fd` is -1 if this process has too
-     * many open files to receive it. The layer must check `what` and the descriptor. It returns true if the descriptor is for it, and
-     * closes that descriptor itself. NULL: the layer takes no descriptors. */
+    /* On the progress thread: node `node` of this host has sent a descriptor (fab_side_give()). `fd` is -1 if this process has too many
+     * open files. The layer must check `what` and the descriptor. If the descriptor is for this layer, it returns true, and closes the
+     * descriptor later. NULL: the layer takes no descriptors. */
     bool (*given)(struct weft_node *w, uint32_t node, uint64_t what, int fd, void *arg);
     void (*close)(struct weft_node *w, void *arg); /* called when no thread of weft runs any more: frees what the layer has */
-    /* Called last, when the links are closed: frees memory to which operations under way could write until then, such as their ops. */
+    /* Called when the links are closed: frees memory to which operations could write until then, such as ops. */
     void (*free)(struct weft_node *w, void *arg);
     void *arg;
 };
 #define FAB_HOOKS_MAX 16u
 
-/* What this node's waiting threads sleep on: an event count, in memory that peers of the same host can write (shm/transport.c), so that
-   they can wake it. A waiter increments `sleepers` (seq_cst), reads seq, checks its condition, and sleeps on seq. A waker changes memory,
-   executes a full fence, and if `sleepers` is not 0, increments seq and wakes. */
+/* What this node's waiting threads sleep on. It is in memory that peers of the same host can write (shm/transport.c). A waiter increments
+ * `sleepers` (seq_cst), reads seq, checks its condition, and sleeps on seq. A waker changes memory, executes a full fence, and if
+ * `sleepers` is not 0, increments seq and wakes. */
 struct fab_bell {
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t seq;
     _Atomic uint32_t sleepers;
@@ -232,8 +235,8 @@ struct fab_bell {
     _Atomic uint32_t napping;
 };
 
-/* Operations on GPU memory, which src/gpu/ implements: addresses with a space other than 0, and local memory that only a GPU can access.
-   Any thread may call them. They are like those in weft/fabric.h; the caller has not checked the addresses. */
+/* Operations on memory of GPUs, which src/gpu/ implements, for any thread. They are like those in weft/fabric.h, but the caller has not
+ * checked the addresses. */
 struct fab_arenas {
     int (*put)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
     int (*get)(struct weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
@@ -244,10 +247,10 @@ struct fab_arenas {
     /* Whether all operations to the node that had begun when `f` was first passed (flush.h) are complete. */
     bool (*flushed)(struct weft_node *w, uint32_t node, struct fab_flush *f);
     int (*service)(struct weft_node *w);
-    /* Whether a GPU is copying for this node, and should end within milliseconds. Only polling shows the end of a copy, so a thread that
-     * sleeps would notice it late. */
+    /* Whether a GPU is copying for this node, and should end within milliseconds. Only polling shows the end of a copy. */
     bool (*copying)(struct weft_node *w);
-    int (*failure)(struct weft_node *w, uint32_t node); /* the first error of operations that had no op; reading it clears it */
+    /* the first error of the operations that were started without an op; reading the error clears it */
+    int (*failure)(struct weft_node *w, uint32_t node);
     void (*stat)(struct weft_node *w, uint32_t node, weft_link_stats *out);
 };
 
@@ -258,23 +261,23 @@ struct fab_handler {
 
 struct weft_node {
     uint32_t rank;
-    /* This node knows of nodes with numbers below `size`. When a node joins the running cluster, its link's entry is written first, and
-     * `size` grows after that (sequentially consistent). So a thread that finds a number below `size` also finds the entry. */
+    /* This node knows of nodes with numbers below `size`. When a node joins the running cluster, its entry of `links` is written before
+     * `size` (seq_cst). So a thread that sees the new `size` also sees the entry. */
     _Atomic uint32_t size;
-    uint32_t founders;          /* the nodes 0 to founders - 1 started together: barriers and exchanges are for them */
+    uint32_t founders;          /* the nodes 0 to founders - 1 started together; only they take part in barriers and exchanges */
     uint32_t room;              /* size of the tables of nodes: `size` if no node can join later, else WEFT_MAX_NUMBERS */
     _Atomic uint32_t size_here; /* nodes on this host */
-    uint32_t prepared;          /* the first `prepared` entries of `links` are written. Used only by the thread that connects nodes */
+    uint32_t prepared;          /* how many entries of `links` are written; used only by the thread that connects nodes */
     _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
     _Atomic uint64_t used[FAB_USES]; /* bytes of the pool */
     uint8_t *pool_base;
     uint64_t pool_bytes;
-    uint64_t heap_offset; /* offset of the heap in every pool: the system words are below it, and no program may address them */
+    uint64_t heap_offset; /* offset of the heap in every pool; the system words (FAB_NULL_BYTES) are before it */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
-    /* A GPU of this process has memory, so a local pointer may be one of its addresses. Stands here because each put and get reads it. */
+    /* A local pointer may be an address of a GPU's memory. Each put and get reads this. */
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
@@ -282,7 +285,8 @@ struct weft_node {
     char address[64]; /* the numeric address by which nodes of other hosts reach this one; "": all are on this host */
     base_spin now_lock;
     struct fab_now *now; /* protected by now_lock; see now.c */
-    char **towards; /* [founders]: the device that leads to each node, NULL: none; NULL as a whole: not configured, tb finds the cables */
+    /* [founders]: the device that leads to each node, NULL: none. NULL instead of an array: not configured, so tb finds the cables. */
+    char **towards;
 
     struct fab_link *links; /* [room] */
     struct fab_bell *bell;  /* this node's */
@@ -302,11 +306,11 @@ struct weft_node {
     _Atomic uint32_t pulse_end;
     int64_t pulse_ns;            /* interval of heartbeats; 0: no peer needs any */
     int64_t listened_ns;         /* when the side connections were last read; used by the progress thread only */
-    _Atomic bool lazy;           /* the program polls by itself: the progress thread polls only now and then */
-    _Atomic uint64_t polls;      /* counts weft_progress() calls and spinning waits, which tells whether the program polls */
-    _Atomic uint32_t last_looks; /* how often a thread that ended its wait polled once more, because the progress thread was asleep */
-    /* The value of `polls` when a thread of the program last went to sleep in a wait. While `polls` still equals it, the program has not
-       polled since, and the progress thread takes over. */
+    _Atomic bool lazy;           /* the program polls by itself, so the progress thread polls only every LAZY_MS */
+    _Atomic uint64_t polls;      /* counts calls of weft_progress() and spinning waits: it changes while the program polls */
+    _Atomic uint32_t last_looks; /* how often fab_last_look() polled, because the progress thread was asleep */
+    /* The value of `polls` when a thread of the program last went to sleep in a wait. While `polls` is the same, the program has not polled
+     * since then, and the progress thread polls. */
     _Atomic uint64_t rested;
     _Atomic bool stopping;
     _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
@@ -316,12 +320,12 @@ struct weft_node {
     uint32_t *poll_nodes;
 
     const struct fab_arenas *arenas; /* set before the node joins */
-    _Atomic bool arenas_used;        /* an operation on GPU memory has begun: fences and flushes must use `arenas`, too */
+    _Atomic bool arenas_used;        /* an operation on memory of a GPU has begun, so fences and flushes must use `arenas`, too */
 
     void *cluster, *sync, *queues, *gpus, *gateway; /* state of the higher layers */
 };
 
-/* Counts bytes of the pool that are in use for this purpose. Negative `bytes`: so many are no longer in use. */
+/* Counts bytes of the pool that are in use for this purpose. `bytes` is negative for bytes that are no longer in use. */
 static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 {
     atomic_fetch_add_explicit(&w->used[use], (uint64_t)bytes, memory_order_relaxed);
@@ -342,31 +346,30 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-bool fab_on_progress_thread(void); /* whether this is the progress thread of a node: work of a few microseconds disturbs no program there */
+bool fab_on_progress_thread(void); /* whether this is the progress thread of a node */
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
-/* Records that the program polls, so that the progress thread leaves the work to it for a while. It is only a hint: a lost increment does
-   no harm. */
+/* Records that the program polls, so that the progress thread leaves the work to it for a while. A lost increment does no harm. */
 static inline uint64_t fab_polled(struct weft_node *w)
 {
     uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed) + 1;
     atomic_store_explicit(&w->polls, polls, memory_order_relaxed);
     return polls;
 }
-/* A program that only puts and waits delivers messages too, once in this many waits. */
+/* One in WAITS_PER_PROGRESS waits also delivers messages, for a program that only puts and waits. */
 #define WAITS_PER_PROGRESS 16u
 /* Makes progress without calling handlers. */
 int fab_service(struct weft_node *w);
 /* Does only the work that needs handlers. */
 int fab_messages(struct weft_node *w);
-/* Called by a thread that stops polling. If the progress thread is asleep, a message that has just arrived would not be noticed, so this
- * checks once more. */
+/* Called by a thread that stops polling: polls once more if the progress thread is asleep, which would not notice a message that has just
+ * arrived. */
 void fab_last_look(struct weft_node *w);
-/* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, try again later. */
+/* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, so call this again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
-/* For peer.c and the progress thread. What these functions call runs as if inside a handler. They deliver the last messages of a peer, and
- * call the hooks of the higher layers. */
+/* For peer.c and the progress thread: deliver the last messages of a peer, and call the hooks of the higher layers. What they call must not
+ * wait, as in a handler. */
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
@@ -381,15 +384,16 @@ static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->gpu_memory, memory_order_relaxed)) && w->arenas->owns(w, p);
 }
-/* Sets a system word, which is below the heap; with `wake`, also wakes the threads that wait for it. `offset` is not checked. -ECONNRESET
-   if the node is gone. */
+/* Sets a system word (FAB_NULL_BYTES) of a node. With `wake`, also wakes the threads that wait for the word. `offset` is not checked.
+ * -ECONNRESET if the node is gone. */
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
-/* Reads a system word. Waits at most `timeout_ns`. */
+/* Reads a system word of a node. Waits at most `timeout_ns`. */
 int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
-/* A flush that does not report what a broken link did to the program's operations: the program's own flush reports that. Messages and
-   system words are never lost by a broken link. */
+/* A flush that leaves the report of lost operations to the program's own flush (fab_link.unsure). A broken link never loses messages and
+ * system words. */
 int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
-/* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call again; else the flush's result, without base_fail().
+/* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call this again; else the flush's result, without
+ * base_fail().
  */
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* One step of weft_fence(), without waiting; `f` is all zeros at first. -EAGAIN: call again. Errors come without base_fail(). */
@@ -402,20 +406,20 @@ static inline void fab_pending(weft_op *op, uint32_t node)
     op->node = node;
     __atomic_store_n(&op->status, 1, __ATOMIC_RELAXED);
 }
-/* weft_send() for any handler id. In a handler it never waits: a message that finds no room is kept and sent later. */
+/* weft_send() for any handler id. In a handler it never waits: a message for which there is no room is kept and sent later. */
 int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 
 /* --- memory.c: memory outside the pool that a transport's device accesses directly --- */
-/* Memory that is registered with a transport. The transport's own structure begins with it. */
+/* Memory that is registered with a transport. The transport's own struct begins with this one. */
 struct fab_memory {
     const struct fab_transport *transport;
 };
-/* Registers the memory behind a dmabuf, as struct fab_transport says. -ENODEV: no transport of this node uses a device that could access
-   it. */
+/* Registers the memory of a dmabuf (see struct fab_transport). -ENODEV: no transport of this node uses a device that could access the
+ * memory. */
 int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
 void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
-/* Whether operations between this memory and the node's pool can be direct. `m` may be NULL. */
+/* Whether the device can move bytes between this memory and the pool of `node` directly. `m` may be NULL. */
 bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
 /* weft_put() and weft_get() whose local memory is in `m`, to a node for which fab_memory_leads() is true */
 int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
@@ -425,20 +429,20 @@ int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_ga
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
-/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most this many bytes, so that its owner may use it again after a
- * time-out. weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES; callers in the library rely on it for larger buffers on their
- * stacks. */
+/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most FAB_NOW_BYTES, so that the caller may use it again after a time-out.
+ * weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES. */
 #define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
-/* Waits for the swap. -EINPROGRESS: it is not complete; call again. Any other result is final and sets `*swap` to NULL: 0 and the former
-   value; -ECONNRESET: the node is gone; other errors: the swap may have happened, or may still happen before the next atomic to that node.
-   In a handler it does not wait. */
+/* Waits for the swap. -EINPROGRESS: it is not complete; call this again. Any other result is final and sets `*swap` to NULL. 0: `*old` is
+ * the former value. -ECONNRESET: the node is gone. Other errors: it is not known whether the swap has happened, or will happen before the
+ * next atomic to that node. In a handler this does not wait. */
 int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
 void fab_swap_leave(struct weft_node *w, struct fab_now **swap); /* the caller no longer wants the result */
 void fab_now_free(struct weft_node *w);                          /* called when the transports are closed */
 
 /* --- peer.c: liveness --- */
-/* Handles the loss of a peer, once for each peer: delivers what it had sent, fails its ops, increments the epoch, calls the hooks. */
+/* Handles the loss of a peer, once for each peer: delivers what the peer had sent, fails operations to it, increments the epoch, calls the
+ * hooks. */
 void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *why);
 /* Asks the progress thread to treat the node as dead, although it may be alive. Any thread may call it. `why` is a string constant. */
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why);
@@ -449,15 +453,15 @@ static inline void fab_heard(struct fab_link *l)
 }
 int fab_pulse_start(struct weft_node *w); /* starts the heartbeats to the peers on other hosts */
 void fab_pulse_stop(struct weft_node *w);
-/* called right after the side connections were read; returns when they must be read again */
+/* declares silent peers dead. Called right after the side connections were read; returns when they must be read again */
 int64_t fab_judge_silence(struct weft_node *w);
 
 /* --- side.c: the side connection, once the pair is connected --- */
-/* Sends or receives all these bytes before `deadline`, while the pair connects. Returns a negative errno without base_fail(). */
+/* Sends or receives all these bytes before `deadline`, while two nodes connect. Returns a negative errno without base_fail(). */
 int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
 #define FAB_SIDE_MESSAGE_MAX 512u
 /* Sends a message to the same transport at the peer, in order. Only on the progress thread. -ENOBUFS: the peer has not read the earlier
-   ones. */
+ * messages. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 bool fab_side_byte(struct fab_link *l, char byte); /* any thread; false: the socket is full and the byte was dropped */
 /* Sends a copy of a descriptor to a node of this host, whose hook given() gets it. Any thread; never waits. -EAGAIN: there is no room now.
@@ -465,9 +469,9 @@ bool fab_side_byte(struct fab_link *l, char byte); /* any thread; false: the soc
 int fab_side_give(struct fab_link *l, uint64_t what, int fd);
 void fab_side_free(struct fab_link *l);                      /* frees the buffers, and what they hold */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
-/* Whether bytes wait to be sent. fab_side_read() sends them, too: call it also when the socket is writable. */
+/* Whether bytes wait to be sent. If so, also call fab_side_read() when the socket is writable: it sends them. */
 bool fab_side_pending(struct fab_link *l);
-/* Reads at most `most` kilobytes. NULL: the peer goes on; else why it is gone, and whether it died. */
+/* Reads at most `most` kilobytes. NULL: the peer is not gone; else why it is gone, and whether it died. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
 /* Whether the other host has acknowledged more bytes since the last call, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
@@ -478,34 +482,31 @@ int fab_settle(struct weft_node *w, int64_t deadline); /* waits until every node
 void fab_stop(struct weft_node *w);                    /* says goodbye to the peers and ends the thread */
 
 /* --- wait.c --- */
-/* Waits until ready(arg) is true: spins a little (making progress), then sleeps. -ETIMEDOUT at `deadline`, a point in time; without
+/* Waits until ready(arg) is true: spins a little and makes progress, then sleeps. -ETIMEDOUT at `deadline`, a point in time, without
  * base_fail(). -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* As fab_wait(), for what takes much longer than WEFT_SPIN, as the start of a process does: sleeps at once, and leaves the processor to
- * others.
- */
+/* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* Makes progress for a few times WEFT_SPIN, for a thread that sleeps elsewhere than in fab_wait() and expects something soon. Returns
-   whether the condition holds. Message handlers may run in this call. */
+/* Makes progress for a few times WEFT_SPIN, before a thread sleeps elsewhere than in fab_wait(). Returns whether the condition holds.
+ * Message handlers may run in this call. */
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
 /* converts a time-out, WEFT_TIMEOUT_DEFAULT included, to a point in time */
 int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
-/* Waits for room, before an operation is queued for a peer that is not accepting work; at most until the node's deadline. -EAGAIN at once
- * in a call that must not wait. Errors come without base_fail(). */
+/* Waits until there is room for one more operation to a peer, at most until the node's deadline. -EAGAIN at once in a call that must not
+ * wait. Errors come without base_fail(). */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
-bool fab_nowait(bool on); /* on: from now on this thread's operations do not wait for room. Returns the former value. */
-/* For calls that have one deadline and consist of several operations. Sets a limit for the operations that this thread starts, or waits for
- * with WEFT_TIMEOUT_DEFAULT: no such call, including its wait for room, lasts beyond the limit. INT64_MAX: no limit. Returns the former
- * limit, which the caller restores. */
+bool fab_nowait(bool on); /* true: from now on, this thread's operations do not wait for room. Returns the former value. */
+/* For a call with one deadline that consists of several operations. Sets a limit for this thread: starting an operation, and waiting for it
+ * with WEFT_TIMEOUT_DEFAULT, ends at the limit. INT64_MAX: no limit. Returns the former limit, which the caller restores. */
 int64_t fab_limit(int64_t deadline);
 
 /* --- patience.c: waits for something that another node must do --- */
 /* Which nodes can end a wait. */
 enum fab_whom {
     FAB_KNOWN, /* a node that the caller knows, and whose death the caller checks for */
-    FAB_ANY,   /* unknown: a node that dies during the wait may be the one */
-    FAB_LAST,  /* any living node can end the wait: it fails only when no other node is left */
+    FAB_ANY,   /* it is not known which node: each node that dies during the wait may be the one */
+    FAB_LAST,  /* any living node can end the wait, which fails only when no other node is left */
 };
 struct fab_patience {
     struct weft_node *w;
@@ -513,7 +514,7 @@ struct fab_patience {
     bool lasting;     /* the wait has no deadline of its own */
     int64_t deadline; /* INT64_MAX: none */
     int64_t say_at;   /* when to print whom this node waits for; INT64_MAX: printed already, or never */
-    int64_t lost_at;  /* the node that should end the wait is gone, and the wait gives up at this time; INT64_MAX: no node is gone */
+    int64_t lost_at;  /* the node that should end the wait is gone, so the wait fails at this time; INT64_MAX: no node is gone */
     uint64_t epoch;   /* the epoch in which the members were last checked */
     uint32_t dead;    /* how many nodes were dead in that epoch */
 };
@@ -524,8 +525,7 @@ static inline int64_t fab_patience_next(const struct fab_patience *p)
     int64_t next = p->deadline < p->say_at ? p->deadline : p->say_at;
     return next < p->lost_at ? next : p->lost_at;
 }
-/* 0: go on waiting. -ETIMEDOUT: the deadline has passed. -ECONNRESET: the node that should end the wait is gone. All without
- * base_fail(). */
+/* 0: wait on. -ETIMEDOUT: the deadline has passed. -ECONNRESET: the node that should end the wait is gone. All without base_fail(). */
 int fab_patience_check(struct fab_patience *p);
 /* True once: it is time to print for whom this node waits. */
 bool fab_patience_due(struct fab_patience *p);
@@ -536,23 +536,23 @@ void fab_patience_say(const struct fab_patience *p, const char *what, const char
 uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len);
 /* "node 1 is alive", "no other node is alive" */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
-/* Why a wait has failed that unknown nodes could have ended: the rest of an error text for -ECONNRESET. */
+/* The rest of an error text for -ECONNRESET, after a wait with FAB_ANY or FAB_LAST. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
 /* --- grow.c: nodes that join the running cluster. One thread calls these: the one that connects nodes --- */
-/* Whether one of the two has joined later, this node or `node`. */
+/* Whether this node or `node` has joined later. */
 static inline bool fab_late(const struct weft_node *w, uint32_t node)
 {
     return w->rank >= w->founders || node >= w->founders;
 }
 /* Writes the entries of `links` up to that of `node`, which is below w->room. */
 void fab_prepare(struct weft_node *w, uint32_t node);
-/* The node is connected (fab_connect()): makes it alive here and calls the hooks, on the progress thread. Returns when that is done.
-   -ETIMEDOUT: the node was not made alive, and will not be. At the deadline it may be alive while hooks still run; that is a success. */
+/* The node is connected (fab_connect()): the progress thread makes it alive here and calls the hooks. Returns when that is done.
+ * -ETIMEDOUT: the node will not be made alive. If it is alive at the deadline while hooks still run, this succeeds. */
 int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline);
 void fab_announce(struct weft_node *w); /* for the progress thread: does what fab_admit() waits for */
-/* Connecting the node, or fab_admit(), has failed: closes its side connection and its pidfd. The rest of the link stays until the node is
-   closed, and its number is not used again. */
+/* fab_connect() or fab_admit() has failed: closes the side connection and the pidfd. The rest of the link stays until this node is closed.
+ * The number is not used again. */
 void fab_abandon(struct weft_node *w, uint32_t node);
 
 /* --- node.c --- */
@@ -562,26 +562,26 @@ struct fab_config {
     uint32_t rank, size;
     uint32_t founders; /* see struct weft_node; 0: as `size` */
     bool grows;        /* other nodes may join later */
-    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first one also connects the node to itself, and owns the bell on which
-       the node's threads sleep. */
+    /* NULL-terminated, at most FAB_TRANSPORTS_MAX, best first. The first one also connects the node to itself, and owns weft_node.bell. */
     const struct fab_transport *const *transports;
     const struct fab_options *options; /* copied */
-    const char *const *towards; /* [founders]: this node's device towards each other node, NULL: none; NULL as a whole: not configured */
-    uint64_t system_bytes;      /* bytes of each pool for the system words of the higher layers */
+    const char *const *towards;        /* see weft_node.towards */
+    uint64_t system_bytes;             /* bytes of each pool for the system words of the higher layers */
     struct mem_options pool;
 };
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Nodes that join later may need transports that no node uses yet. Make these transports search for their devices. Call it before the
- * progress thread starts, because the search would delay other threads. */
+/* Make transports that no node uses yet search for their devices, since nodes that join later may need them. Call it before the progress
+ * thread starts, which the search would delay. */
 void fab_look_early(struct weft_node *w);
-int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id); /* -EOPNOTSUPP: no late node of that host can be connected */
+int fab_may_join(struct weft_node *w,
+                 const uint8_t *peer_host_id); /* -EOPNOTSUPP: a node of that host cannot be connected if it joins later */
 /* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
-/* The best transport to a peer of that host, as far as this node knows; NULL: none reaches it. */
+/* The best transport to a peer of that host, as far as this node knows; NULL: there is none. */
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);
-/* Both nodes of a pair call it with their side connection: agrees on the best transport that both can use for this pair, and connects. */
+/* Agrees with the peer on the best transport that both can use, and connects. Both nodes call it with their side connection. */
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline);
 
 /* The result of the search for devices. The search runs once, when a peer first needs a device. */

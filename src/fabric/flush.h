@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a flush waits for: the operations to its node that had begun before it. So what other threads start meanwhile does not delay it. It
- * has two steps: first everything that was queued must be sent; then everything that was sent by then must be complete.
+ * A flush waits for the operations to its node that had begun before it, and not for those that other threads start meanwhile. First
+ * everything that was queued must be sent. Then everything that was sent by then must be complete.
  */
 #ifndef WEFT_FLUSH_H
 #define WEFT_FLUSH_H
@@ -15,11 +15,11 @@ struct fab_flush {
     bool arenas;    /* `arena` is set */
     uint64_t arena; /* which operations on GPU memory had begun */
     bool gone;      /* everything queued has been posted: `at` and `read` are set */
-    /* rc: the number of queue pairs made so far, for which `at` and `read` are positions; tb: the turn in which the flush began */
+    /* rc: counts the queue pairs of the link; `at` and `read` are positions in this one. tb: the turn in which the flush began */
     uint32_t turn;
     uint64_t asked;   /* rc: requests to the peer's processor that had been sent */
-    uint64_t kept[2]; /* rc: queued operations that had begun, for each lane; shm: messages that had been kept for lack of room */
-    uint64_t at;      /* what must have arrived: rc: the requests before this position; tb: the frames before this number */
+    uint64_t kept[2]; /* rc: how many operations had been queued, for each lane; shm: how many messages had been kept for lack of room */
+    uint64_t at;      /* what must have arrived; rc: the requests before this position; tb: the frames before this number */
     uint64_t read;    /* rc: position after the last read */
 };
 

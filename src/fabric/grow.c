@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes that join the running cluster. A thread of cluster/grow.c connects them. Fields that other threads read are changed by the progress
- * thread, between two of its rounds. It also handles deaths, so the hooks learn of joins and deaths in the order of epochs.
+ * Nodes that join the running cluster. A thread of cluster/grow.c connects them. The progress thread, which also handles deaths, changes
+ * the fields that other threads read. So hooks learn of joins and deaths in the order of epochs.
  *
- * The tables of a cluster that grows have room for all numbers from the start. Memory that was never written needs no pages, so the entries
- * of nodes that have not joined need only address space.
+ * The tables of a cluster that grows have room for all numbers from the start. Entries of nodes that have not joined were never written, so
+ * they need only address space.
  */
 #include "fabric/fabric.h"
 
 #include <unistd.h>
 
-#define ANNOUNCING UINT32_MAX /* the value of w->newcomer while its node is being made alive, which cannot be undone */
+#define ANNOUNCING UINT32_MAX /* the value of w->newcomer while the node is made alive, which cannot be undone */
 
 void fab_prepare(struct weft_node *w, uint32_t node)
 {
@@ -32,7 +32,7 @@ void fab_announce(struct weft_node *w)
         base_spin_unlock(&w->progress);
         return;
     }
-    /* `size` and the state are changed under the lock of the threads that deliver messages, as at a death (fab_last_words()). */
+    /* Change `size` and the state under the lock of the threads that deliver messages, as fab_last_words() does. */
     if (w->size <= node)
         atomic_store(&w->size, node + 1);
     atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_seq_cst);
@@ -40,8 +40,8 @@ void fab_announce(struct weft_node *w)
     base_log(BASE_LOG_INFO, "node %u (pid %d on %s) has joined", node, l->pid, l->host);
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_run_joined(w, node);
-    /* Not a plain store: fab_admit() may have stopped waiting, and a later call may have stored the next node. Pairs with the acquire
-     * there. */
+    /* fab_admit() may have stopped waiting, and a later call may have stored the next node, which this must not overwrite. Pairs with the
+     * acquire there. */
     uint32_t mine = ANNOUNCING;
     atomic_compare_exchange_strong(&w->newcomer, &mine, 0);
     fab_wake_here(w);
@@ -77,5 +77,5 @@ void fab_abandon(struct weft_node *w, uint32_t node)
     if (l->pid_fd >= 0)
         close(l->pid_fd);
     l->pid_fd = -1;
-    l->gone_ns = base_now_ns(); /* the progress thread uses the entry only after a node with a higher number was announced */
+    l->gone_ns = base_now_ns(); /* the progress thread uses the entry only when a node with a higher number was announced */
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory outside the pool that a transport's device accesses directly: a GPU's, whose dmabuf is registered with the device. No other node
- * gets a key for it, so only this node's own puts and gets move its bytes.
+ * Memory of a GPU that a transport's device accesses directly, by its dmabuf. No other node gets a key for this memory, so only this node's
+ * own puts and gets use it.
  */
 #include "fabric/fabric.h"
 

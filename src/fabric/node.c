@@ -10,8 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Picks the transports for peers. All are opened anyway: shm also connects the node to itself and holds the bell on which its threads
-   sleep. */
+/* Picks the transports for peers. shm is opened in any case: it connects the node to itself, and owns weft_node.bell. */
 static int pick_transports(struct weft_node *w, const struct fab_transport *const *all)
 {
     const char *only = w->options.transport;
@@ -40,11 +39,11 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     const char *only = w->options.transport;
     bool names_device = w->options.device[0] || w->options.rail_names[0][0];
     if (!only[0] && names_device && !t->rdma && !t->at_once)
-        return false; /* the user has named a device, so no ordinary network may be used instead */
+        return false; /* the user has named a device, so weft may not use an ordinary network instead */
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
-/* Collects the reasons of all transports that failed, because the reason of the last one need not be the important one. */
+/* Collects the reasons of all transports that failed. */
 static void node_add_why(char *why, size_t room)
 {
     size_t n = strlen(why);
@@ -100,11 +99,11 @@ void fab_look_early(struct weft_node *w)
     for (const struct fab_transport **t = w->transports; *t; t++)
         if (node_may_use(w, *t) && !(*t)->founders_only)
             (void)(*t)->reaches(w, elsewhere);
-    base_error_clear(); /* the reason of a failure is kept, and told when a node needs the transport */
+    base_error_clear(); /* the reason is kept, and reported when a node needs the transport */
 }
 
-/* What the two nodes tell each other about each transport, in the order of the table. A node looks for the devices of a transport only if
- * no better transport connects the pair, because looking takes time. */
+/* What the two nodes tell each other about each transport, in the order of the table. A node looks for devices only if no better transport
+ * connects the two nodes, because looking takes time. */
 struct offer {
     uint8_t index, can;
 };
@@ -112,8 +111,8 @@ struct offer {
 int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_host_id, int side_fd, int64_t deadline)
 {
     char why[700] = "", there[64] = "";
-    const char *fast = NULL; /* the one of the two nodes that could use a better transport, which the other could not; NULL: none */
-    bool here = false;       /* that node is this one */
+    const char *fast = NULL; /* a better transport that only one of the two nodes can use; NULL: none */
+    bool here = false;       /* this node is the one that can use it */
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
         base_error_clear();
@@ -133,7 +132,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
             return base_fail(-EPROTO, "node %u has other transports than this node has; run the same version of weft on both hosts",
                              l->node);
         if (mine.can && theirs.can) {
-            if (fast) /* one of the two nodes has RDMA devices: warn, because the pair is slower than the user may expect */
+            if (fast) /* only one of the two nodes has RDMA devices: warn, because the link may be slower than the user expects */
                 base_log(BASE_LOG_WARN, "node %u is reached over %s, although %s has RDMA devices: %s", l->node, t->name, fast,
                          here     ? "`weft doctor` on that node's host says why that node uses none"
                          : why[0] ? why
@@ -285,7 +284,7 @@ int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= FAB_HANDLERS)
         return base_fail(-EINVAL, "there is no handler %u: handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
-    /* Wait for a message that is being delivered: its handler would get the new arg with the old function. */
+    /* Wait for a message that is being delivered, whose old handler would get the new `arg`. */
     base_spin_lock(&w->progress);
     w->handlers[id].arg = arg;
     atomic_store_explicit(&w->handlers[id].fn, fn, memory_order_release);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Operations that are started and waited for in one call. If the wait ends before the operation, the operation goes on, but the caller's
- * stack frame is gone. So the op, the former value of a word and a little data are in memory of the node. That memory is reused when the
- * operation has ended, and freed after the transports are closed.
+ * Operations that are started and waited for in one call. The operation may last longer than the wait, and then the caller's stack frame is
+ * gone. So the op, the former value of a word and a little data are in memory of the node. This memory is used again when the operation has
+ * ended, and freed when the transports are closed.
  */
 #include "fabric/fabric.h"
 
@@ -25,7 +25,7 @@ static struct fab_now *now_take(struct weft_node *w)
 {
     base_spin_lock(&w->now_lock);
     struct fab_now **at = &w->now;
-    while (*at && !ended(*at)) /* look for the record of a finished swap for which no thread waits any more, to use it again */
+    while (*at && !ended(*at)) /* look for memory of an operation that has ended and for which no thread waits */
         at = &(*at)->next;
     struct fab_now *n = *at;
     if (n)

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for other nodes: for a barrier, a lock, a word, work. A slow node is not an error. So such a wait lasts as long as the nodes it
- * waits for are alive, unless the caller gives a time-out or the user has set a deadline (WEFT_DEADLINE). The wait prints once for whom it
- * waits (WEFT_SAY_AFTER).
+ * Waits for other nodes, for example in a barrier. A slow node is not an error. So such a wait lasts as long as these nodes are alive,
+ * unless the caller gives a time-out or the user has set WEFT_DEADLINE. The wait prints once for which nodes it waits (WEFT_SAY_AFTER).
  *
- * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during the wait may have
- * been the one. If no other node is alive, no other node can end the wait. In both cases the wait goes on for the default deadline (struct
- * fab_options) and then fails, because another node or a thread of this process may still end it. Nodes that were dead before the wait
- * began do not count: the caller could know of them.
+ * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during the wait may be
+ * this node. Then, and if no other node is alive, the wait lasts for the default deadline, since another node or a thread of this process
+ * may still end it. Nodes that were dead before the wait began do not count.
  */
 #include <stdio.h>
 
@@ -28,7 +26,7 @@ void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_wh
         .whom = whom,
         .lasting = lasting,
         .deadline = lasting ? INT64_MAX : fab_timeout(w, timeout_ns),
-        /* base_recent_ns() (up to 30 us old) is cheaper than base_now_ns(), and every barrier runs this function */
+        /* base_recent_ns() is cheaper than base_now_ns(), and every barrier runs this function */
         .say_at = lasting ? base_after(base_recent_ns(), w->options.say_after_ns) : INT64_MAX,
         .lost_at = INT64_MAX,
         .epoch = weft_epoch(w),

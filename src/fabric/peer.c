@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of a peer: deliver what it had sent, fail pending operations to it, raise the epoch, tell the higher layers (fabric.h). This file
- * also detects the death of peers on other hosts. Both nodes of a pair send heartbeats, the byte 'h', over the side connection. A peer that
- * is silent for too long is dead. A message of a transport over this connection counts as a heartbeat, too.
+ * Handles the end of a peer, and detects the death of peers on other hosts. Both nodes of a link send heartbeats, the byte 'h', over the
+ * side connection. A message of a transport over this connection counts as a heartbeat, too. A peer that is silent for too long is dead.
  *
- * How long that is depends on the peer's host. The kernel of that host acknowledges our heartbeats, whatever the peer's process does, and
- * closes the connection when the process ends. So a process whose host does not answer either is dead after WEFT_LIVENESS. A process whose
- * host answers is stopped, or gets no processor: it is dead after PATIENCE times as long.
+ * The kernel of the peer's host acknowledges our heartbeats, whatever the peer's process does, and closes the connection when the process
+ * ends. If the host does not answer either, the peer is dead after WEFT_LIVENESS. If the host answers, the process is stopped or gets no
+ * processor, and is dead after PATIENCE times WEFT_LIVENESS.
  *
  * On a slow network heartbeats wait behind what was sent before, and TCP may send only one packet in a round trip. So two round trips, as
  * the kernel has measured them, are added to these times.
  *
- * A thread of its own sends the heartbeats, because the progress thread may be in a handler of the program for a long time while the node
- * is alive. Only the progress thread decides whether a peer is dead, right after it has read what has arrived. It does not count time in
- * which it did not read: a node that was stopped itself must not take all others for dead.
+ * A thread of its own sends the heartbeats, because the progress thread may be in a handler of the program for a long time. The progress
+ * thread decides whether a peer is dead, right after it has read what has arrived. It does not count time in which it did not read, so that
+ * a node that was stopped does not declare all others dead.
  */
 #include "fabric/fabric.h"
 
@@ -23,11 +22,10 @@
 #include <unistd.h>
 
 #define JUDGE_NS (10 * WEFT_MS) /* the least time between two checks */
-#define GONE_NS                                                                                                              \
-    (10 * WEFT_SECOND) /* how long the connection to a peer that is gone is kept: another thread may be about to write to it \
-                        */
-#define PATIENCE 5     /* how many liveness times a process may be silent while its host answers */
-#define SLOWNESS 3     /* how many liveness times more a peer may be silent, if the network is slow */
+/* How long the connection to a peer that is gone is kept, because another thread may be about to write to it. */
+#define GONE_NS  (10 * WEFT_SECOND)
+#define PATIENCE 5 /* how many times WEFT_LIVENESS a process may be silent while its host answers */
+#define SLOWNESS 3 /* how many times WEFT_LIVENESS more a peer may be silent, if the network is slow */
 
 void fab_give_up(struct weft_node *w, uint32_t node, const char *why)
 {
@@ -42,10 +40,10 @@ void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *wh
         return;
     base_log(died ? BASE_LOG_WARN : BASE_LOG_INFO, "node %u (pid %d on %s) %s: %s", node, l->pid, l->host, died ? "is dead" : "has left",
              why);
-    l->gone_why = strdup(why); /* copied: `why` may be this thread's error text, which the failing operations below overwrite */
+    l->gone_why = strdup(why); /* copied, because `why` may be this thread's error text, which the failing operations below overwrite */
     fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
-    shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive after all, it learns by this that it was given up */
+    shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive, it learns by this that it was given up */
     if (l->pid_fd >= 0)
         close(l->pid_fd);
     l->pid_fd = -1;
@@ -67,8 +65,8 @@ static void *pulse_thread(void *arg)
 {
     struct weft_node *w = arg;
     while (!atomic_load_explicit(&w->pulse_end, memory_order_acquire)) {
-        /* fab_alive() is an acquire load that pairs with the release when the pair has connected. Before that the side connection belongs
-           to the transports. */
+        /* While two nodes connect, the side connection belongs to the transports. fab_alive() is an acquire load that pairs with the
+         * release when they have connected. */
         for (uint32_t i = 0; i < w->size; i++)
             if (fab_alive(w, i) && w->links[i].liveness_ns)
                 beat(&w->links[i]);
@@ -96,7 +94,7 @@ void fab_pulse_stop(struct weft_node *w)
     w->pulse_started = false;
 }
 
-/* How much longer than otherwise a peer may be silent, because the network is slow. Bounded, so that a peer is declared dead in time. */
+/* How much longer a peer may be silent because the network is slow. */
 static int64_t slowness(const struct fab_link *l)
 {
     int64_t trips = 2 * base_round_trip_ns(l->side_fd), most = SLOWNESS * l->liveness_ns;
@@ -110,8 +108,8 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
     int64_t host = l->liveness_ns - w->pulse_ns - l->unanswered_ns, left = l->liveness_ns - l->silent_ns;
     double seconds = (double)l->silent_ns / 1e9;
     left = host > left ? host : left;
-    /* Nothing is unacknowledged: no heartbeat was sent, because this host's heartbeat thread did not get a processor either. So the
-       silence proves nothing. */
+    /* If nothing is unacknowledged, this node has sent no heartbeat, because its heartbeat thread got no processor. So the silence proves
+     * nothing. */
     if (left <= 0 && base_unacknowledged(l->side_fd) == 0) {
         l->unanswered_ns = 0;
         left = l->liveness_ns - w->pulse_ns;
@@ -131,8 +129,7 @@ static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, s
     return left < PATIENCE * l->liveness_ns - l->silent_ns ? left : PATIENCE * l->liveness_ns - l->silent_ns;
 }
 
-/* Close the descriptors of a peer that is gone. In a cluster that grows, nodes join and leave again and again, and the number of
- * descriptors of a process is limited. */
+/* Close the descriptors of a peer that is gone: nodes may join and leave again and again, and the number of descriptors is limited. */
 static void peer_forget(struct weft_node *w, struct fab_link *l, int64_t now)
 {
     if (w->room == w->founders || l->side_fd < 0 || !l->gone_ns || now - l->gone_ns < GONE_NS)

@@ -3,9 +3,8 @@
  * The progress thread. It delivers messages when the program does not, watches the side connections, which report the death of a peer, and
  * runs the upkeep of transports and of the higher layers (fabric.h).
  *
- * It naps in poll(). Senders wake it with a byte on the side connection, but only if `napping` says that it sleeps and `pollers` that
- * no other thread polls for messages. While the program polls by itself, this thread stays out of its way: it looks every LAZY_MS, and
- * takes over when the program stops polling or goes to sleep.
+ * It naps in poll(). Senders wake it by a byte on the side connection, but only if `napping` is 1 and `pollers` is 0. While the program
+ * polls by itself, this thread polls only every LAZY_MS.
  */
 #include "fabric/fabric.h"
 
@@ -21,11 +20,10 @@
 #define NAP_MS     1000 /* the longest sleep: for peers whose death no descriptor reports */
 #define READS      64   /* kilobytes read from one side connection before the next one is read */
 #define LAST_READS 4096 /* kilobytes to read when the process has ended: more than a socket holds */
-#define GOODBYE_WAIT                                                                                                                       \
-    (2 * WEFT_SECOND) /* how long to wait at most, for all peers together, until the peers have read the goodbye: a peer may be stopped or \
-                         busy */
-#define TICK_NS WEFT_MS        /* how often upkeep runs while messages keep coming */
-#define LOOK_NS (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
+/* How long to wait at most until all peers have read the goodbye, since a peer may be stopped or busy. */
+#define GOODBYE_WAIT (2 * WEFT_SECOND)
+#define TICK_NS      WEFT_MS        /* how often upkeep runs while messages keep coming */
+#define LOOK_NS      (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
 
 static BASE_THREAD_LOCAL bool is_progress_thread;
 
@@ -39,7 +37,7 @@ static bool idle(struct weft_node *w)
 {
     bool quiet = true;
     if (!base_spin_try(&w->progress)) {
-        /* A handler runs on another thread, perhaps for long. There may be work to do after it, but this thread need not hurry. */
+        /* A handler runs on another thread, perhaps for long. */
         base_sleep_ns(BUSY_NS);
         return false;
     }
@@ -100,8 +98,8 @@ static void look_at_peers(struct weft_node *w, struct pollfd *fds, uint32_t *nod
         if (fds[i].fd == l->side_fd) {
             read_side(w, l, READS);
         } else {
-            /* The peer's last bytes may say goodbye, so read them. A child process of the peer may still hold the socket and write to it,
-             * so the amount read is bounded. */
+            /* The peer's last bytes may be a goodbye, so read them. Read a bounded number, since a child process of the peer may still
+             * write to the socket. */
             read_side(w, l, LAST_READS);
             if (fab_alive(w, nodes[i]))
                 fab_peer_gone(w, nodes[i], !l->goodbye, "its process ended");
@@ -146,8 +144,8 @@ static void *progress_thread(void *arg)
             next = progress_ticks(w);
             ticked = now;
         }
-        /* If a waiting thread has polled since the last round, leave the work to that thread: otherwise it would sleep, and would have to
-         * be woken for each message. */
+        /* If a waiting thread has polled since the last round, leave the work to that thread, which would otherwise sleep and be woken for
+         * each message. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;
@@ -189,11 +187,11 @@ static void *progress_thread(void *arg)
         atomic_store_explicit(&w->bell->napping, 0, memory_order_seq_cst);
         if (quiet) {
             judge = fab_judge_silence(w);
-        } else if (now - looked > LOOK_NS) { /* another thread may be in a handler for long: the peers must not wait for it */
+        } else if (now - looked > LOOK_NS) { /* another thread may be in a long handler, for which the peers must not wait */
             looked = now;
             look_at_peers(w, fds, nodes, 0);
             judge = fab_judge_silence(w);
-        } else if (again) { /* not idle, but another thread is doing the work, and may need this processor for it */
+        } else if (again) { /* another thread is doing the work, and may need this processor */
             base_sleep_ns(SHORT_NS);
         }
         again = !quiet;
@@ -248,8 +246,7 @@ void fab_stop(struct weft_node *w)
         struct fab_link *l = &w->links[i];
         if (l->side_fd >= 0 && fab_alive(w, i))
             fab_side_goodbye(l, end);
-        /* Read what has come before closing: a TCP connection that is closed with unread bytes is reset, and the reset may overtake the
-           goodbye. */
+        /* Read before closing: a TCP connection that is closed with unread bytes is reset, and the reset may overtake the goodbye. */
         char bytes[256];
         if (l->side_fd >= 0 && l->liveness_ns && shutdown(l->side_fd, SHUT_WR) == 0)
             while (recv(l->side_fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)

@@ -8,11 +8,10 @@
  *   'm' n n ...  a message of `n` bytes (two bytes, the low one first) for the transport of this link
  *   'd' ...      a descriptor, which comes with these bytes (Unix sockets only), and eight bytes that say what it is for
  *
- * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and nothing else is sent before
- * it. Wake-ups and heartbeats may be dropped if the socket is full: then the peer has plenty of other bytes to read, and reading them has
- * the same effect. The goodbye is not dropped: a node that leaves waits for room for it, for a while, because without it the node would
- * count as dead. A descriptor is sent with all its bytes or not at all. The peer receives it in the read that has its 'd', and keeps it
- * until the other bytes have come, too. No read has the 'd' of more than one descriptor, because the kernel ends a read before the next
+ * Only the progress threads send messages, and they never wait: what the socket does not accept is kept, and sent before anything else.
+ * Wake-ups and heartbeats may be dropped if the socket is full, because then the peer reads other bytes, with the same effect. A node that
+ * leaves waits a while for room for the goodbye, without which it would count as dead. A descriptor is sent with all its bytes or not at
+ * all. The peer receives it in the read that has its 'd'. Each read has at most one 'd', because the kernel ends a read before the next
  * descriptor.
  */
 #include "fabric/fabric.h"
@@ -25,7 +24,7 @@
 
 #define HEAD_BYTES 3u
 #define GIVE_BYTES (1u + sizeof(uint64_t))
-#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* most bytes of messages kept while the socket accepts no more */
+#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* the most bytes of messages that are kept while the socket is full */
 
 struct fab_side {
     uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
@@ -121,7 +120,7 @@ bool fab_side_byte(struct fab_link *l, char byte)
 int fab_side_give(struct fab_link *l, uint64_t what, int fd)
 {
     uint8_t bytes[GIVE_BYTES] = {'d'};
-    memcpy(bytes + 1, &what, sizeof what); /* in this host's byte order: both nodes are on it */
+    memcpy(bytes + 1, &what, sizeof what); /* in this host's byte order, because both nodes are on this host */
     base_spin_lock(&l->side_lock);
     push(l);
     int rc = l->side && l->side->out ? -EAGAIN : base_send_fds_nowait(l->side_fd, bytes, sizeof bytes, &fd, 1);
@@ -174,8 +173,8 @@ static void given(struct weft_node *w, struct fab_link *l)
         close(fd);
 }
 
-/* Handles what has been received. The peer wrote these bytes, so they may be anything. `*fd`: the descriptor that has come with them, or
- * -1; set to -1 if it belongs to one of these messages. False: the bytes are invalid. */
+/* Handles what has been received. The bytes may be anything, so they are checked. `*fd`: the descriptor that has come with them, or -1;
+ * becomes -1 if one of these messages has taken it. False: the bytes are invalid. */
 static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n, int *fd)
 {
     for (size_t i = 0; i < n; i++) {
@@ -222,7 +221,7 @@ void fab_side_free(struct fab_link *l)
     l->side = NULL;
 }
 
-/* Frees the buffers when they are empty. Side messages are rare, so a link needs its buffers only while a message is incomplete. */
+/* Frees the buffers when they are empty: a link needs them only while a message is incomplete. */
 static void tidy(struct fab_link *l)
 {
     base_spin_lock(&l->side_lock);
@@ -264,8 +263,8 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             *died = true;
             return "it sent an invalid message over the side connection; run the same version of weft on all hosts";
         }
-        if ((size_t)n < sizeof bytes && !passed) { /* nothing more has arrived (the kernel ends a read after a descriptor); poll() reports
-                                                     what comes later, and the end of the connection */
+        /* Nothing more has arrived; poll() reports what comes later. The kernel also ends a read after a descriptor. */
+        if ((size_t)n < sizeof bytes && !passed) {
             tidy(l);
             break;
         }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that arrived before their handler: kept in order, until there is a handler or the node's deadline is over. Everything here is
- * under w->progress.
+ * Messages that arrived before their handler was installed. They are kept in order, until there is a handler or the node's deadline is
+ * over. Everything here is under w->progress.
  */
 #ifndef WEFT_STASH_H
 #define WEFT_STASH_H
 
 #include "fabric/fabric.h"
 
-#define STASH_MAX 1024u /* messages of one sender that wait for their handlers, before the sender must wait */
+#define STASH_MAX 1024u /* how many messages of one sender may wait for their handlers before the sender must wait */
 
 struct stashed;
 struct stash {
@@ -17,8 +17,8 @@ struct stash {
 };
 
 void stash_init(struct stash *s, uint32_t from);
-/* Runs the handler, or keeps the message until its handler is installed. Once one message for the program is kept, all later ones for the
-   program are kept behind it. weft's own messages do not wait for them. */
+/* Runs the handler, or keeps the message until its handler is installed. Later messages for the program are kept behind it; weft's own
+ * messages are not. */
 void stash_deliver(struct weft_node *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len);
 /* Delivers the kept messages whose handlers are installed now. Returns how many are left. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The transports, for the code that makes a node (node/open.c); fabric itself knows none of them by name. A new transport is a folder here,
- * a line in this file, and one in the list in node/open.c.
+ * The transports, for the code that makes a node (node/open.c). A new transport is a folder here, a line in this file, and a line in
+ * node/open.c.
  */
 #ifndef WEFT_TRANSPORTS_H
 #define WEFT_TRANSPORTS_H

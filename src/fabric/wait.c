@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waiting: spin briefly while making progress, then sleep on the node's bell until it is rung. Each sleep ends after SLICE_NS at the
- * latest, because the thread that should wake this one may have been killed between changing memory and ringing the bell. A hundred checks
- * a second cost almost nothing.
+ * Waiting: spin briefly and make progress, then sleep on the node's bell. Each sleep ends after SLICE_NS, because the thread that should
+ * wake this one may have been killed between changing memory and ringing the bell.
  */
 #include "fabric/fabric.h"
 
@@ -10,9 +9,9 @@
 
 #define BUSY_SLICE_NS   WEFT_MS
 #define SLICE_NS        (10 * WEFT_MS)
-#define YIELD_FOR       16 /* how many spin times a waiting thread yields the processor, when there are more nodes than processors */
+#define YIELD_FOR       16 /* how many times WEFT_SPIN a waiting thread yields the processor, if there are more nodes than processors */
 #define LOOKS_PER_CLOCK 32u
-#define LINGER_FOR      4 /* how many spin times fab_linger() polls: the expected event comes from a thread that must first be woken */
+#define LINGER_FOR      4 /* how many times WEFT_SPIN fab_linger() polls */
 
 static BASE_THREAD_LOCAL int64_t limit; /* fab_limit(); 0: none */
 
@@ -34,9 +33,9 @@ static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64
 {
     struct fab_bell *bell = w->bell;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
-    /* pairs with the waker's fence: either the waker sees this sleeper, or this thread sees the waker's change */
+    /* pairs with the waker's fence: either the waker sees this sleeper, or this thread sees the change */
     atomic_thread_fence(memory_order_seq_cst);
-    /* What a handler changes is not followed by such a fence: see fab_progress(). So if a handler runs now, sleep only briefly. */
+    /* After a handler there is no such fence (see deliver()). So if a handler runs now, sleep only briefly. */
     if (base_spin_try(&w->progress))
         base_spin_unlock(&w->progress);
     else if (at_most > BUSY_SLICE_NS)
@@ -57,14 +56,12 @@ static bool copying(struct weft_node *w)
 }
 
 /* Spins and makes progress until the condition holds, the deadline has passed, or nothing has made progress for `quiet_ns`. `yields`: yield
- * the processor between polls, because the thread or process that this thread waits for may need it. A yield is cheaper than a sleep and a
- * wake-up, if the answer comes soon. */
+ * the processor between polls, because the thread for which this one waits may need it. */
 static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, int64_t quiet_ns, bool yields)
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
-    /* Work that needs no handler is done at each turn. Messages are polled only at some turns, but regularly, however much other work there
-     * is. */
+    /* Work that needs no handler is done at each turn, messages are polled at some turns. */
     bool hurry = fab_polled(w) % WAITS_PER_PROGRESS != 0;
     if (yields) {
         int64_t start = base_now_ns(), now = start;
@@ -94,14 +91,13 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
                 break;
             now = base_now_ns();
             fab_polled(w);            /* this thread goes on polling */
-            if (moving || copying(w)) /* if this thread slept, another thread would have to make the progress */
+            if (moving || copying(w)) /* otherwise another thread would have to make the progress */
                 start = now;
         }
     }
     if (atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst) == 1) {
-        /* Orders the decrement above before the loads of `napping` and of received messages; pairs with the senders' fences, and with the
-           progress thread's fence before it sleeps. A sender that still saw `pollers` woke nobody, so its message must be found by the last
-           look here. If the progress thread does not sleep yet, it looks itself after this. */
+        /* Orders the decrement above before the loads of `napping` and of received messages; pairs with the senders' fences and the
+         * progress thread's fence. A sender that still saw `pollers` woke nobody, so the last look here must find its message. */
         fab_fence_after_rmw();
         if (BASE_UNLIKELY(atomic_load_explicit(&w->bell->napping, memory_order_relaxed)))
             fab_last_look(w);
@@ -112,10 +108,9 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
 /* This thread stops polling: the progress thread takes over. */
 static void rest(struct weft_node *w)
 {
-    /* Handle what has arrived meanwhile, instead of leaving it to the progress thread. */
+    /* Handle what has arrived meanwhile. */
     fab_progress(w);
-    /* seq_cst pairs with the progress thread's load: either that thread sees this store, or this thread sees that the other has become
-     * lazy. */
+    /* seq_cst pairs with the progress thread's load: either that thread sees this store, or this thread sees w->lazy. */
     atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
     if (atomic_load_explicit(&w->lazy, memory_order_seq_cst))
         fab_kick(w);
@@ -124,7 +119,7 @@ static void rest(struct weft_node *w)
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg)
 {
     int64_t most = LINGER_FOR * w->options.spin_ns;
-    /* This thread has just woken another one, and the system may have placed that one behind it on the same processor: so yield. */
+    /* Yield, because the thread that this one has just woken may wait for the same processor. */
     bool done = ready(arg) || spin(w, ready, arg, base_now_ns() + most, most, true);
     rest(w);
     return done;
@@ -147,8 +142,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
             if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
                 return 0;
         }
-        /* The condition does not hold yet, but operations make progress and would wake this thread again and again. So this thread makes
-         * progress itself, unless another thread does. */
+        /* Operations make progress, and would wake this thread again and again. So this thread makes progress itself, unless another thread
+         * does. */
     }
 }
 
@@ -166,7 +161,7 @@ int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
     if (!nowait)
         return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
     fab_polled(w);
-    fab_progress(w); /* a program that only repeats the call makes progress nowhere else */
+    fab_progress(w); /* a program that only repeats this call makes progress nowhere else */
     return has_room(arg) ? 0 : -EAGAIN;
 }
 

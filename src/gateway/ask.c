@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Requests of this node that are not answered yet. A request stays in the table until the server has answered or is gone, even if nobody
- * waits for the answer any more: the server still works on it, so it counts towards WEFT_REQUESTS_MAX.
+ * waits for the answer: it counts towards WEFT_REQUESTS_MAX.
  */
 #include "gateway/gateway.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* The node's upkeep (progress.c) runs more often than this; for an earlier deadline it must be woken. */
+/* For an earlier deadline than this, the node's upkeep (progress.c) must be woken. */
 #define LOOKS_NS (2 * WEFT_SECOND)
 
 const char *gateway_service_name(const struct gateway *g, uint32_t service)
@@ -83,7 +83,7 @@ static int ask_send(struct gateway *g, const struct gateway_question *q, const w
     struct gateway_message m = {.type = GATEWAY_REQUEST, .word = {id}};
     if (q->data && r->data_bytes > inside)
         m.word[1] = XXH3_64bits(q->data, (size_t)r->data_bytes);
-    if (q->post || r->node == g->w->rank) /* all messages to this node itself take the same way, so they stay in order */
+    if (q->post || r->node == g->w->rank) /* all messages to this node itself take the same way, so that they stay in order */
         return gateway_post(g, r->node, &m, payload, sizeof *r + inside);
     return fab_send(g->w, r->node, GATEWAY_HANDLER, &m, sizeof m, payload, sizeof *r + inside, NULL);
 }
@@ -151,7 +151,7 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
                               WEFT_REQUESTS_MAX, r->node);
         goto out;
     }
-    /* From here on another thread may end and free the request: the node may answer, or may be gone. */
+    /* From here on another thread may end and free the request. */
     if (id)
         *id = number;
     if (soon && timeout < LOOKS_NS)
@@ -197,7 +197,7 @@ void gateway_ask_ignore(struct gateway *g, const weft_request *r)
     /* again, if requests were answered between the refusal and the lock */
     while (!later && gateway_ask(g, &(struct gateway_question){.record = r, .tell = tell_nobody, .post = true}, NULL) == -EAGAIN) {
         if (!(later = malloc(sizeof *later)))
-            return; /* what the request ends stays until this node or the other one ends */
+            return; /* what the request should end stays until one of the two nodes ends */
         later->r = *r;
         base_spin_lock(&g->lock);
         bool full = g->outstanding[r->node] >= WEFT_REQUESTS_MAX;
@@ -419,7 +419,7 @@ int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t time
                          "a handler must not wait, but this call waits for the service '%s' of node %u: call it in another thread",
                          gateway_service_name(g, r.service), r.node);
     int64_t deadline = fab_timeout(g->w, timeout_ns);
-    r.timeout_ns = INT64_MAX; /* no deadline in the table, because this thread waits with a deadline of its own */
+    r.timeout_ns = INT64_MAX; /* this thread waits with a deadline of its own */
     q->record = &r;
     q->tell = tell_waiter;
     q->arg = &waiter;

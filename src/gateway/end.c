@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * How a process of the process service ends. If it ends by itself, its group is killed, and processes that have left the group stay: a
- * daemon was started on purpose. If it is ended (its asker leaves or dies, its time is over, the asker sends it a signal that ends
- * programs, or the node closes), all its descendants are ended. The guardian does that (groups.c), so that the server thread does not wait
- * for it.
+ * How a process of the process service ends. If it ends by itself, its group is killed, but not processes that have left the group, such as
+ * daemons. The guardian (groups.c) ends it with all its descendants if its asker leaves or dies, its time is over, the asker sends a signal
+ * that ends programs, or the node closes.
  */
 #include <limits.h>
 #include <signal.h>
@@ -47,7 +46,7 @@ static void tell_end(struct run *r, int how, const struct rusage *use)
     (void)gateway_post(gateway_of(r->server), r->node, &m, &e, sizeof e);
 }
 
-/* The group is killed before the process is waited for: after the wait the system may reuse the number of process and group. */
+/* Kills the group before the wait, after which the system may use the number again. */
 void run_reap_now(struct run *r)
 {
     struct rusage use;
@@ -57,7 +56,7 @@ void run_reap_now(struct run *r)
     r->ended = true;
     atomic_store_explicit(&r->place->number, 0, memory_order_seq_cst);
     r->all->running--;
-    if (!r->left) /* before anything else, because the asker waits for this message */
+    if (!r->left) /* first, because the asker waits for this message */
         tell_end(r, how, &use);
     gateway_unwatch(gateway_server_watches(r->server), &r->end);
     run_input_end(r);
@@ -77,7 +76,7 @@ void run_look(struct run *r, int64_t now)
     if (r->signalled)
         run_stop(r);
     if (r->stopped && !late && !gateway_groups_ended(gateway_server_groups(r->server), r->place)) {
-        gateway_unwatch(gateway_server_watches(r->server), &r->end); /* from here on the service looks from time to time */
+        gateway_unwatch(gateway_server_watches(r->server), &r->end); /* from here on run_tick() looks from time to time */
         return;
     }
     run_reap_now(r);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The file service (weft/file.h): the gateway, the node that offers the service, reads its files into a cache in its pool, for all nodes.
- * Each file calls only those listed before it:
+ * The file service (weft/file.h): the gateway, which is the node that offers the service, reads its files into a cache in its pool. Each
+ * file calls only those listed before it:
  *
  *   file_path.c     opens a path, below WEFT_FILE_ROOT if that is set, or a file that the program offers
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
- *   file_holder.c   which nodes of other hosts have copies of a piece, or are getting one, and how long others wait for it
- *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
+ *   file_holder.c which nodes of other hosts have, or are getting, copies of a piece, and how long other nodes wait for these file_cache.c
+ *   the cache: generations of files, pieces, and leases of pieces
  *   file_job.c      jobs for the threads, and the answers that end them
  *   file_watch.c    notices of the system (inotify) that a file has changed
  *   file_lease.c    requests for pieces
@@ -20,14 +20,13 @@
  *                   file_async.c: calls that do not wait
  *
  * Everything except the blocking work runs on the server thread, which alone uses the structures of this header. A piece is read from the
- * disk into the pool once, however many askers want it. Each asker gets the address of the piece and a lease. The asker copies the bytes,
- * with a get or from shared memory, and then checks that the lease has not ended: after the end, the gateway may use the memory for another
- * piece. A piece that an asker maps has a lease without an end. If nodes of several other hosts have a file open, an asker keeps its copy
- * for a while, and the gateway names the copy to the next asker instead of its own piece (file_holder.c).
+ * disk once, for all askers. Each asker gets the address of the piece and a lease. It copies the bytes, and then checks that the lease has
+ * not ended: after the end, the gateway may use the memory for another piece. A piece that an asker maps has a lease without an end. If
+ * nodes of several other hosts have a file open, the gateway may name the copy of an earlier asker instead of its own piece
+ * (file_holder.c).
  *
- * A struct file_body, or body, is one generation of a file: device, inode, size and modification time. These four are compared before and
- * after each read from the disk. If one has changed, the body is stale: the gateway drops its pieces, and all requests for it end with
- * -ESTALE.
+ * A body (struct file_body) is one generation of a file: device, inode, size and modification time. These are compared before and after
+ * each read from the disk. If one has changed, the body is stale: the gateway drops its pieces, and all requests for it end with -ESTALE.
  */
 #ifndef WEFT_GATEWAY_FILE_H
 #define WEFT_GATEWAY_FILE_H
@@ -40,17 +39,17 @@
 #define FILE_THREADS      4u
 #define FILE_OPEN_MAX     4096u
 #define FILE_LEASE_NS     (5 * WEFT_SECOND)
-#define FILE_COPY_NS      (100 * WEFT_MS) /* an asker uses no lease that ends within this time, because copying a piece may take as long */
-#define FILE_CHECK_NS     WEFT_SECOND     /* while a file is read from the cache, it is compared with the disk this often */
-#define FILE_PACE_TIMES   4               /* a piece that takes this many times as long as earlier pieces is not expected any more */
+#define FILE_COPY_NS      (100 * WEFT_MS) /* an asker uses no lease that ends so soon, because copying a piece may take as long */
+#define FILE_CHECK_NS     WEFT_SECOND     /* how often a file that is read from the cache is compared with the disk */
+#define FILE_PACE_TIMES   4               /* do not wait for a piece that takes so many times as long as earlier pieces */
 #define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
 #define FILE_GETS_MAX     10    /* pieces that an asker gets at the same time */
 #define FILE_GETS_LEAST   2u    /* an asker may always get this many at the same time */
 #define FILE_HOLDERS_MAX  32u   /* copies of a piece that the gateway remembers */
 #define FILE_LEASES_MAX   4096u /* leases of one handle */
-#define FILE_HOT          4u    /* a piece that was found in the cache this often gets huge pages */
+#define FILE_HOT          4u    /* a piece that was found in the cache so often gets huge pages */
 #define FILE_CACHE_MIN    (UINT64_C(4) << 20)
-#define FILE_CHARGE_MIN   (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
+#define FILE_CHARGE_MIN   (UINT64_C(4) << 10) /* a smaller piece counts as so many bytes, because its structures need memory, too */
 
 /* How many pieces a file has, and how many bytes one of them has. */
 static inline uint64_t file_pieces(uint64_t file_bytes)
@@ -73,7 +72,7 @@ static inline uint64_t file_hash(const void *bytes, size_t len)
 /* --- file_path.c --- */
 struct file_offers;
 struct file_root {
-    int fd;     /* descriptor of the directory WEFT_FILE_ROOT; -1: WEFT_FILE_ROOT is not set */
+    int fd;     /* descriptor of the directory WEFT_FILE_ROOT; -1: it is not set */
     char *path; /* the directory's path, as it was set; "-": only offered files can be opened */
     struct file_offers *offers;
 };
@@ -96,8 +95,8 @@ struct file_job {
     struct file_job *next, **at_next; /* the list of all jobs */
     struct files *all;
     enum file_task task;
-    struct gateway_call
-        *call; /* the request to answer. NULL: it was cancelled, or this job reads a piece, whose own list has the requests */
+    /* The request to answer. NULL: it was cancelled, or this job reads a piece (file_piece.waiting). */
+    struct gateway_call *call;
     struct file_open *open;
     struct file_body *body;
     struct file_piece *piece;
@@ -106,7 +105,7 @@ struct file_job {
     uint32_t flags;
     uint64_t host; /* OPEN: the asker's host, as in struct file_open */
     bool outside;
-    struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the one that it has */
+    struct file_identity is; /* READ, CHECK: the generation that the file must have; after OPEN, WRITE: the generation that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
     struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory; NULL: it is in no pool */
     uint64_t place;          /* offset of the memory in the pool */
@@ -120,7 +119,7 @@ void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
 
 /* --- file_holder.c --- */
-/* How fast pieces come: when the last one came, and how long they take; longer times count at once, shorter ones little by little. */
+/* When the last piece came, and how long pieces take. Longer times count at once, shorter ones little by little. */
 struct file_pace {
     int64_t came, took; /* came: 0: none has come yet */
     int64_t gap;        /* how long after one piece the next one comes, if it is under way already; 0: not known */
@@ -134,7 +133,7 @@ struct file_holder {
     uint32_t given; /* how often the gateway has named this copy */
     uint64_t host;  /* as in struct file_open */
     weft_gaddr at;  /* address of the copy; WEFT_NULL: the node is still getting it */
-    uint64_t open;  /* while the node is getting the copy: the handle that gets it, and since when */
+    uint64_t open;  /* while the node is getting the copy: its handle, and since when */
     int64_t since;
 };
 
@@ -151,11 +150,11 @@ struct file_piece {
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not made yet */
     struct file_holder *holders;
-    uint32_t given;                                /* how often the gateway has named its own piece instead of a copy */
+    uint32_t given;                                /* how often the gateway has named its own piece to nodes of other hosts */
     struct gateway_call *delayed;                  /* requests that wait until another node has a copy, the last one first */
     int64_t delayed_until;                         /* look at them again at this time */
     struct file_piece *next_delayed, **at_delayed; /* the list of pieces with such requests */
-    bool moved; /* in the list of pieces whose holders have changed, so that the delayed requests are looked at again */
+    bool moved;                                    /* in the list of pieces whose holders have changed, for file_lease_again() */
     struct file_piece *next_moved;
 };
 struct file_body {
@@ -166,12 +165,12 @@ struct file_body {
     int fd; /* open while a handle or a job uses the body; else -1 */
     uint32_t opens, jobs;
     uint32_t far; /* how many handles of nodes of other hosts are open */
-    bool several; /* several of these handles were open at the same time, and at least one still is. Then their nodes get pieces from each
-                     other, even if they are on one host */
+    /* Several of these handles were open at the same time, and at least one still is. So their nodes get pieces from each other. */
+    bool several;
     uint32_t far_node; /* the node of the first of these handles */
     bool nodes;        /* like `several`, but these handles were of several nodes */
     bool stale, pinned;
-    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed meanwhile */
+    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed since then */
     int wd;               /* inotify's number; -1: none */
     int64_t checked;      /* when the last comparison with the disk began */
     uint64_t cached, hits, reads;
@@ -183,7 +182,7 @@ struct file_open { /* an asker's handle */
     uint32_t leases, jobs;
     uint64_t host; /* the same for all nodes of a host; 0: the gateway's host, or not known */
     int fd;        /* opened for writing; -1: the handle is only for reading */
-    bool closed;   /* the asker has closed it or is gone; it is freed when its jobs have ended */
+    bool closed;   /* the asker has closed the handle or is gone; the handle is freed when its jobs have ended */
     struct file_body *body;
     struct file_pace pace; /* of the copies that the asker has reported */
 };
@@ -192,7 +191,7 @@ struct file_lease {
     struct file_open *open;
     struct file_piece *piece;
     int64_t end; /* INT64_MAX: the piece is mapped, so the lease has no end */
-    bool gets;   /* the asker is getting a copy: it is among the piece's holders */
+    bool gets;   /* the asker is getting a copy, so it is among the piece's holders */
 };
 #define FILE_BUCKETS 4096u
 struct files {
@@ -212,23 +211,24 @@ struct files {
     bool enlarging;                               /* a job asks for huge pages */
     int64_t over;                                 /* no lease ends before this time */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
-    struct file_piece *delayed, *moved; /* pieces with requests that wait for a copy at another node; moved: their holders have changed */
-    int64_t look;                       /* when to look at these requests again; it may be too early, but is never too late */
+    struct file_piece *delayed,
+        *moved;   /* pieces with requests that wait for a copy at another node; moved: those of them whose holders have changed */
+    int64_t look; /* when to look at these requests again at the latest */
 };
 
 /* --- file_holder.c --- */
 void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece that was begun at `since` has come */
-/* How long to wait for a piece that was begun at `since`: until the last piece came plus several times as long as a piece takes, but at
+/* Until when to wait for a piece that was begun at `since`: FILE_PACE_TIMES as long as a piece takes, after the last piece came, and at
  * least for `least`. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
 /* Whether a node that is getting so many pieces may begin to get one more. */
 bool file_pace_may_get(const struct file_pace *p, unsigned gets);
-/* Chooses where the handle's node gets the piece from: `*out` becomes a holder, or NULL for the gateway itself. Returns 0; or, if the
- * request must wait for the copy that another node is getting, the time until which it waits. */
+/* Chooses from where the handle's node gets the piece: `*out` becomes a holder, or NULL for the gateway itself. Returns 0. If the request
+ * must wait for the copy that another node is getting, returns until when. */
 int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
                            struct file_holder **out);
-/* The three functions that follow record what the handle's node does. file_holder_gets(): it is getting a copy of the piece. False: it has
- * a copy already, or there is no memory. */
+/* The next three functions record what the handle's node does. file_holder_gets(): it is getting a copy of the piece. False: it has a copy
+ * already, or there is no memory. */
 bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
 void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now); /* it has the copy now */
 void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o); /* it does not get the copy any more */
@@ -272,10 +272,10 @@ int file_cache_open(struct files *all); /* -ENOMEM */
 void file_cache_free(struct files *all);
 
 /* --- file_job.c --- */
-/* Makes a job about an open file. NULL: no memory; then the call was answered. */
+/* Makes a job about an open file. NULL: there is no memory, and the request was answered. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
-/* Starts a job. done() is called later, also if no thread can be started for it; then the error is the job's result. */
+/* Starts a job. done() is called later, also if no thread can be started: then the job's result is an error. */
 void file_job_start(struct files *all, struct file_job *job);
 void file_open_free(struct files *all, struct file_open *o);
 /* done() calls this last: releases the body and the handle that the job uses, and frees the job */
@@ -294,12 +294,11 @@ void file_watch(struct files *all, struct file_body *b); /* begins to watch the 
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);
-/* Looks again at requests that wait for copies that have come, and for room in the cache. Call it after leases have ended. Returns whether
+/* Looks again at requests that wait for room in the cache, or for copies that have come. Call it after leases have ended. Returns whether
  * some still wait for room. */
 bool file_lease_again(struct files *all);
 bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the request does not wait for a piece */
-/* Looks again at requests that have waited long for a copy at another node. It must be called again at the latest when the
- * returned number of ns has passed. */
+/* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call it again at the latest. */
 int64_t file_lease_delayed(struct files *all);
 void file_begin_hold(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_drop(struct files *all, struct gateway_call *c);
@@ -333,25 +332,26 @@ enum file_kind {
      * last one; payload: weft_file_cached */
     FILE_LIST,
     FILE_CACHE, /* Answer: payload: weft_file_cache */
-    /* handle; ends the lease arg[0], which may be over; arg[1]: the address of a copy in the asker's pool, of piece arg[3] of generation
-     * arg[2] */
+    /* The asker has a copy: handle; arg[0]: the lease to end, which may have ended; arg[1]: address of the copy in the asker's pool;
+     * arg[2]: generation; arg[3]: piece */
     FILE_HOLD,
     FILE_DROP, /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
 };
 #define FILE_MAPS   0x1u  /* LEASE: the lease has no end */
-#define FILE_AHEAD  0x2u  /* LEASE: answer -EAGAIN instead of waiting for room, and if half of the cache is leased */
+#define FILE_AHEAD  0x2u  /* LEASE: answer -EAGAIN if there is no room now, or half of the cache is leased */
 #define FILE_KEEPS  0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
-#define FILE_HERE   0x8u  /* LEASE: the asker wants the gateway's piece, because a copy at another node was not right */
+#define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
 #define FILE_SILENT 0x10u /* LEASE: with FILE_HERE: that node has not answered */
-#define FILE_LATER  0x20u /* LEASE: with FILE_KEEPS: the asker will perhaps not get it soon, so nobody is to wait for its copy */
-/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes
+#define FILE_LATER  0x20u /* LEASE: with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
+/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes.
  */
 #define FILE_STRAIGHT 0x40u
 #define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */
 #define FILE_ENDS     10u
 #define FILE_LOST_AT  (FILE_ENDS_AT + FILE_ENDS)
 
-/* LEASE: whether the answer names a piece of `bytes` bytes in the pool of the gateway `node`, or with a hash (`keeps`) in any pool. */
+/* Whether an answer to LEASE names a piece of `bytes` bytes in the pool of the gateway `node` or, with `keeps`, in any pool and with a
+ * hash. */
 static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes, bool keeps)
 {
     return (keeps ? r->word[3] != 0 : weft_gaddr_node(r->word[0]) == node) && weft_gaddr_space(r->word[0]) == 0 && r->word[1] == bytes;

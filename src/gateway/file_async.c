@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The calls of weft/file.h that do not wait (weft_file_read_start() and others). A thread of this node makes the call that waits, and then
- * completes the op. Only one such call of a handle may be under way. So the queue never has more calls than there are handles and files
- * that are being opened.
+ * completes the op. Only one such call of a handle may be under way, which bounds the queue.
  */
 #include "gateway/file_handle.h"
 
@@ -41,7 +40,7 @@ static int async_make(struct async_call *c, weft_node *w)
     }
 }
 
-/* Ends a call and completes its op. The handle is released first, because the program may use or close it as soon as the op is complete. */
+/* Ends a call and completes its op. Releases the handle first, because the program may then use or close it. */
 static void async_over(weft_node *w, struct async_call *c, int status)
 {
     weft_op *op = c->op;
@@ -116,7 +115,7 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     c->work = (struct gateway_work){.run = async_run, .done = async_done};
     c->w = g->w;
     c->op = op;
-    fab_pending(op, c->node); /* first: a thread may complete it as soon as the call is queued */
+    fab_pending(op, c->node); /* first, because a thread may complete the op as soon as the call is queued */
     pthread_mutex_lock(&all->lock);
     int rc = !all->works ? -ECONNRESET : gateway_work(all->works, &c->work) ? -EAGAIN : 0;
     pthread_mutex_unlock(&all->lock);

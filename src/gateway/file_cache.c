@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The cache of the file service: generations of files (bodies), their pieces in the pool, and the leases of pieces. A piece without leases
- * is in the list of idle pieces, least recently used first, unless its file is pinned. To make room, the first piece of this list is
- * dropped.
+ * is idle, unless its file is pinned. To make room, the idle piece that was least recently used is dropped.
  */
 #include "gateway/file.h"
 
@@ -189,8 +188,7 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
     return n;
 }
 
-/* Tells the askers that have the file open, so that they need not wait until their leases end. A message to a node that is gone is lost,
- * which does no harm. */
+/* Tells the askers that have the file open, so that they notice it before their leases end. */
 static void tell_readers(struct files *all, const struct file_body *b)
 {
     uint32_t at = 0;
@@ -367,7 +365,7 @@ int64_t file_leases_over(struct files *all)
         all->over = INT64_MAX;
         for (struct file_lease *l; (l = gateway_table_next(&all->leases, &at));) {
             if (l->end <= now) {
-                l->gets = false; /* over a slow link the asker may still be getting the piece */
+                l->gets = false; /* the asker may still be getting the piece, over a slow link */
                 file_lease_end(all, l);
             } else if (l->end < all->over)
                 all->over = l->end;

@@ -2,9 +2,8 @@
  *
  * The work of the file service that may block and therefore runs on threads: opens, reads, checks, writes and syncs files.
  *
- * A change of a file changes its modification time, but this time advances in steps (at most 10 ms on Linux; one or two seconds on some
- * file systems). Two changes within one step would have the same time. So a file that has just changed is not read before the step is over:
- * any later change then gets another time.
+ * A change of a file changes its modification time, but this time advances in steps: at most 10 ms on Linux, up to two seconds on some file
+ * systems. Two changes within one step would have the same time. So a file that has just changed is not read before the step is over.
  */
 #include "gateway/file.h"
 
@@ -16,10 +15,10 @@
 #include <unistd.h>
 
 #define STEP_NS       (20 * WEFT_MS)
-#define NO_SIZE_MAX   UINT64_C(65536)   /* the largest page: a file of /sys reports a page as its size */
-#define WHOLE_STEP_NS (2 * WEFT_SECOND) /* for a time that is a whole second: the file system may store whole seconds only */
+#define NO_SIZE_MAX   UINT64_C(65536)   /* files of /sys report a page as their size, which is at most so large */
+#define WHOLE_STEP_NS (2 * WEFT_SECOND) /* if the time is a whole second, since the file system may store only whole seconds */
 
-/* May wrap around for absurd times. That does no harm, because times are only compared. */
+/* May wrap around, which does no harm, because times are only compared. */
 static int64_t time_ns(const struct timespec *t)
 {
     return (int64_t)((uint64_t)t->tv_sec * (uint64_t)WEFT_SECOND + (uint64_t)t->tv_nsec);
@@ -68,12 +67,11 @@ static void settle(int64_t modified_ns)
     int64_t step = modified_ns % WEFT_SECOND ? STEP_NS : WHOLE_STEP_NS;
     clock_gettime(CLOCK_REALTIME, &t);
     int64_t since = (int64_t)((uint64_t)time_ns(&t) - (uint64_t)modified_ns);
-    if (since >= 0 && since < step) /* with a time in the future there is no need to wait: a change now gets the present time */
+    if (since >= 0 && since < step) /* no wait for a time in the future: a change now gets another time */
         base_sleep_ns(step - since);
 }
 
-/* Refuses a file whose size is not true, such as one of /proc: it would be read as an empty file, or would seem to change all the time. The
- * size of a larger file than NO_SIZE_MAX is always true. */
+/* Refuses a file that reports a wrong size, such as one of /proc. Files of more than NO_SIZE_MAX report the right size. */
 static int check_size(int fd, struct file_identity *is)
 {
     const struct file_identity before = *is;
@@ -91,7 +89,7 @@ static int job_open(struct file_job *job)
     int rc = job->fd = file_path_open(job->root, job->path, flags, &job->outside);
     if (rc < 0)
         return rc;
-    /* not with O_TRUNC: first it must be known that this is a regular file */
+    /* not by O_TRUNC, because the file may not be a regular one */
     rc = job->flags & WEFT_FILE_TRUNCATE && ftruncate(job->fd, 0) ? -errno : 0;
     rc = rc ? rc : look(job->fd, &job->is);
     return rc || flags != O_RDONLY ? rc : check_size(job->fd, &job->is);

@@ -36,7 +36,8 @@ void file_unuse(weft_file *f, bool alone)
 {
     if (alone)
         atomic_store_explicit(&f->busy, false, memory_order_release);
-    atomic_fetch_sub_explicit(&f->users, 1, memory_order_release); /* last: another thread may close the handle when nobody uses it */
+    atomic_fetch_sub_explicit(&f->users, 1,
+                              memory_order_release); /* last, because another thread may close the handle when nobody uses it */
 }
 
 void file_info_set(weft_file *f, const weft_file_info *info)
@@ -69,7 +70,7 @@ void file_slots_leave(weft_file *f, struct file_line *line)
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         struct file_slot *s = &line->slot[i];
         if (file_slot_state(s) == SLOT_ASKED)
-            (void)gateway_ask_leave(f->g, s->ask, 0); /* after this no answer is written to the slot */
+            (void)gateway_ask_leave(f->g, s->ask, 0); /* so that no answer is written to the slot any more */
         file_slot_free(f, s);
     }
 }
@@ -129,7 +130,7 @@ static void opened_late(struct gateway *g, const struct gateway_ask *a, const st
         file_post_close(g, a->node, r->word[0]);
 }
 
-/* The gateway reports that a file has changed. So the next read or map sends a request, whose answer is -ESTALE. */
+/* The gateway reports that a file has changed: make the next read or map send a request, whose answer is -ESTALE. */
 void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m)
 {
     base_spin_lock(&g->lock);
@@ -307,8 +308,8 @@ int weft_file_pin(weft_file *f, int64_t timeout_ns)
     return ask_one(f, FILE_PIN, timeout_ns);
 }
 
-/* Writes at most one piece. If the bytes do not fit into the message, they are copied to this node's pool, from where the gateway fetches
- * them. The gateway checks a hash of the bytes, so the copy may be freed after a time-out: bytes that have changed are not written. */
+/* Writes at most one piece. If the bytes do not fit into the message, the gateway fetches them from a copy in this node's pool. It checks
+ * their hash, so the copy may be freed after a time-out. */
 static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -341,7 +342,7 @@ int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_
 {
     size_t done = 0, n;
     int rc = 0;
-    file_slots_leave(f, &f->reads); /* the slots hold pieces of the old generation; their leases expire at the gateway */
+    file_slots_leave(f, &f->reads); /* the slots have pieces of the old generation, whose leases expire at the gateway */
     (void)file_maps_leave(f);
     f->reads.last = UINT64_MAX;
     while (!rc && done < len) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handle of a file (struct weft_file). Each slot is for one piece that was asked for: the handle waits for the answer, or has a
- * lease of the piece. Answers are written to slots under gateway.lock. Otherwise only the one thread that reads or writes through the
- * handle (`busy`) changes slots.
+ * The asker's handle of a file (struct weft_file). Each slot is for one piece: the handle waits for the answer to its request, or has a
+ * lease. Answers are written to slots under gateway.lock. Otherwise only the thread that reads or writes through the handle (`busy`)
+ * changes slots.
  */
 #ifndef WEFT_GATEWAY_FILE_HANDLE_H
 #define WEFT_GATEWAY_FILE_HANDLE_H
@@ -10,11 +10,13 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
-#define FILE_AHEAD_FAR    8u /* the same for a file of another host, at most: it begins with 1, and grows with each piece that comes soon */
-#define FILE_SLOW_NS      WEFT_SECOND /* if a piece takes longer than this, the number is halved */
-#define FILE_SLOTS        (FILE_AHEAD_FAR + 2u)
-#define FILE_HOLDER_TIMES 5 /* a node that gets a piece from a holder waits at least this many times gateway.file_patience */
-#define FILE_AWAY_PART    4 /* a program is away if it does something else for 1/FILE_AWAY_PART of gateway.file_patience between two reads */
+/* The maximum for a file of another host. The number begins with 1, and grows with each piece that comes within FILE_SLOW_NS. */
+#define FILE_AHEAD_FAR 8u
+#define FILE_SLOW_NS   WEFT_SECOND /* after a piece that takes longer, the number is halved */
+#define FILE_SLOTS     (FILE_AHEAD_FAR + 2u)
+/* A get of a piece from another node than the gateway may take at least FILE_HOLDER_TIMES * gateway.file_patience. */
+#define FILE_HOLDER_TIMES 5
+#define FILE_AWAY_PART    4  /* a program that pauses for gateway.file_patience / FILE_AWAY_PART between two reads counts as away */
 #define FILE_KEPT_PART    8u /* copies take at most 1/FILE_KEPT_PART of the pool */
 _Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_SLOTS <= FILE_GETS_MAX, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
@@ -29,15 +31,15 @@ enum slot_state {
     SLOT_FAILED,
     SLOT_GETS, /* a copy for this node's pool is under way */
     SLOT_HELD, /* the copy is there, and is right */
-    SLOT_TAKEN /* a view has the copy now, and the lease is about to end */
+    SLOT_TAKEN /* the copy belongs to a view now, and the lease will end */
 };
-/* A copy of a piece in this node's pool, for a file of another host. Other nodes may get it from here, and check what they have got. */
+/* A copy of a piece of a file of another host, in this node's pool. Other nodes may get it from here, and check the bytes by a hash. */
 struct file_kept {
     struct file_kept *next, **at_next; /* under the lock */
     uint32_t node;                     /* the gateway */
     uint64_t generation, index;        /* set when the gateway is told */
     weft_gaddr at;
-    uint32_t room;  /* bytes there; only memory for whole pieces is used again */
+    uint32_t room;  /* bytes of memory; only memory for whole pieces is used again */
     uint32_t times; /* how often the memory was used */
     bool told;      /* the gateway knows of it */
     weft_op op;     /* the get that fills it */
@@ -48,28 +50,28 @@ struct file_slot {
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
-    bool claimed;              /* a map slot: a thread waits for it */
-    bool keeps;                /* the piece was asked for with FILE_KEEPS */
-    bool tell;                 /* the gateway wants to know when the copy is there */
-    bool lost;                 /* another node's copy was not right, so this node asked for the gateway's piece, with FILE_HERE */
+    bool claimed; /* a map slot: a thread waits for it */
+    bool keeps;   /* the request for the piece had FILE_KEEPS */
+    bool tell;    /* the gateway wants to know when the copy is there */
+    bool lost;    /* the copy of another node was not right, so this node has asked the gateway itself for the piece (FILE_HERE) */
     uint64_t hash, generation; /* of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
-    /* end of the lease on this node's clock, counted from before the request was sent; so the lease ends later at the gateway */
+    /* end of the lease by this node's clock. It is counted from before the request was sent, so the lease ends later at the gateway */
     int64_t until;
     int64_t since; /* when the answer came; then, when the get was begun */
     int64_t named; /* when the answer came */
     char text[FILE_TEXT];
 };
-/* The pieces that a handle has asked for, mostly in order: to read them, or to map them on another host. One thread at a time uses this. */
+/* The pieces that a handle has requested, mostly in order: to read them, or to map them on another host. One thread at a time uses this. */
 struct file_line {
-    bool maps;             /* views take the copies, so what they need is not limited (file_keep()) */
+    bool maps;             /* the copies are for views, to which the limit of file_keep() does not apply */
     uint64_t last;         /* the piece that was used last; UINT64_MAX: none */
     uint32_t ahead;        /* how many pieces of a file of another host are requested in advance now */
-    bool full;             /* a get found no room: no further ones are begun in this call */
-    bool cramped;          /* there is no memory for a further copy: no further pieces are requested in advance in this call */
+    bool full;             /* there was no room for a get, so this call begins no further ones */
+    bool cramped;          /* there is no memory for another copy, so this call requests no more pieces in advance */
     uint64_t wanted;       /* the piece for which the thread waits */
     int64_t left;          /* when the last call has ended; 0: none */
-    bool away;             /* the program does much between its calls, so it may fetch a piece long after it has asked for it */
+    bool away;             /* the program pauses between its calls (FILE_AWAY_PART), so it may get a piece long after the answer */
     struct file_pace pace; /* of the pieces */
     struct file_slot slot[FILE_SLOTS];
 };
@@ -77,31 +79,31 @@ struct weft_file {
     struct gateway *g;
     struct weft_file *next, **at_next; /* of all handles of this node, under gateway.lock */
     uint32_t node, flags;
-    uint64_t there;          /* the handle's number at the gateway */
-    weft_file_info info;     /* only for calls that are alone (file_use()) */
-    _Atomic uint64_t size;   /* info.bytes, for all other calls */
-    _Atomic bool changed[2]; /* [FILE_CHANGED_READ], [FILE_CHANGED_MAP]: the file has changed, so reads, or maps, no longer use what was
-                                requested before */
+    uint64_t there;        /* the handle's number at the gateway */
+    weft_file_info info;   /* only for calls that are alone (file_use()) */
+    _Atomic uint64_t size; /* info.bytes, for all other calls */
+    /* The file has changed, so reads [FILE_CHANGED_READ] or maps [FILE_CHANGED_MAP] do not use what was requested before. */
+    _Atomic bool changed[2];
     _Atomic bool busy;
     _Atomic uint32_t users; /* how many threads are in calls with this handle */
     bool far;               /* the gateway is on another host */
     uint64_t ends;          /* where the last read has ended */
     char *path;
     struct file_line reads;
-    /* For mapping a file of another host in order. One thread at a time (`lining`) uses it, and gets pieces in advance. Further threads,
-     * and threads that map through a handle that is open for writing, get no pieces in advance. */
+    /* For mapping a file of another host in order, with pieces in advance. One thread at a time uses it (`lining`). Other threads, and
+     * threads with a handle that is open for writing, get no pieces in advance. */
     struct file_line maps_far;
     _Atomic bool lining;
-    struct gateway_table copies; /* copies of pieces (struct file_kept) that views of a file of another host use; under gateway.lock */
-    struct file_pace map_pace;   /* of the pieces that are mapped; under gateway.lock */
-    pthread_mutex_t maps;        /* guards the next two: several threads may map */
-    uint64_t mapped;             /* the piece that was mapped last; UINT64_MAX: none */
+    struct gateway_table copies;               /* copies of pieces (struct file_kept) that views use; under gateway.lock */
+    struct file_pace map_pace;                 /* of the pieces that are mapped; under gateway.lock */
+    pthread_mutex_t maps;                      /* guards the next two: several threads may map */
+    uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
 };
 
 /* --- file_keep.c --- */
-/* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses.
- * `bytes`: the size, if the copy is for a view, to which the limit does not apply; 0: it is not for a view. NULL: there is none. */
+/* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the oldest copy that nobody uses. `bytes`: the size of a
+ * copy for a view, to which the limit FILE_KEPT_PART does not apply; 0: not for a view. NULL: there is no memory. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. `there`: the number of
  * the handle at the gateway. */
@@ -109,10 +111,10 @@ void file_keep_tell(struct gateway *g, uint64_t there, struct file_kept *k, uint
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
 /* How many pieces can be kept without exceeding the limit, and without memory that is in use. */
 uint64_t file_keep_room(struct gateway *g);
-/* Until when a node waits for a piece that it began to get at `since`. A get from the gateway has no limit, because it is not certain that
- * another node has the piece. `other`: the node gets it from another node. */
+/* Until when a node waits for a piece that it began to get at `since`. `other`: it gets the piece from another node than the gateway;
+ * otherwise there is no limit, because no other node may have the piece. */
 int64_t file_get_until(const struct gateway *g, const struct file_pace *p, int64_t since, bool other);
-/* A handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
+/* Call these when a handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
 void file_keeps_opened(struct gateway *g);
 void file_keeps_closed(struct gateway *g);
 
@@ -157,10 +159,10 @@ void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct
 /* Call it when a call that uses the line begins, and when it ends. */
 void file_line_begin(weft_file *f, struct file_line *line);
 void file_line_end(struct file_line *line);
-/* Gets a slot with a lease of the piece, or with a copy of it; waits until it is there. `keeps`: a copy is wanted, if there is room. */
+/* Waits until a slot has a lease of the piece, or a copy of it. `keeps`: rather a copy, if there is room. */
 int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out);
-/* Asks for the pieces after `index` in advance, if this call goes on beyond the piece (`more`) or the previous call was for the piece
- * before; but not for pieces that begin at the offset `end` of the file, or later. `keeps`: copies of them are wanted. */
+/* Requests the pieces after `index` in advance, up to offset `end`, if this call needs more than this piece (`more`), or the previous call
+ * was for the piece before. `keeps`: rather copies. */
 void file_slot_ahead(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end);
 void file_slots_expire(weft_file *f, struct file_line *line); /* call it when the file has changed */
 

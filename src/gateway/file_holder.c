@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * Holders: nodes of other hosts that have a copy of a piece in their pools, or are getting one. If nodes of several hosts read a file, the
- * gateway sends each piece about once: the second node gets it from the first one, the third one from the second one, and so on. Each copy
- * is given once before any is given twice, so no link carries a piece much more often than others. As long as a node is getting a copy,
- * others wait for it, but not if it seems to have stopped: pieces have come to it faster than this (struct file_pace).
+ * gateway sends each piece about once: the second node gets it from the first one, the third one from the second one, and so on. The copy
+ * that was given least often is given next. While a node is getting a copy, others wait for it, but not if it takes much longer than
+ * earlier pieces (struct file_pace).
  *
- * A holder promises nothing. It may use the memory for something else at any time, and then reports this. So an
- * asker that gets a piece from a holder compares the bytes with the hash that the gateway has sent.
+ * A holder may use the memory for something else at any time. So an asker that gets a piece from a holder compares the bytes with the hash
+ * that the gateway has sent.
  */
 #include "gateway/file.h"
 
@@ -28,10 +28,10 @@ void file_pace_came(struct file_pace *p, int64_t since, int64_t now)
 
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least)
 {
-    int64_t patience = p->came ? FILE_PACE_TIMES * p->took : FILE_LEASE_NS; /* none has come yet: the link may be slow */
+    int64_t patience = p->came ? FILE_PACE_TIMES * p->took : FILE_LEASE_NS; /* no piece has come yet, and the link may be slow */
     patience = patience < FILE_PATIENCE_MAX ? patience : FILE_PATIENCE_MAX;
     patience = patience > least ? patience : least;
-    int64_t last = since + FILE_GETS_MAX * patience; /* others may come all the time, and this one never */
+    int64_t last = since + FILE_GETS_MAX * patience; /* the limit even if other pieces come all the time */
     int64_t until = (since > p->came ? since : p->came) + patience;
     return until < last ? until : last;
 }
@@ -74,7 +74,7 @@ static struct file_holder **holder_of(struct file_piece *p, uint32_t node)
     return at;
 }
 
-/* Adds an entry. If there are too many, the oldest one goes. NULL: no memory, so others get the piece from elsewhere. */
+/* Adds an entry, and removes the oldest one if there are too many. NULL: there is no memory. */
 static struct file_holder *holder_new(struct files *all, struct file_piece *p, const struct file_open *o)
 {
     unsigned n = 0;
@@ -157,7 +157,7 @@ void file_holders_free(struct files *all, struct file_piece *p)
         holder_free(all, &p->holders);
 }
 
-/* Until when others wait for the copy that this node is getting. */
+/* Until when other nodes wait for the copy that this holder is getting. */
 static int64_t holder_until(const struct files *all, const struct file_holder *h, int64_t patience)
 {
     const struct file_open *o = gateway_table_find(&all->opens, h->open);
@@ -170,7 +170,7 @@ int64_t file_holder_choose(const struct files *all, const struct file_piece *p, 
     struct file_holder *best = NULL;
     uint32_t least = p->given;
     int64_t until = INT64_MAX;
-    for (struct file_holder *h = p->holders; h; h = h->next) { /* the newest one first: it has probably given least */
+    for (struct file_holder *h = p->holders; h; h = h->next) { /* the newest one first, because it has probably given least */
         if (h->at && h->host == o->host) {
             *out = h;
             return 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's copies of pieces of files of other hosts, in its pool: what its handles have read ahead, and what they have read lately, for
- * other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; then the memory of the oldest one is used again. They are
- * freed when this node has had no such file open for some seconds: readers that are a little behind still get the last pieces.
+ * The asker's copies of pieces of files of other hosts, in its pool: pieces that its handles have requested in advance, and pieces that
+ * they have read, for other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; then the memory of the oldest one is
+ * used again. They are freed when this node has had no such file open for some seconds.
  */
 #include "gateway/file_handle.h"
 
@@ -15,8 +15,8 @@ struct kept_list {
     uint64_t count;
 };
 struct file_keeps { /* under gateway.lock */
-    /* idle: nobody uses them. First come those of which the gateway does not know, so no other node gets them: the one that was used last
-     * is the first, because its memory is in the processor's caches. Then come the others: the one that was used last is the last. */
+    /* idle: nobody uses them. First come those of which the gateway does not know, the last used one first, because it is in the
+     * processor's caches. Then come those that other nodes may get, the last used one last. */
     struct kept_list used, idle;
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */
@@ -48,14 +48,14 @@ static void list_take(struct kept_list *list, struct file_kept *k)
     list->count--;
 }
 
-/* Whether a get may still write to the copy. Such a get can also be under way to an idle copy, when nobody waits for it any more. */
+/* Whether a get may still write to the copy, even if nobody waits for the get any more. */
 static bool kept_written(struct gateway *g, const struct file_kept *k)
 {
     return weft_test(g->w, (weft_op *)(uintptr_t)&k->op) == -EINPROGRESS;
 }
 
-/* Takes the first copy that nobody uses, and that has room for a whole piece, out of the list. `untold`: only one that no other node gets.
- * With the lock held. */
+/* Takes the first idle copy with room for a whole piece out of the list. `untold`: only one of which the gateway does not know. With the
+ * lock held. */
 static struct file_kept *kept_take(struct gateway *g, bool untold)
 {
     for (struct file_kept *k = g->file_keeps->idle.first; k && !(untold && k->told); k = k->next)
@@ -116,7 +116,7 @@ uint64_t file_keep_room(struct gateway *g)
     return room;
 }
 
-/* Memory that is used again and again gets huge pages: a processor copies to and from them faster. It takes about a millisecond, once. */
+/* Memory that is used again and again gets huge pages, because copies are faster there. */
 static void kept_enlarge(struct gateway *g, const struct file_kept *k)
 {
     uint64_t place = weft_gaddr_offset(k->at);
@@ -139,7 +139,7 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
     if (fresh && !(k = kept_new(g, size))) {
         base_spin_lock(&g->lock);
         all->bytes -= size;
-        k = size == WEFT_FILE_PIECE ? kept_take(g, false) : NULL; /* the pool is full, so use an old copy, whatever the limit */
+        k = size == WEFT_FILE_PIECE ? kept_take(g, false) : NULL; /* the pool is full, so use the memory of an old copy */
         base_spin_unlock(&g->lock);
     }
     if (!k)

@@ -43,12 +43,12 @@ static void lease_delay(struct files *all, struct gateway_call *c, struct file_p
 
 static uint64_t hash_of(const struct files *all, struct file_piece *p)
 {
-    if (!p->hash) /* the piece was read for nodes of this host, which need no hash */
+    if (!p->hash) /* the piece was read only for nodes of this host, which need no hash */
         p->hash = file_hash(weft_ptr(gateway_of(all->server)->w, p->at, p->bytes), p->bytes);
     return p->hash;
 }
 
-/* Answers a node of another host, which can use a copy at any node. */
+/* Answers a node of another host, which may use a copy at any node. */
 static void lease_answer_far(struct files *all, struct gateway_call *c, struct file_piece *p, struct file_lease *l,
                              struct file_holder *from)
 {
@@ -56,12 +56,12 @@ static void lease_answer_far(struct files *all, struct gateway_call *c, struct f
     weft_gaddr at = from ? from->at : p->at;
     (*(from ? &from->given : &p->given))++;
     *(from ? &all->passed_bytes : &all->given_bytes) += p->bytes;
-    l->gets = several && !(c->record.flags & FILE_LATER) && file_holder_gets(all, p, l->open, base_now_ns()); /* `from` may be gone now */
+    l->gets = several && !(c->record.flags & FILE_LATER) && file_holder_gets(all, p, l->open, base_now_ns()); /* this may remove `from` */
     gateway_answer(c, 0, (const uint64_t[6]){at, p->bytes, l->id, hash_of(all, p), several, p->body->generation}, 6, NULL, 0);
 }
 
-/* Returns the requests of a list in the order in which they came; each was added to the list in front. The order matters: otherwise one
- * asker would overtake another with each piece, which costs the time of several pieces each time. */
+/* Returns the requests of a list in the order in which they came, since new ones are added in front. Otherwise askers would overtake each
+ * other with each piece. */
 static struct gateway_call *in_order(struct gateway_call *last)
 {
     struct gateway_call *first = NULL;
@@ -125,8 +125,7 @@ static void read_done(struct gateway_work *work)
     (void)file_lease_again(all);
 }
 
-/* While a file is read from the cache, compares it with the disk once per FILE_CHECK_NS, so that readers learn of a change. Even without
- * this check, readers never get bytes of two generations. */
+/* While a file is read from the cache, compares it with the disk once per FILE_CHECK_NS, so that readers learn of a change. */
 static void recheck(struct files *all, struct file_body *b)
 {
     if (base_now_ns() - b->checked >= FILE_CHECK_NS)
@@ -140,7 +139,7 @@ static void enlarge_done(struct gateway_work *work)
     file_job_over(job);
 }
 
-/* Puts a piece that is read often into huge pages, one at a time. If the piece is dropped meanwhile, its memory stays as it is. */
+/* Puts a piece that is read often into huge pages, one piece at a time. */
 static void enlarge(struct files *all, struct file_piece *p)
 {
     struct mem_pool *pool = gateway_of(all->server)->w->pool;
@@ -217,8 +216,7 @@ static int lease_try(struct files *all, struct gateway_call *c)
     return rc == -EAGAIN ? rc : 0;
 }
 
-/* The asker has got wrong bytes from another node; or no answer (FILE_SILENT), then that node's copies of other pieces are probably of no
- * use either. */
+/* The asker has got wrong bytes from another node, or no answer (FILE_SILENT). Without an answer, all copies of that node count as lost. */
 static void copy_lost(struct files *all, const struct file_body *b, const weft_request *r)
 {
     uint64_t node = r->arg[FILE_LOST_AT] - 1;
@@ -249,8 +247,8 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
         return;
     }
     bool ahead = r->flags & FILE_AHEAD;
-    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* requests that wait already come first */
-    if (ahead && r->flags & FILE_MAPS) /* pieces that are mapped in advance must leave room for pieces that are mapped now */
+    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* requests that already wait come first */
+    if (ahead && r->flags & FILE_MAPS)                                       /* leave room for pieces that are mapped now */
         full = full || all->mapped + all->pinned + WEFT_FILE_PIECE > all->limit / 4;
     int rc = full ? -EAGAIN : lease_try(all, c);
     if (rc == -EAGAIN && ahead) {
@@ -294,10 +292,10 @@ void file_begin_drop(struct files *all, struct gateway_call *c)
     gateway_answer(c, 0, NULL, 0, NULL, 0);
 }
 
-/* Answers the requests that wait for a copy of the piece; those that must go on waiting are added to the lists again. */
+/* Answers the requests that wait for a copy of the piece, or adds them to the lists again. */
 static void delayed_look(struct files *all, struct file_piece *p)
 {
-    if (p->next_delayed) /* the piece is always in the list here, because it was moved only because requests wait for it */
+    if (p->next_delayed) /* the piece is always in the list here */
         p->next_delayed->at_delayed = p->at_delayed;
     *p->at_delayed = p->next_delayed;
     struct gateway_call *first = in_order(p->delayed);
@@ -369,7 +367,8 @@ static bool take_from_piece(struct files *all, struct file_piece *p, const struc
 {
     if (!p || take_from(&p->waiting, c))
         return p;
-    file_piece_moved(all, p); /* while the piece still has requests: then moved_look() takes it out of the list of pieces with requests */
+    file_piece_moved(all,
+                     p); /* before the request is removed, so that moved_look() takes the piece out of the list of pieces with requests */
     return take_from(&p->delayed, c);
 }
 
@@ -382,11 +381,11 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c)
         all->waiting_last = &(*all->waiting_last)->next;
     if (!found && o)
         found = take_from_piece(all, file_piece_find(all, o->body->generation, c->record.arg[0]), c);
-    /* the handle may be closed, or may have moved to another generation: search all pieces */
+    /* search all pieces, because the handle may be closed or may have moved to another generation */
     for (uint32_t i = 0; i < all->buckets && !found; i++)
         for (struct file_piece *p = all->piece[i]; p && !found; p = p->hashed)
             found = take_from_piece(all, p, c);
-    moved_look(all); /* now, because a piece without requests may be dropped at any time */
+    moved_look(all); /* now, because the piece may be dropped when it has no requests */
     if (found)
         gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
     return found;

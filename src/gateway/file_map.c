@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's side of mapping. On the gateway's host, a view points into the gateway's pool. If pieces are mapped in sequence, the next
- * pieces are requested in advance, so that the caller need not wait for an answer each time. On another host, a piece is copied to this
- * node's pool (file_keep.c), from the gateway or from another node that has a copy; if pieces are mapped in sequence, the next ones come in
- * advance, as for a reader (file_slot.c).
+ * The asker's side of mapping. On the gateway's host, a view points into the gateway's pool. On another host, the piece is copied to this
+ * node's pool (file_keep.c), from the gateway or from another node that has a copy. If pieces are mapped in sequence, the next ones are
+ * requested in advance.
  */
 #include "gateway/file_handle.h"
 
@@ -70,7 +69,7 @@ static void map_ahead(weft_file *f, uint64_t index)
         weft_request r = file_request(f, FILE_LEASE);
         r.flags = FILE_MAPS | FILE_AHEAD;
         r.arg[0] = i;
-        r.timeout_ns = INT64_MAX; /* the thread that waits for the piece has a deadline of its own */
+        r.timeout_ns = INT64_MAX; /* the thread that waits has a deadline of its own */
         s->index = i;
         s->keeps = false;
         s->bytes = file_piece_bytes(size, i);
@@ -82,11 +81,10 @@ static void map_ahead(weft_file *f, uint64_t index)
     pthread_mutex_unlock(&f->maps);
 }
 
-/* Whether the file may have another size than when `bytes`, the size of this piece, was read from the handle: another thread writes or has
- * written through the handle. The gateway may have written the bytes before that thread knows it, and then answers with a longer piece. */
+/* Whether this piece may now be longer than `bytes`, because another thread writes or has written through the handle. */
 static bool map_may_be_longer(const weft_file *f, uint64_t index, uint32_t bytes)
 {
-    /* acquire, and before the size: when a write has ended, the handle has the new size (pairs with file_unuse()) */
+    /* acquire, and before the size is read: when a write has ended, the handle has the new size; pairs with file_unuse() */
     bool writing = f->flags & WEFT_FILE_WRITE && atomic_load_explicit(&f->busy, memory_order_acquire);
     return writing || file_piece_bytes(file_size(f), index) != bytes;
 }
@@ -103,7 +101,7 @@ static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadli
         rc = 0; /* the answer has come in the meantime */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
         rc = s->error == -ENOBUFS || s->error == -EAGAIN || map_may_be_longer(f, index, s->bytes) ? MAP_AGAIN : file_slot_error(f, s);
-    if (!rc && s->bytes != bytes) { /* requested before a write made the piece longer */
+    if (!rc && s->bytes != bytes) { /* a write has made the piece longer since the request */
         file_post_return(f->g, f->node, s->lease);
         rc = MAP_AGAIN;
     }
@@ -117,14 +115,14 @@ static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadli
 
 /* --- mapping --- */
 
-/* A copy at another node that was of no use. node: that node, plus 1; 0: none yet. */
+/* A copy at another node that was of no use. `node`: that node plus 1; 0: there is none. */
 struct map_lost {
     uint64_t lease, node;
     uint32_t flags;
 };
 
-/* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS or others. `lost`: what was got before, or zeros.
- * MAP_AGAIN: the answer is of another generation. */
+/* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS and others. `lost`: the last copy that was of no use, or
+ * zeros. MAP_AGAIN: the answer is of another generation. */
 static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, const struct map_lost *lost, int64_t deadline,
                    struct gateway_result *result)
 {
@@ -138,7 +136,7 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
         int64_t left = deadline - base_now_ns();
         struct gateway_question q = {.record = &r, .late = mapped_late, .post = true};
         rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, result, NULL, NULL);
-    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped: try again without them */
+    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so try again without them */
     if (rc || file_lease_fits(result, f->node, bytes, flags & FILE_KEEPS && !(flags & FILE_HERE)))
         return rc;
     file_post_return(f->g, f->node, result->word[2]);
@@ -171,7 +169,7 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     return 0;
 }
 
-/* How long to wait for a get that is begun now. */
+/* Until when to wait for a get that is begun now. */
 static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline)
 {
     base_spin_lock(&f->g->lock);
@@ -180,8 +178,8 @@ static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline
     return until < deadline ? until : deadline;
 }
 
-/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or the node with the copy does not answer; `lost` then
- * describes that copy. */
+/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or the node with the copy does not answer; `*lost` then names
+ * this node. */
 static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kept *k, struct map_lost *lost, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -214,9 +212,9 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
     return right ? 0 : other || !rc ? MAP_AGAIN : rc;
 }
 
-/* Maps a piece of a file of another host, in sequence. Gets it as for a reader, but the view takes the copy. MAP_AGAIN: this is not
- * possible, because another thread does it now, or because the handle is open for writing: a piece that was got in advance may be older
- * than what another thread has written. */
+/* Maps a piece of a file of another host, in sequence. Gets it as for a reader, but the view takes the copy. MAP_AGAIN: not possible,
+ * because another thread does it now, or because the handle is open for writing, and pieces in advance may be older than what another
+ * thread has written. */
 static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_kept **out)
 {
     struct file_line *line = &f->maps_far;
@@ -232,7 +230,7 @@ static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_
         *out = s->kept;
         s->kept = NULL;
         atomic_store_explicit(&s->state, SLOT_TAKEN, memory_order_relaxed);
-        file_slot_ahead(f, line, index, false, true, file_size(f)); /* the first request ends the lease, and frees the slot */
+        file_slot_ahead(f, line, index, false, true, file_size(f)); /* the first of these requests ends the lease, and frees the slot */
         if (file_slot_state(s) == SLOT_TAKEN)
             file_slot_return(f, s);
     }

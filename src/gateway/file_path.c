@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens the files that askers name, as this process's user. If a root is set (WEFT_FILE_ROOT), no path may lead out of it. On Linux the
- * system enforces that itself while it opens the path (openat2(2) with RESOLVE_BENEATH), so a directory that is replaced by a symbolic link
- * in the meantime does no harm. Where openat2() is missing, a path must not contain a symbolic link or `..`. Files that the program itself
- * offers are opened by exactly the path that it gave.
+ * Opens the files that askers name, as this process's user. If WEFT_FILE_ROOT is set, no path may lead out of it. On Linux the system
+ * ensures this while it opens the path (openat2(2) with RESOLVE_BENEATH). Without openat2(), a path must not contain a symbolic link or
+ * `..`. Files that the program itself offers are opened by exactly the path that it gave.
  */
 #include "gateway/file.h"
 
@@ -55,7 +54,7 @@ static void offers_free(struct file_offers *all)
 
 static struct offer **offer_bucket(struct file_offers *all, const char *path)
 {
-    uint32_t hash = 2166136261u; /* FNV-1a, without a secret key: only the program adds paths, so no asker can cause collisions */
+    uint32_t hash = 2166136261u; /* FNV-1a, without a secret key, since only the program adds paths */
     for (const char *p = path; *p; p++)
         hash = (hash ^ (uint8_t)*p) * 16777619u;
     return &all->bucket[hash % OFFER_BUCKETS];
@@ -190,7 +189,7 @@ static int open_below(int root, const char *path, int flags)
         long fd = syscall(SYS_openat2, root, path, &how, sizeof how);
         if (fd >= 0)
             return (int)fd;
-        /* EPERM: a container forbids openat2(), or the file is immutable, which open_each() reports again */
+        /* EPERM: a container forbids openat2(), or open_each() will fail, too */
         if (errno == ENOSYS || errno == EPERM)
             break;
         if (errno != EAGAIN && errno != EINTR)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the
- * lease of their piece has not ended meanwhile. Of a file of another host, pieces that are read whole come through copies in this node's
- * pool (file_slot.c); other bytes are got directly. A call reads ahead, beyond the bytes it was asked for, only if the program reads in
- * order: if the call begins where the previous call ended, or in the next piece.
+ * lease of their piece has not ended. Of a file of another host, whole pieces come through copies in this node's pool (file_slot.c), and
+ * other bytes are got directly. Pieces are requested in advance only if the program reads in order: the call begins where the previous call
+ * ended, or in the next piece.
  */
 #include "gateway/file_handle.h"
 
@@ -32,8 +32,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     file_line_begin(f, line);
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
-    /* A call that reads a few MiB in the middle of a file, as each slot of weft map does, must not transfer more than these over the
-     * network. */
+    /* A call that reads a few MiB in the middle of a file must not transfer more than these over the network. */
     const bool follows = offset == f->ends, next = line->last != UINT64_MAX && line->last + 1 == offset / WEFT_FILE_PIECE;
     const uint64_t end = follows || next ? f->info.bytes : offset + left;
     while (!rc && left) {

@@ -11,7 +11,7 @@ struct file_write {
     struct gateway_copy copy;
     struct file_record *f;
     weft_request *r;
-    weft_gaddr buffer; /* a copy of the bytes; WEFT_NULL: they are sent from where they are */
+    weft_gaddr buffer; /* a copy of the bytes; WEFT_NULL: none */
 };
 
 static void file_free(struct gateway *g, struct gateway_object *o, bool over)
@@ -88,8 +88,7 @@ static void write_told(struct gateway *g, const struct gateway_ask *a, const str
     write_end(g, j, rc);
 }
 
-/* Sends the request. Its bytes are in this node's pool, from where the gateway fetches them; the gateway notices if they have changed in
- * between. */
+/* Sends the request. The gateway fetches the bytes from `at` in this node's pool, and checks their hash. */
 static void write_ask(struct gateway *g, struct file_write *j, weft_gaddr at)
 {
     weft_request ask = file_record_request(j->f, FILE_WRITE);
@@ -257,7 +256,7 @@ int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t
         ask.timeout_ns = r->timeout_ns;
         *r = ask;
         *arg = (uint64_t)(uintptr_t)f;
-    } else if (rc != GATEWAY_LATER) { /* otherwise the operation that was started releases it */
+    } else if (rc != GATEWAY_LATER) { /* otherwise the operation that was started releases the file */
         gateway_object_leave(g, &f->object);
     }
     return rc;

@@ -38,15 +38,15 @@ struct file_record_slot {
     bool call, streams;     /* of the last record that has read from it (struct file_range) */
     struct file_kept *kept; /* the copy; NULL: none */
     struct file_record_get *get;
-    int64_t since, until; /* since: time of the request, the answer or the last use; until: end of the lease on this node's clock */
+    int64_t since, until; /* since: time of the request, the answer or the last use; until: end of the lease by this node's clock */
 };
 /* An open file. gateway.lock protects all members except those that are set when the file is opened. */
 struct file_record {
     struct gateway_object object;
     uint32_t node;
     uint64_t there;  /* the file's number at the gateway; 0: not open */
-    uint64_t writes; /* increased when a write begins and ends, and when the file has changed: pieces that were requested before are of an
-                        old generation */
+    uint64_t writes; /* incremented when a write begins and ends, and when the file has changed: pieces that were requested before may be of
+                        an old generation */
     weft_file_info info;
     bool far;              /* the gateway is on another host */
     struct file_pace pace; /* of the pieces that were got */
@@ -69,7 +69,7 @@ int file_record_ask(struct gateway *g, struct file_record_slot *s, const weft_re
 void file_record_move(struct gateway *g, struct file_record *f, uint64_t wanted);
 
 /* --- file_record_read.c --- */
-/* Reads what the record names. GATEWAY_LATER: the record is answered, and the object released, when the bytes are copied. */
+/* Reads what the record names. GATEWAY_LATER: when the bytes are copied, the record is answered and the object released. */
 int file_record_read(struct gateway *g, struct file_record *f, weft_request *r);
 
 #endif

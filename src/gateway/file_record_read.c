@@ -3,9 +3,9 @@
  * Reading by record: the pieces of a file that records need.
  *
  * A read needs a lease of one piece of the file. The first record that needs a piece requests the lease, and gets the answer -EAGAIN. When
- * the kernel submits the record again, the lease may be there, and the bytes are copied. A file has at most FILE_RECORD_SLOTS slots; each
- * is for a piece that was requested or leased. A slot that no record has used yet is kept for a while. Otherwise blocks of a kernel that
- * read different pieces could take the slots from each other for ever.
+ * the kernel submits the record again, the bytes are copied if the lease is there. A file has at most FILE_RECORD_SLOTS slots, each for a
+ * piece that was requested or leased. A slot that no record has used yet is kept for a while, so that blocks of a kernel do not take slots
+ * from each other for ever.
  */
 #include "gateway/file_record.h"
 
@@ -15,7 +15,7 @@
 #define KEEPS     (FILE_KEEPS | FILE_STRAIGHT)
 #define READ_PART 4u              /* if this part of a piece was read, the next one will probably be read as a whole */
 #define KEPT_NS   (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
-#define WAITS_NS  (5 * WEFT_MS)   /* if a record waits longer than this for a piece, leases that records have used are ended */
+#define WAITS_NS  (5 * WEFT_MS)   /* if a record waits longer for a piece, leases that records have used are ended */
 
 struct file_read { /* a record that is copying from a piece */
     struct gateway_copy copy;
@@ -124,8 +124,8 @@ static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
     return best;
 }
 
-/* If records have waited long for a piece, the cache may be small and full of pieces of which this file has leases. So this writes to
- * `leases` those that records have used, for the caller to end them. Returns their number. */
+/* If records have waited long for a piece, this file's own leases may fill the cache. Then this writes the leases that records have used to
+ * `leases`, so that the caller ends them. Returns how many. */
 static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
 {
     unsigned n = 0;
@@ -195,7 +195,7 @@ static void read_copied(struct gateway_copy *c, int rc)
     struct file_read *j = (struct file_read *)(void *)c;
     struct gateway *g = c->g;
     struct file_record_slot *s = j->slot;
-    struct file_record *f = s->f; /* now, because another record may take the slot as soon as the lock is released */
+    struct file_record *f = s->f; /* now, because another record may take the slot when the lock is released */
     weft_request *r = j->r;
     base_spin_lock(&g->lock);
     int64_t now = base_now_ns();
@@ -210,8 +210,8 @@ static void read_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &f->object);
 }
 
-/* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there
- * yet; if `q->slot` is not NULL, it must be requested. With the lock held. */
+/* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there;
+ * request it if `q->slot` is not NULL. With the lock held. */
 static int slot_use(struct file_record *f, const struct file_range *x, struct file_record_slot **out, struct slot_question *q)
 {
     struct file_record_slot *s = slot_find(f, x->index);
@@ -228,7 +228,7 @@ static int slot_use(struct file_record *f, const struct file_range *x, struct fi
         *out = s;
         return GATEWAY_LATER;
     }
-    if (s && s->state == PIECE_READY && !s->copies) { /* the lease is ending, so it is not used any more */
+    if (s && s->state == PIECE_READY && !s->copies) { /* the lease ends soon, so do not use it */
         s->state = PIECE_NONE;
         s = NULL;
     }
@@ -237,8 +237,8 @@ static int slot_use(struct file_record *f, const struct file_range *x, struct fi
     return -EAGAIN;
 }
 
-/* Whether the next pieces will probably be read: this is the first use of the piece, and the read goes to its end or follows a read of the
- * piece before. With the lock held. */
+/* Whether the next pieces will probably be read: this piece is used for the first time, and the read goes to its end or follows a read of
+ * the piece before. With the lock held. */
 static bool slot_leads_on(struct file_record *f, struct file_record_slot *s, bool to_end)
 {
     const struct file_record_slot *before = s->index ? slot_find(f, s->index - 1) : NULL;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pieces that a handle has asked for. The asker requests a piece by its number; the answer is an address and a lease. If whole pieces
- * of a file of another host are read in order, the handle gets them into this node's pool as soon as there is an answer, several at the
- * same time, and before the program asks for them. Such a copy is right if it came from the gateway before the lease ended, or if it has
- * the hash that the gateway has sent. If several hosts read the file, the address may be of a copy at another node; and the handle tells
- * the gateway when it has a copy. If that node does not answer, if the bytes are not right, or if this node has no room for a copy, the
- * handle asks for the gateway's own piece.
+ * The pieces that a handle has requested. The answer to a request is an address and a lease. If whole pieces of a file of another host are
+ * read in order, the handle gets them into this node's pool before the program needs them. Such a copy is right if it came from the gateway
+ * before the lease ended, or if it has the hash that the gateway has sent. If several hosts read the file, the address may be of a copy at
+ * another node, and the handle tells the gateway when it has a copy itself. If the other node does not answer, or its bytes are not right,
+ * the handle requests the gateway's own piece.
  */
 #include "gateway/file_handle.h"
 
@@ -70,15 +69,15 @@ void file_line_end(struct file_line *line)
     line->left = base_now_ns();
 }
 
-/* How many pieces to request in advance. `keeps`: the pieces are copied from another host as a whole; otherwise they are only requested, so
- * that the gateway reads them into its cache. */
+/* How many pieces to request in advance. `keeps`: whole pieces are copied from another host; otherwise the gateway only reads them into its
+ * cache. */
 static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool keeps)
 {
     return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
 }
 
-/* A piece of a file of another host has come. The more pieces are read ahead, the longer each takes, and other nodes
- * wait for pieces that this node still reads. So over a slow link only few are read ahead. */
+/* A piece of a file of another host has come. Over a slow link, request only few pieces in advance, because other nodes wait for pieces
+ * that this node is getting. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
     int64_t now = base_now_ns();
@@ -89,8 +88,7 @@ static void slot_came(struct file_line *line, const struct file_slot *s)
         line->ahead = (line->ahead + 1) / 2;
 }
 
-/* Whether the piece that the answer has named is probably still there. A request may wait at the gateway for longer than a lease lasts; if
- * the piece is to be copied as a whole, its hash shows whether it was there. */
+/* Whether the piece that the answer has named is probably still there: the lease has not ended, or the hash will show it. */
 static bool slot_is_fresh(const struct file_slot *s)
 {
     int64_t now = base_now_ns();
@@ -113,8 +111,8 @@ static bool line_may_get(const struct file_line *line)
 
 /* --- requests --- */
 
-/* Frees the slots of all pieces except `from` and those that are read ahead after it. Adds their leases to request `r`, which ends them.
- * `index`: the piece for which a slot is needed. */
+/* Frees the slots of all pieces except `from` and those that are requested in advance after it. Adds their leases to request `r`, which
+ * ends them. `index`: the piece for which a slot is needed. */
 static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_t from, uint64_t index, weft_request *r)
 {
     struct file_slot *free_one = NULL;
@@ -122,11 +120,11 @@ static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         struct file_slot *s = &line->slot[i];
         int state = file_slot_state(s);
-        /* The caller will copy the piece `from`, and will then check its lease. */
+        /* The caller copies the piece `from`, and then checks its lease. */
         bool read = s->index == from && index != from && state == SLOT_READY;
         if (s->index - from <= (f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES) && (read || slot_is_current(s, state)))
             continue;
-        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway still makes a lease, that expires */
+        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway makes a lease, it expires */
             s->lease = 0;
         state = file_slot_state(s);
         if ((state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD || state == SLOT_TAKEN) && s->lease)
@@ -134,7 +132,7 @@ static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_
         file_slot_free(f, s);
         free_one = s;
     }
-    return free_one; /* never NULL: there are more slots than pieces that are kept */
+    return free_one; /* never NULL, because there are more slots than pieces that are kept */
 }
 
 static int slot_send(weft_file *f, struct file_slot *s, weft_request *r, bool post)
@@ -151,7 +149,7 @@ static int slot_send(weft_file *f, struct file_slot *s, weft_request *r, bool po
     return rc;
 }
 
-/* Asks for a piece. `post`: if the message finds no room, queue it instead of waiting. */
+/* Requests a piece. `post`: if there is no room for the message, queue it instead of waiting. */
 static int slot_ask(weft_file *f, struct file_line *line, uint64_t from, uint64_t index, uint32_t flags, bool post)
 {
     weft_request r = file_request(f, FILE_LEASE);
@@ -198,8 +196,8 @@ static bool slot_from_other(const weft_file *f, const struct file_slot *s)
     return weft_gaddr_node(s->at) != f->node;
 }
 
-/* Asks for the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS if the copy is not right, with
- * FILE_SILENT added if its node does not answer; 0 if this node has no room for a copy. */
+/* Requests the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS if the copy is not right, and
+ * FILE_SILENT if its node does not answer; 0 if this node has no room for a copy. */
 static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
 {
     weft_request r = file_request(f, FILE_LEASE);
@@ -220,8 +218,8 @@ static int64_t slot_until(const weft_file *f, const struct file_line *line, cons
     return file_get_until(f->g, &line->pace, s->since, slot_from_other(f, s));
 }
 
-/* Begins to get the piece. Without room in the pool, asks for it once more, or gives it back if it is mapped, so that nobody waits for a
- * copy at this node. */
+/* Begins to get the piece. If there is no room in the pool, requests it again without a copy, or gives it back if it is mapped, so that no
+ * other node waits for this node's copy. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
@@ -238,7 +236,7 @@ static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
     int64_t deadline = fab_limit(INT64_MAX);
     s->since = base_now_ns();
     int64_t until = slot_until(f, line, s);
-    fab_limit(until < deadline ? until : deadline); /* the gateway gives the piece if that node does not */
+    fab_limit(until < deadline ? until : deadline); /* if that node does not send the piece, the gateway does */
     int rc = weft_get(w, weft_ptr(w, s->kept->at, s->bytes), s->at, s->bytes, &s->kept->op);
     fab_limit(deadline);
     fab_nowait(before);
@@ -255,7 +253,7 @@ static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
     return other ? slot_silent(f, s) : rc;
 }
 
-/* The copy is right. Tells the gateway, if other hosts read the file, too. */
+/* The copy is right. Tells the gateway if other hosts also read the file. */
 static void slot_hold(weft_file *f, struct file_slot *s)
 {
     atomic_store_explicit(&s->state, SLOT_HELD, memory_order_relaxed);
@@ -381,6 +379,6 @@ void file_slots_expire(weft_file *f, struct file_line *line)
         int state = file_slot_state(&line->slot[i]);
         if (state == SLOT_GETS || state == SLOT_HELD)
             file_slot_free(f, &line->slot[i]);
-        line->slot[i].until = INT64_MIN; /* the next request ends this lease; its answer is -ESTALE */
+        line->slot[i].until = INT64_MIN; /* so that the next request ends this lease; its answer is -ESTALE */
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Learns by inotify of changes to files that are open or cached. After a notice, the file is compared with the disk (file_recheck()). The
- * file is also compared once per FILE_CHECK_NS while it is read. So without notices a change is found, too, but later. There are no notices
- * on other systems, for changes by other machines on a network file system, and when the user's limit of watches is reached.
+ * Learns by inotify of changes to files that are open or cached, and then compares the file with the disk (file_recheck()). Without
+ * inotify, a change is noticed later (FILE_CHECK_NS): on other systems, for changes by other machines on a network file system, and when
+ * the user's limit of watches is reached.
  */
 #include "gateway/file.h"
 
@@ -17,7 +17,7 @@
 #define NOTICES_BYTES 4096u
 #define ALL_WATCHES   (-1)
 
-/* The file itself is watched, not its name: attributes also change when it is deleted or another file gets its name. */
+/* The file itself is watched, not its name. Its attributes also change when it is deleted or another file gets its name. */
 #define NOTICED (IN_MODIFY | IN_ATTRIB | IN_DELETE_SELF | IN_MOVE_SELF)
 
 /* Compares the file with the watch `wd` with the disk; ALL_WATCHES: all files. */
@@ -75,7 +75,7 @@ void file_watch(struct files *all, struct file_body *b)
     b->wd = inotify_add_watch(all->notices.fd, path, NOTICED);
 }
 
-/* Removes the watch of a file if this is its last generation: all generations of a file share one watch. */
+/* Removes the watch of a file with its last generation: all generations of a file share one watch. */
 static void unwatch(struct files *all, struct file_body *b)
 {
     bool other = false;

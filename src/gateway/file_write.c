@@ -10,12 +10,13 @@
 
 #include "gateway/file.h"
 
-/* Moves the handle to the generation that it has written. False: no memory; then the handle keeps its old generation, which is stale. */
+/* Moves the handle to the generation that it has written. False: there is no memory, and the handle keeps its old generation, which is
+ * stale. */
 static bool move_on(struct files *all, struct file_open *o, const struct file_identity *is)
 {
     struct file_body *old = o->body;
     int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
-    file_body_stale(all, old); /* even if size and time have not changed, because the bytes have */
+    file_body_stale(all, old); /* the bytes have changed, even if size and time have not */
     struct file_body *new = fd < 0 ? NULL : file_body_get(all, is, old->path, fd);
     if (!new)
         return false;

@@ -10,7 +10,7 @@
  *   watch.c     waits for descriptors
  *   turn.c      lets the progress thread serve in place of a thread that sleeps
  *   work.c      runs blocking work on a few threads
- *   groups.c    the process groups that this node runs for others, and the guardian process that kills them if this node is killed
+ *   groups.c    the programs that this node runs for other nodes, and the guardian process that ends them
  *   post.c      messages to other nodes, queued while there is no room to send them
  *   stream.c    byte streams between nodes, with flow control by credit
  *   ask.c       asker: the node's requests that are not answered yet
@@ -22,11 +22,11 @@
  *   process.c   process service: starts and ends processes
  *   name.c      name service
  *   net_rules.c, net_names.c, net_udp.c, net_socket.c, net_lend.c, net_open.c, net.c   net service (net.h)
- *   handle.c    asker's side of the process service (handle_signal.c: signals; handle_bytes.c: input and output; handle_record.c: requests
- *               by record)
+ *   handle.c asker's side of the process service (handle_signal.c: signals; handle_bytes.c: input and output; handle_record.c: requests by
+ *               record)
  *   names.c     asker's side of the name service
  *   net_handle.c, net_datagrams.c, net_bytes.c, net_borrow.c   asker's side of the net service
- *   file_path.c, file_disk.c, file_holder.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c   file service
+ *   file_path.c, file_disk.c, file_holder.c, file_cache.c, file_job.c, file_watch.c, file_lease.c, file_write.c, file.c file service
  *               (file.h)
  *   file_keep.c, file_handle.c, file_slot.c, file_read.c, file_map.c, file_async.c   asker's side of the file service
  *   record_object.c, record_copy.c, net_record.c, file_record_read.c, file_record.c   requests by record (record.h)
@@ -35,12 +35,11 @@
  *   room.c      incoming messages, deaths of nodes, opening and closing
  *
  * The asker is the node that sends a request. It enters the request in its table and sends a REQUEST message with the record and its data.
- * The server's message handler checks the request and queues it for the server thread, which calls the service's functions. The answer goes
- * back in an ANSWER message, whose handler at the asker completes the operation. So a server never writes into the asker's memory, and a
- * late answer cannot overwrite a record that is used for another request.
+ * The server's message handler checks the request and queues it for the server thread, which calls the service's functions. The answer
+ * comes in an ANSWER message, whose handler at the asker completes the operation. So a late answer cannot overwrite a record that is used
+ * for another request.
  *
- * A server has one thread. The state of services belongs to that thread alone; what it shares with message handlers is protected by
- * gateway.lock.
+ * A server has one thread, which alone uses the state of services. gateway.lock protects what it shares with message handlers.
  */
 #ifndef WEFT_GATEWAY_ROOM_H
 #define WEFT_GATEWAY_ROOM_H
@@ -93,27 +92,26 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
-/* Lets this thread work in place of the thread that waits. That thread goes on sleeping, or waits until gateway_watches_leave(). False: it
- * is awake, or another thread works in its place. */
+/* Lets this thread work in place of the thread that waits, until gateway_watches_leave(). False: that thread is awake, or another thread
+ * works in its place. */
 bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* A message has brought work for a thread that waits for `watches`. If that thread sleeps, the progress thread, which has handled the
- * message, does a little of the work in its place, so that the thread need not be woken. */
+/* Work for a sleeping thread of a service, which a message has brought. The progress thread has handled the message, and does a little of
+ * the work in place of the sleeping thread, which then need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;                          /* the thread that handles a message will call run() */
     uint32_t runs;                        /* threads in run() */
-    void (*run)(struct gateway_turn *t);  /* without gateway.lock; must do little, and never wait. Calls wake() for the rest */
+    void (*run)(struct gateway_turn *t);  /* called without gateway.lock; must do little, and never wait. Calls wake() for what is left */
     void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
     void *arg;
 };
-/* Call it when the thread that waits has something to do. If the calling thread handles a message and may work in its place, it will call
- * run() after the message; otherwise this calls wake() now. With gateway.lock held. */
+/* Call it when the thread that waits has something to do, with gateway.lock held. If this thread handles a message and may work in its
+ * place, run() is called after the message; otherwise this calls wake(). */
 void gateway_turn(struct gateway_turn *t);
-/* When this returns, run() is not running, and earlier calls of gateway_turn() will not lead to it any more. Waits; must not be called from
- * a handler. */
+/* Waits until run() is not running, and will not be called for earlier calls of gateway_turn(). Not for handlers. */
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
 /* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; both without the lock. */
 struct gateway_turns {
@@ -124,15 +122,13 @@ void gateway_turns_begin(struct gateway_turns *t);
 void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
 
 /* socket() and accept() for a connection that serves other nodes: nonblocking, and closed by exec. Return the descriptor or a negative
- * errno. If only few descriptors are left below the process's limit, they return -EMFILE: the last ones are reserved for the process
- * itself. */
+ * errno. -EMFILE: only the descriptors that are reserved for the process itself are left. */
 int gateway_socket(int family, int type);
 int gateway_accept(int listener);
 uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
 
-/* Shares a number of things (`all`) between askers. Returns whether an asker may have one more, if `used` of them are in use and `own` of
- * these are its own. An asker may have up to three times as many as it leaves unused for others. So one asker alone gets three quarters,
- * and an asker that has none always gets some. */
+/* Shares `all` things between askers. Returns whether an asker that has `own` of them may have one more, while `used` are in use. An asker
+ * may have up to three times as many as are unused. So one asker alone gets three quarters, and an asker that has none always gets some. */
 static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t all)
 {
     return used < all && own / 3 < all - used;
@@ -152,16 +148,16 @@ struct gateway_works_how {
     uint32_t askers; /* number of askers between which the threads are shared; 0: jobs run in the order in which they came */
     uint32_t queued; /* jobs that may be queued or running, shared between the askers; 0: no limit */
     bool leaves;     /* closing does not wait for what is being run */
-    /* frees a job whose done() will not be called, because it was left or the threads were closed. Runs on any thread */
+    /* Frees a job whose done() will not be called, because nobody waits for it or the threads were closed. Runs on any thread. */
     void (*drop)(struct gateway_work *job);
 };
 /* `watches`: the thread that waits for them calls done(); NULL: the thread that ran the job calls it. */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
 /* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
-/* Does not run the job: only done() is called for it, later, as for others. */
+/* Does not run the job, but calls done() for it later. */
 void gateway_work_skip(struct gateway_works *all, struct gateway_work *job);
-/* nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches */
+/* Nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches. */
 void gateway_work_leave(struct gateway_works *all, struct gateway_work *job);
 void gateway_works_close(struct gateway_works *all);
 
@@ -175,12 +171,12 @@ struct gateway_place {
     _Atomic int32_t number; /* its process group; 0: the place is free; -1: reserved for a process that has not started yet */
     _Atomic uint32_t state; /* groups.c */
     _Atomic bool session;   /* the process has a terminal, and leads a session */
-    _Atomic uint64_t mark;  /* of its family (base_family_mark()) */
+    _Atomic uint64_t mark;  /* of the program's family (base_family_mark()) */
 };
-/* Returns a free place; the caller stores the new process's ID there. NULL: all are used. To free the place, store 0 as its number. */
+/* Returns a free place, for whose `number` the caller stores the new process's ID. To free the place, store 0. NULL: all are used. */
 struct gateway_place *gateway_groups_place(struct gateway_groups *all);
-/* Makes the guardian end the program with all its descendants; one with a terminal is hung up first. Do not reap the process before
- * gateway_groups_ended(), or before a deadline of the caller, should the guardian be stopped. */
+/* Makes the guardian end the program with all its descendants, and hang up its terminal first if it has one. Do not reap the process before
+ * gateway_groups_ended() or, since the guardian may be stopped, a deadline. */
 void gateway_groups_end(struct gateway_groups *all, struct gateway_place *p);
 bool gateway_groups_ended(const struct gateway_groups *all, const struct gateway_place *p);
 void gateway_groups_close(struct gateway_groups *all);
@@ -196,17 +192,18 @@ enum gateway_message_type {
     GATEWAY_DATA, /* to: the stream; word 0: the sender's number of the stream; 1: position; 2: count of bytes; 3: 1 if these are the last;
                      payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
     GATEWAY_CREDIT,  /* to: the stream; word 0: how many bytes the reader has taken so far */
-    GATEWAY_SHUT,    /* to: the stream; its reader reads no more */
-    GATEWAY_END,     /* to: the asker's handle of a process that has ended; payload: struct gateway_end */
-    GATEWAY_CHANGED, /* to: the server's number of a handle of a file, which has changed */
-    GATEWAY_UNREAD,  /* to: the asker's handle of a process that reads no more input; word 0: the stream of its input. The asker, who may be
-                        writing into the stream's ring, ends the stream; then the ring is freed */
+    GATEWAY_SHUT,    /* `to`: the stream, whose reader reads no more */
+    GATEWAY_END,     /* `to`: the handle (number) by which the asker knows the process that has ended; payload: struct gateway_end */
+    GATEWAY_CHANGED, /* `to`: the handle (number) by which the server knows a file, which has changed */
+    GATEWAY_UNREAD,  /* `to`: the handle (number) by which the asker knows a process that reads no more input; word 0: the stream of its
+                        input. The asker, which may be writing into the stream's ring, ends the stream; then the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
     uint8_t type;
     uint8_t zero[3];
-    int32_t status; /* gateway_post() changes it into Linux's numbers, and the handler of messages into this system's */
+    int32_t status; /* 0 or a negative error number, with Linux's number while the message is under way: gateway_post() converts this
+                       system's number, and on_message() converts it back */
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };
@@ -217,8 +214,8 @@ _Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "
 struct gateway_posts;
 int gateway_posts_open(struct gateway *g);
 void gateway_posts_free(struct gateway *g);
-/* Sends a message, or queues it until there is room. Messages posted by one thread arrive in order. Never waits. Must not be called with
- * gateway.lock held: a message to this node itself is handled before the call returns. -ECONNRESET: the node is gone. */
+/* Sends a message, or queues it until there is room. Messages of one thread arrive in order. Never waits. Call it without gateway.lock: a
+ * message to this node itself is handled before the call returns. -ECONNRESET: the node is gone. */
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len);
 bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some are left */
 
@@ -231,8 +228,8 @@ struct gateway_credit {
     uint32_t node;
     struct gateway_message m; /* type 0: nothing */
 };
-/* One end of a stream, under gateway.lock. `first` counts the bytes taken from the ring, `last` the bytes received (or sent): the ring
- * holds the bytes between these positions. */
+/* One end of a stream, under gateway.lock. The ring holds the bytes between the positions `first` (taken from the ring so far) and `last`
+ * (received or sent so far). */
 struct gateway_stream {
     struct gateway *g;
     uint64_t id, peer;          /* the stream's number here and at the other end; 0: not known yet */
@@ -244,7 +241,7 @@ struct gateway_stream {
     bool shut;                  /* the reader reads no more */
     bool busy;                  /* a thread is reading or writing */
     int status;                 /* how the stream ended; a negative errno: bytes are missing */
-    weft_gaddr ring;            /* in the reader's pool; in the writer's if the reader fetches */
+    weft_gaddr ring;            /* in the reader's pool, or in the writer's pool if the reader fetches */
     uint64_t bytes;             /* size of the ring, a power of two */
     uint8_t *memory;            /* the ring; NULL: this process cannot map it */
     uint64_t first, last, told; /* told: the value of `first` in the last CREDIT message */
@@ -262,9 +259,9 @@ int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (
 /* Makes the writing end of a stream. Checks the peer's ring. */
 int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
                          void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
-/* The ends of a stream whose ring is memory of the asker, which the asker frees after both ends are closed. read_at, offer: the asker's
- * end, which reads or writes; `peer` is set when it is known. fetch: the server's end of an offered stream; it reads the bytes from `first`
- * to `last` in the ring itself, and checks the ring as gateway_stream_write() does. */
+/* The ends of a stream whose ring is memory of the asker, which frees it after both ends are closed. read_at, offer: the asker's end, which
+ * reads or writes; `peer` is set when it is known. fetch: the server's end of an offered stream, which reads the bytes in the ring itself,
+ * and checks the ring. */
 int gateway_stream_read_at(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
                            void *arg, struct gateway_stream **out);
 int gateway_stream_offer(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
@@ -273,13 +270,14 @@ int gateway_stream_fetch(struct gateway *g, uint32_t node, uint64_t peer, weft_g
                          void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
 /* Closes this end and tells the other one. NULL is allowed. */
 void gateway_stream_close(struct gateway_stream *s);
-/* Reader, with the lock held. next: returns how many bytes can be read in one piece, and where. take: `n` of them were read. */
+/* For the reader, with the lock held. next: returns how many bytes can be read in one piece, and where. take: `n` of them were read. */
 uint64_t gateway_stream_next(const struct gateway_stream *s, const uint8_t **at);
 void gateway_stream_take(struct gateway_stream *s, uint64_t n, struct gateway_credit *due);
 void gateway_credit_give(struct gateway *g, const struct gateway_credit *due); /* without the lock */
-/* Writer, one thread at a time. Returns how many bytes there is room for; if the ring is mapped, also where, in at most two pieces. */
+/* For the writer, one thread at a time. Returns for how many bytes there is room and, if the ring is mapped, where, in at most two pieces.
+ */
 uint64_t gateway_stream_room(struct gateway_stream *s, struct iovec piece[2]);
-/* Announces `n` bytes that were written into the ring, or, if the ring is not mapped, sends the `n` (at most WEFT_PAYLOAD_MAX) at `bytes`.
+/* Announces `n` bytes that were written into the ring. If the ring is not mapped, sends the `n` bytes at `bytes`, at most WEFT_PAYLOAD_MAX.
  * `last`: the stream ends here. */
 int gateway_stream_send(struct gateway_stream *s, const void *bytes, uint64_t n, bool last, int status);
 /* Handle a message, and the death of a node. Any thread; without the lock. */
@@ -289,20 +287,21 @@ void gateway_streams_gone(struct gateway *g, uint32_t node);
 /* --- ask.c --- */
 struct gateway_result {
     int status;
-    bool answered; /* the server no longer works on the request: it has answered, or the request was never sent */
+    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
 };
 struct gateway_ask;
-/* Receives the answer to a request, or the error if there will be none. Called with gateway.lock held: it must be quick and send nothing.
+/* Receives the answer to a request, or an error if there will be no answer. Called with gateway.lock held: it must be quick and send
+ * nothing.
  */
 typedef void (*gateway_tell_fn)(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    uint64_t handle; /* of a request that starts a process: the asker's number of the process */
+    uint64_t handle; /* of a request that starts a process: the number that the asker uses for the process */
     bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
     weft_op *op; /* the op by which the request can be cancelled; NULL: none */
@@ -314,18 +313,18 @@ struct gateway_question {
     const weft_request *record; /* copied */
     const void *data;           /* record->data_bytes bytes; in this node's pool if more than WEFT_REQUEST_INLINE */
     gateway_tell_fn tell;
-    /* Called without the lock for an answer for which no thread waits any more: releases what the server has allocated. May be NULL. */
+    /* Releases what the server has allocated, if no thread waits for the answer any more. Called without the lock. May be NULL. */
     gateway_tell_fn late;
     void *arg;
     weft_op *op;
-    weft_gaddr owned; /* memory that is freed when the request ends, but not if gateway_ask() fails */
+    weft_gaddr owned; /* memory that is freed when the request ends, unless gateway_ask() fails */
     bool post;        /* queue the message if there is no room, instead of waiting */
 };
 /* Sends a request. `*id` (`id` may be NULL) becomes its number, for gateway_ask_leave(). If this fails, tell() is not called. */
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
 /* Sends a request without waiting, and ignores its answer. */
 void gateway_ask_ignore(struct gateway *g, const weft_request *r);
-/* Stops waiting for the answer: tell() gets the status `why`, or is not called if `why` is 0. False: the answer has come already. */
+/* Stops waiting for the answer: calls tell() with status `why`, unless `why` is 0. False: the answer has come already. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
  * copied to `payload` (may be NULL); `*payload_len` is the room there, and becomes the payload's length. */
@@ -352,7 +351,7 @@ struct gateway_call {
     weft_request record;
     uint8_t *data; /* record.data_bytes bytes */
     uint64_t hash;
-    struct gateway_call *hashed, *next; /* next: in the list of arrived requests, later in a list of the service */
+    struct gateway_call *hashed, *next; /* next: in the list of requests that have arrived, later in a list of the service */
     bool begun;                         /* begin() of the service was called */
     bool fetching;                      /* `fetch` is under way */
     _Atomic bool cancelled;
@@ -364,24 +363,24 @@ struct gateway_service {
     uint16_t number;
     int (*open)(struct gateway_server *s, void **state);
     void (*close)(void *state);
-    /* A request has arrived. The service answers it at once or later with gateway_answer(). The fields that all services have in common
-     * were checked; the service checks the others. */
+    /* A request has arrived, which the service answers at once or later (gateway_answer()). The service must check the fields that are its
+     * own. */
     void (*begin)(void *state, struct gateway_call *c);
     void (*cancel)(void *state, struct gateway_call *c); /* the service must answer the request now */
     void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after its requests were cancelled */
-    /* The progress thread may call begin(), tick(), and on_moved() of streams whose ring is mapped, while the server thread sleeps: none of
-     * them takes longer than a few system calls. See gateway_server_brief(). */
+    /* begin(), tick(), and on_moved() of streams whose ring is mapped, take no longer than a few system calls. So the progress thread may
+     * call them while the server thread sleeps (gateway_server_brief()). */
     bool quick;
-    int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns in how many ns it must be called again at the latest */
+    int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns after how many ns to call it again at the latest */
     /* The asker's side of requests by record, on any thread; each may be NULL. submit() handles a record that needs no server, and prepares
-     * others. It returns 1 if the record is to be sent to the server, GATEWAY_LATER (record.h) if the service answers it itself, else the
-     * status of the answer, with the result in r->result. `arg` is passed on to told(), which writes the server's answer to r->result with
-     * gateway.lock held. late(): see struct gateway_question. */
+     * others. It returns 1 to send the record to the server, GATEWAY_LATER (record.h) if the service itself answers it, else the status of
+     * the answer, with the result in r->result. told() gets `*arg`, and writes the server's answer to r->result with gateway.lock held.
+     * late(): see struct gateway_question. */
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
     gateway_tell_fn late;
-    /* The asker's side, may be NULL: whether the server's answer to a request of this kind has a valid form. If not, the request ends with
-     * -EPROTO. Any thread, with gateway.lock held. */
+    /* At the asker: whether the server's answer to a request of this kind has a valid form. If not, the request ends with -EPROTO. Any
+     * thread, with gateway.lock held. May be NULL. */
     bool (*valid)(uint16_t kind, const struct gateway_result *r);
 };
 #define GATEWAY_SERVICES_MAX 63u
@@ -400,12 +399,12 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
-bool gateway_server_brief(
-    const struct gateway_server *s); /* true on the progress thread: move little, and leave the rest to the server thread */
-/* tells the server thread to look for the next request for a moment before it sleeps */
+/* True on the progress thread, which must do little, and leave the rest to the server thread. */
+bool gateway_server_brief(const struct gateway_server *s);
+/* Makes the server thread poll for the next request for a moment before it sleeps. */
 void gateway_server_linger(struct gateway_server *s);
-/* For streams of services. Their moved() is gateway_server_moved(), which puts the stream on a list; then the server thread calls
- * on_moved(). */
+/* For streams of services, whose moved() is gateway_server_moved(). It puts the stream on a list, and the server thread calls on_moved().
+ */
 struct gateway_listener {
     bool quick; /* as in struct gateway_service */
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
@@ -442,13 +441,12 @@ void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, cons
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
-/* Installs a function that is called, with the lock held, when there may be something new about a process: it has started or could not be
- * started, has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now; false: the
- * news can wait until there is more. NULL: none. */
+/* Installs a function that is called, with the lock held, when something about a process may have changed: it has started, could not be
+ * started or has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now. NULL: no function. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
-/* Like weft_process_signal() without waiting: `op` (may be NULL) is complete when the server has answered. The handle may be closed before
- * that. -EINPROGRESS: the process has not started yet; -ESRCH: it has ended, or could not be started. Neither sets weft_error(). */
+/* Like weft_process_signal() without waiting: `op` (may be NULL) is complete when the server has answered. The handle may be closed before.
+ * -EINPROGRESS: the process has not started yet. -ESRCH: it has ended, or could not be started. Neither sets weft_error(). */
 int gateway_process_signal(weft_process *p, int signal, weft_op *op);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
@@ -461,10 +459,10 @@ void gateway_sockets_gone(struct gateway *g, uint32_t node);
 void gateway_sockets_tick(struct gateway *g);
 void gateway_sockets_free(struct gateway *g);
 
-/* net_borrow.c. Without the lock; set no weft_error() text. borrow: asks the gateway to lend the socket of an open connection. Until the
- * socket is lent, send nothing. notify() tells when to ask gateway_net_borrowed(): -EINPROGRESS: not yet; a descriptor: the caller reads
- * and writes it, without waiting (MSG_DONTWAIT), after it has taken what weft_net_received() still has; an error: the connection is as it
- * was before. return: the caller has closed the descriptor, and uses weft_net_put() and the like again. */
+/* net_borrow.c. Without the lock; set no weft_error() text. borrow: asks the gateway to lend the socket of an open connection. Send nothing
+ * until it is lent. After notify(), call gateway_net_borrowed(). -EINPROGRESS: the socket is not lent yet. A descriptor: first take what
+ * weft_net_received() has, then read and write the descriptor, without waiting (MSG_DONTWAIT). An error: the connection is as before.
+ * return: the caller has closed the descriptor, and uses weft_net_put() and the like again. */
 int gateway_net_borrow(struct weft_socket *s);
 int gateway_net_borrowed(struct weft_socket *s);
 int gateway_net_return(struct weft_socket *s);
@@ -481,7 +479,7 @@ struct gateway_copies;
 void gateway_objects_tick(struct gateway *g);
 void gateway_objects_free(struct gateway *g);
 int gateway_copies_open(struct gateway *g);
-void gateway_copies_end(struct gateway *g); /* waits for the copies under way, at most until the node's deadline */
+void gateway_copies_end(struct gateway *g); /* waits for copies that are under way, at most until the node's deadline */
 void gateway_copies_free(struct gateway *g);
 
 /* --- record.c --- */
@@ -496,7 +494,7 @@ struct gateway {
     int64_t next_deadline;
     uint32_t *outstanding; /* [size]: this node's unanswered requests to each node; under the lock */
     /* [size]: requests that gateway_ask_ignore() sends when there is room; under the lock. Each ends something that the node has given to
-     * this one, such as a handle or a lease, so a node that answers nothing more adds none without end. */
+     * this one, such as a lease, so their number is bounded. */
     struct gateway_later **later;
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
     struct gateway_posts *posts;
@@ -507,15 +505,15 @@ struct gateway {
     _Atomic bool unclosed;               /* a request to close a socket could not be sent yet */
     struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
     struct gateway_copies *copies;
-    struct weft_socket *dead; /* closed sockets whose rings the gateway no longer uses, and that must be freed; under the lock */
+    struct weft_socket *dead; /* closed sockets that must be freed, because the gateway does not use their rings any more; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
-    uint32_t net_sockets;     /* sockets that one other node may have here; 0: its share, see gateway_share_allows() */
-    uint32_t names;           /* names that one node may publish here; 0: its share, see gateway_share_allows() */
+    uint32_t net_sockets;     /* sockets that one other node may have here; 0: its share (gateway_share_allows()) */
+    uint32_t names;           /* names that one node may publish here; 0: its share (gateway_share_allows()) */
     /* WEFT_FILE_ROOT: only files below this directory are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
-    /* the least time, in ns, to wait for a piece of a file that another node gets, or has. Tests change it */
+    /* the least time, in ns, to wait for a piece that another node has or gets; tests change it */
     _Atomic int64_t file_patience;
     struct weft_file *files;       /* open handles of files; under the lock */
     struct file_keeps *file_keeps; /* copies of pieces of files, in this node's pool (file_keep.c) */
@@ -542,8 +540,8 @@ static inline struct gateway *gateway_in(weft_node *w)
     return w->gateway;
 }
 
-/* Makes what must exist before the node is opened: `*out` is the guardian, or NULL if this node runs no processes for others.
- * gateway_open() takes ownership of it, also if gateway_open() fails. */
+/* Starts the guardian, before the node is opened. `*out` is NULL if this node runs no processes for others. gateway_open() takes ownership
+ * of it, also on failure. */
 int gateway_prepare(const char *serve, struct gateway_groups **out);
 void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is never called */
 struct gateway_settings {

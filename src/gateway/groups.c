@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The programs that this node runs for other nodes. Their process groups' numbers are in memory that is shared with a helper process, the
- * guardian. It ends programs with all processes that descend from them (base_family_kill()), while the node goes on. The guardian reads
- * from a socket whose other end the node's process holds. When the node's process ends in any way, the socket closes, and the guardian ends
- * the programs that are left.
+ * The programs that this node runs for other nodes. The numbers of their process groups are in memory that a helper process shares, the
+ * guardian. It ends programs with all processes that descend from them (base_family_kill()), so that the node need not wait for that. The
+ * guardian reads from a socket. When the node's process ends in any way, the socket closes, and the guardian ends the programs that are
+ * left.
  */
 #include "gateway/gateway.h"
 
@@ -146,7 +146,7 @@ void gateway_groups_end(struct gateway_groups *all, struct gateway_place *p)
     atomic_store_explicit(&p->state, f.session ? PLACE_HANG_UP : PLACE_END, memory_order_seq_cst);
     if (!f.session)
         base_family_kill_first(&f);
-    /* If the socket is full, the guardian has still to read what will make it look. */
+    /* If the socket is full, the guardian will look anyway. */
     if (send(all->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
         base_family_kill(&f, 1); /* the guardian was killed */
         atomic_store_explicit(&p->state, PLACE_ENDED, memory_order_seq_cst);

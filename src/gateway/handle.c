@@ -97,8 +97,7 @@ int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, st
     return 0;
 }
 
-/* Ends the stream to the input of a process that reads no more. Not while a thread writes into its ring: then that thread ends it
- * (input_pause()). */
+/* Ends the stream to the input of a process that reads no more. If a thread writes into its ring, that thread ends it (input_pause()). */
 static void input_moved(struct gateway_stream *s)
 {
     if (!s->shut || s->busy || s->ended)
@@ -139,7 +138,6 @@ static void handle_free(struct weft_process *p)
     free(p);
 }
 
-/* Makes the handle of a process that `r` is to start and the rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out)
 {
     if (r->node >= g->w->size)
@@ -195,10 +193,8 @@ static void handle_forget(struct weft_process *p)
     handle_free(p);
 }
 
-/* A handle that is closed before its node has answered the start keeps its buffers (320 KiB for weft exec) until the node answers or is
- * gone, because the node may still write into them. So what starts at a node that hangs can take is bounded by the pool and
- * WEFT_REQUESTS_MAX, and lasts until the node counts as dead: 5 * WEFT_LIVENESS for one of another host. If the pool is full, a start fails
- * with -ENOMEM. */
+/* A handle that is closed before its node has answered the start keeps its buffers until the node answers or is gone, because the node may
+ * write into them. WEFT_REQUESTS_MAX limits the number of such handles at a node that hangs. */
 void handle_close(struct weft_process *p)
 {
     base_spin_lock(&p->g->lock);
@@ -206,7 +202,7 @@ void handle_close(struct weft_process *p)
     bool now = is_unused(p);
     if (now) {
         gateway_table_remove(&p->g->processes, p->id);
-        p->id = 0; /* makes the handle unreachable, so that no other thread frees it */
+        p->id = 0; /* so that no other thread finds and frees the handle */
     }
     base_spin_unlock(&p->g->lock);
     if (now)
@@ -243,7 +239,7 @@ static int put_data(struct gateway *g, weft_request *r, const uint8_t *data)
     return rc;
 }
 
-/* post: if there is no room for the request, queue it */
+/* `post`: queue the request if there is no room for it */
 static int spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *given, weft_process **out, weft_op *op, bool post)
 {
     struct gateway *g = gateway_in(w);
@@ -370,8 +366,7 @@ int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t d
     return rc;
 }
 
-/* The deadline of a wait for a process. If the call has no time-out and WEFT_DEADLINE is not set, the wait lasts as long as the server is
- * alive. */
+/* The deadline of a wait for a process. Without a time-out and WEFT_DEADLINE, the wait lasts as long as the server is alive. */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns)
 {
     return timeout_ns < 0 && !p->g->w->options.bounded ? INT64_MAX : fab_timeout(p->g->w, timeout_ns);

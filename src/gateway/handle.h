@@ -19,19 +19,20 @@ struct handle_read { /* a read of output that waits for bytes */
     size_t len, *got;
     weft_op *op; /* NULL: no read waits */
 };
-/* The memory of a closed handle is freed only when the server can no longer write into the rings for the output. That is so when both
- * streams have ended, when the server has answered that it did not start the process, or when the server is gone. */
+/* The memory of a closed handle is freed when the server can no longer write into the rings for the output: both streams have ended, the
+ * server has answered that it did not start the process, or the server is gone. */
 struct weft_process {
     struct gateway *g;
     struct weft_process *next_unused;
-    uint64_t id, there, ask; /* the process's number at this node and at the server; the number of the request that started it */
+    uint64_t id, there, ask; /* the process's number at this node and at the server; the number of the request that starts it */
     uint32_t node, pid, users;
     enum handle_state state;
     bool of_record;   /* a record started the process, so records may name it */
-    bool record_busy; /* a record writes to the process or closes its handle; the GPUs and threads of this node submit records at once */
-    bool asked;       /* the request that starts the process is not answered yet; it may have been cancelled */
+    bool record_busy; /* a record writes to the process or closes its handle; GPUs and threads of this node submit records at the same time
+                       */
+    bool asked;       /* the request that starts the process is not answered yet (it may have been cancelled) */
     bool closed;
-    int error;  /* why the process could not be started, or -ECONNRESET: the server is gone; 0: neither */
+    int error;  /* why the process could not be started; -ECONNRESET: the server is gone; 0: no error */
     char *text; /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
     bool wants_in, ended_in, terminal;
@@ -47,7 +48,7 @@ struct weft_process {
 /* --- handle.c --- */
 /* Closes the handle. Frees it now, or later on the progress thread if the server may still write to its rings. Called without the lock. */
 void handle_close(struct weft_process *p);
-/* Makes the handle of a process that `r` is to start and the rings for its output, and enters the rings in `r`. */
+/* Makes the handle of a process that `r` will start, with rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out);
 /* handles the answer to the request that starts the process; with the lock held */
 void handle_told(struct weft_process *p, const struct gateway_result *r);

@@ -147,12 +147,12 @@ void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gatewa
         } else {
             due = (struct gateway_credit){.node = from, .m = {.type = GATEWAY_DATA, .to = m->word[0], .word = {0, 0, 0, 1}}};
         }
-    } /* if the handle is closed, the server is told so, and does not wait for the end of the stream */
+    } /* if the handle is closed, the server does not wait for the end of the stream */
     base_spin_unlock(&g->lock);
     gateway_credit_give(g, &due);
 }
 
-/* Between input_use() and input_pause() no other thread ends the stream to a process's input. False: the stream has ended. */
+/* Keeps other threads from ending the stream to a process's input, until input_pause(). False: the stream has ended. */
 static bool input_use(struct gateway_stream *s)
 {
     base_spin_lock(&s->g->lock);

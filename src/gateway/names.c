@@ -142,7 +142,7 @@ int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, ui
 
 /* --- records --- */
 
-/* The data of a list request is the memory to which the names are written, so it is not sent. */
+/* The data of a list request is not sent: it is the memory to which the names are written. */
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     (void)g;

@@ -55,9 +55,9 @@ void net_rules_free(struct net_rules *all);
 bool net_rules_deny_names(const struct net_rules *all); /* whether a rule denies a name */
 /* An address that an asker wants to reach, and the names by which it was found. */
 struct net_target {
-    const char *host;      /* the name that it asked for */
-    const char *canonical; /* the name to which `host` is an alias, or which a search list has made of it; deny rules apply to it as well;
-                              NULL: not known */
+    const char *host; /* the name that it asked for */
+    /* The name of which `host` is an alias, or to which a search list has extended it; deny rules apply to it, too; NULL: not known. */
+    const char *canonical;
     const struct net_address *to; /* an address of the host */
     bool near;                    /* the asker may reach this node's loopback (WEFT_NET_LOOPBACK), so the default rules do not apply */
 };
@@ -85,7 +85,7 @@ void net_lookup_free(struct net_lookup *l);
 
 /* --- net_udp.c --- */
 /* The head of a datagram in a stream; the bytes of the datagram follow. In the stream `up` a head and its bytes are contiguous in the ring.
- * If they do not fit before the ring's end, they start at the beginning of the ring, and the bytes up to the end are skipped: if a head
+ * If they do not fit before the ring's end, they start at the beginning of the ring, and the bytes before the end are skipped; if a head
  * fits there, its `bytes` is NET_DATAGRAM_SKIP. */
 struct net_datagram {
     uint32_t bytes;
@@ -99,8 +99,8 @@ _Static_assert(sizeof(struct net_datagram) == 24, "net_datagram is 24 bytes in t
 #define NET_DATAGRAM_ROOM (sizeof(struct net_datagram) + 65535u) /* room for the largest datagram */
 #define NET_DATAGRAM_RING (UINT64_C(128) << 10)                  /* smallest and default ring with datagrams: room for two */
 _Static_assert(sizeof(struct net_datagram) + WEFT_NET_DATAGRAM_MAX <= 65536u, "a datagram fits into a NET_PIECE");
-/* Reads the head at `at`, where `have` bytes are received and the ring ends after `gap` bytes. Returns the length of head and datagram, or
- * how many bytes to skip; 0: the datagram is not complete; -EPROTO: the head is invalid. */
+/* Reads the head at `at`, where `have` bytes have come, and `gap` bytes are left before the ring's end. Returns the length of head and
+ * datagram, or how many bytes to skip; 0: the datagram is not complete; -EPROTO: the head is invalid. */
 int64_t net_datagram_read(struct net_datagram *out, const uint8_t *at, uint64_t have, uint64_t gap);
 struct net_socket;
 /* Sends one datagram from the ring, or drops it and logs why. Returns as net_datagram_read(); also -EAGAIN: the socket has no room now. */
@@ -120,7 +120,7 @@ struct net_piece { /* a buffer for bytes that are fetched from an asker's pool *
     uint32_t have, used;
     uint8_t bytes[NET_PIECE];
 };
-/* NET_LENT: the asker has a copy of the descriptor, and the gateway does not read or write until it is returned */
+/* NET_LENT: the asker has a copy of the descriptor, and the gateway does not use its own until the asker returns the copy */
 enum net_state { NET_RESOLVES, NET_CONNECTS, NET_OPEN, NET_LISTENS, NET_LENT };
 struct net_socket {
     struct gateway_listener listener;
@@ -131,7 +131,7 @@ struct net_socket {
     uint32_t flags; /* WEFT_NET_... */
     struct gateway_watch watch;
     struct gateway_stream *down, *up;
-    /* the request that opens the socket, until it is answered; later the CLOSE request, which is answered when all bytes are sent */
+    /* The request that opens the socket, until it is answered. Later the CLOSE request, until all bytes are sent. */
     struct gateway_call *call;
     bool closing;            /* `call` is a CLOSE request */
     bool down_over, up_over; /* down_over: reading from the network has ended; up_over: writing to it has ended */
@@ -157,7 +157,7 @@ struct net {
     struct net_rules *rules;
     struct gateway_works *names;
     struct net_socket *timed;
-    struct net_piece *spare, *orphans; /* orphans: the socket is gone, but a get may still write to the buffer */
+    struct net_piece *spare, *orphans; /* orphans: a get may still write to the buffer, although its socket is gone */
     uint32_t pieces, spares;           /* how many buffers exist; how many of them are in the list `spare` */
 };
 int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_socket **out);
@@ -193,7 +193,8 @@ enum net_kind {
      * and of its peer, each with a zero byte */
     NET_CONNECT = 1,
     NET_LISTEN, /* listens: as CONNECT, but without streams. arg[9]: the backlog */
-    NET_ACCEPT, /* accepts. handle: the listener; arg[1] to arg[6] and the answer: as in CONNECT. Answered when there is a connection */
+    NET_ACCEPT, /* accepts a connection. handle: the listener; arg[1] to arg[6] and the answer: as in CONNECT. Answered when there is a
+                   connection */
     /* closes `handle`. arg[0]: 1: drop bytes that are not sent. Answered when all is sent and the gateway no longer uses the rings */
     NET_CLOSE,
     /* lends `handle`, a connection, to an asker of the same host, which gets its descriptor over the side connection (fab_side_give(), with

@@ -7,7 +7,7 @@
 
 #include "gateway/net_handle.h"
 
-/* The number of the handle stands in for the handle, which may be closed and freed before the answer comes. */
+/* Finds a handle by its number, since the handle may be closed and freed before the answer comes. */
 static struct weft_socket *handle_of(struct gateway *g, uint64_t id, uint32_t node)
 {
     struct weft_socket *s = gateway_table_find(&g->sockets, id);
@@ -53,7 +53,7 @@ int gateway_net_borrow(weft_socket *s)
     return rc;
 }
 
-/* Any process of this host may be the sender, so the descriptor may be anything. */
+/* Checks the descriptor, which any process of this host may have sent. */
 static bool is_stream(int fd)
 {
     int type = 0;
@@ -106,11 +106,11 @@ int gateway_net_borrowed(weft_socket *s)
     return rc ? rc : -EMFILE;
 }
 
-/* If the gateway refuses, nobody moves the bytes any more: the connection is broken, and the caller must close it. */
+/* If the gateway refuses, the connection is broken, and the caller must close it. */
 static void returned(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     struct weft_socket *s = gateway_table_find(&g->sockets, (uintptr_t)a->arg);
-    if (!r->status || !s || s->node != a->node || !s->notify) /* without notify, the handle is being closed, and has no stream any more */
+    if (!r->status || !s || s->node != a->node || !s->notify) /* without notify(), the handle is being closed, and has no stream any more */
         return;
     s->in->ended = true;
     s->in->status = -ECONNRESET;

@@ -104,7 +104,7 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
 
 struct wanted {
     struct weft_socket *s;
-    uint64_t bytes, skip; /* bytes of the record, and bytes to skip before it because it does not fit before the end of the ring */
+    uint64_t bytes, skip; /* bytes of the record, and bytes to skip before it (struct net_datagram) */
 };
 
 /* Finds room for a record. -EAGAIN: there is no room now. */

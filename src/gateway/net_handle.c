@@ -56,9 +56,9 @@ static void opened(struct gateway *g, const struct gateway_ask *a, const struct 
     struct weft_socket *s = a->arg;
     if (r->status) {
         if (r->answered)
-            s->served = false; /* the handle is still in use: closing it would have cancelled this request */
+            s->served = false; /* the handle is not closed: closing it would have cancelled this request */
         s->text = r->len ? strndup((const char *)r->payload, r->len) : NULL;
-        socket_over(s, r->status == -EINPROGRESS ? -EPROTO : r->status); /* -EINPROGRESS would mean that another answer follows */
+        socket_over(s, r->status == -EINPROGRESS ? -EPROTO : r->status); /* -EINPROGRESS is not a valid answer */
         return;
     }
     s->there = r->word[0];
@@ -80,7 +80,7 @@ static void closed_there(struct gateway *g, const struct gateway_ask *a, const s
 {
     struct weft_socket *s = a->arg;
     if (r->answered && (r->status == -ENOMEM || r->status == -EAGAIN))
-        /* the gateway had no room for the request, and still uses the rings: the node's upkeep sends the request again */
+        /* There was no room for the request: the node's upkeep sends it again. */
         g->unclosed = s->unclosed = true;
     else if (r->answered || r->status == -ECONNRESET)
         socket_unserved(s);
@@ -387,7 +387,7 @@ static int accept_new(struct weft_socket *listener, struct weft_socket **out, we
     return rc ? rc : socket_ask(*out, &r, NULL, op);
 }
 
-/* Gets a handle for the next connection: one for which an earlier call has waited in vain, or a new one. */
+/* Gets a handle for the next connection: that of an earlier call that timed out, or a new one. */
 static int accept_begin(struct weft_socket *listener, struct weft_socket **out)
 {
     struct gateway *g = listener->g;
@@ -416,7 +416,7 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
         return rc;
     socket_use(listener, 1);
     rc = fab_wait(g->w, socket_is_settled, s, socket_until(listener, timeout_ns));
-    if (rc == -ETIMEDOUT) { /* keep the handle: if a connection still comes, the next call gets it */
+    if (rc == -ETIMEDOUT) { /* keep the handle, so that the next call gets the connection if it comes */
         base_spin_lock(&g->lock);
         s->spare = listener->spare;
         listener->spare = s;
@@ -483,9 +483,9 @@ static int socket_close(weft_socket *s, bool drop)
     gateway_stream_close(s->out);
     s->in = s->out = NULL;
     if (open)
-        close_there(s, drop); /* while the socket is still being opened, opened_late() does this when the answer comes */
+        close_there(s, drop); /* if the socket is not open yet, opened_late() does this later */
     base_spin_lock(&g->lock);
-    s->closed = true; /* set last: from here on another thread may free the handle, as soon as the gateway no longer uses the rings */
+    s->closed = true; /* set last, because another thread may then free the handle */
     bool served = s->served;
     base_spin_unlock(&g->lock);
     if (!served)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Lends a connection to an asker of this host: the asker gets a copy of the descriptor, and reads and writes it itself, until it returns it
- * or closes the socket. A request and its answer then wake one thread each way in place of two. The gateway keeps its own copy, so the
- * socket still counts for the asker, and is reset if the asker dies.
+ * Lends a connection to an asker of this host: the asker gets a copy of the descriptor, and reads and writes it itself until it returns the
+ * copy or closes the socket. So bytes wake one thread less. The gateway keeps its own descriptor, and resets the connection if the asker
+ * dies.
  *
- * With the descriptor the asker could connect anew, to any address. So a gateway lends only if it also runs programs for its askers: such a
- * program could connect to any address, too.
+ * With the descriptor the asker could connect to another address. So a gateway lends only if it also runs programs for its askers, which
+ * could do the same.
  */
 #include "gateway/net.h"
 
@@ -40,7 +40,7 @@ void net_lend(struct net_socket *s, struct gateway_call *c)
 void net_return(struct net_socket *s, struct gateway_call *c)
 {
     s->state = NET_OPEN;
-    (void)fcntl(s->watch.fd, F_SETFL, O_NONBLOCK); /* the borrower may have changed this flag, which both descriptors have in common */
+    (void)fcntl(s->watch.fd, F_SETFL, O_NONBLOCK); /* the asker may have changed this flag, which both descriptors share */
     gateway_answer(c, 0, NULL, 0, NULL, 0);
     net_socket_move(s);
 }

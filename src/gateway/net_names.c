@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Resolves names. getaddrinfo(3) blocks, so the threads of work.c call it. No asker can occupy all of these threads. Closing the service
- * does not wait for a thread whose name server does not answer.
+ * Resolves names. getaddrinfo(3) blocks, so the threads of work.c call it. Closing the service does not wait for them.
  */
 #include <netdb.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens the sockets of the net service: resolves a name, checks each address against the rules, and connects to the first address that
- * answers. A name is resolved only once, so the gateway connects to exactly the address that it has checked.
+ * Opens the sockets of the net service: resolves a name, checks each address by the rules, and connects to the first address that answers.
+ * A name is resolved only once, so that the gateway connects to the address that it has checked.
  */
 #include "gateway/net.h"
 
@@ -28,7 +28,7 @@ static void open_failed(struct net_socket *s, int rc)
     struct gateway_call *c = s->call;
     s->call = NULL;
     s->down_over = s->up_over = true;
-    gateway_answer_error(c, rc); /* before the socket is freed, which may set another error text */
+    gateway_answer_error(c, rc); /* before socket_free(), which may set another error text */
     net_socket_free(s);
 }
 
@@ -135,7 +135,7 @@ static bool is_connected(int fd)
     return getpeername(fd, (struct sockaddr *)&a, &len) == 0;
 }
 
-/* Tries the next address that the rules allow. 0: connected; 1: connecting; otherwise the errno of the last address that failed. */
+/* Tries the next address that the rules allow. 0: connected; 1: connecting; else the error of the last address that failed. */
 static int connect_next(struct net_socket *s)
 {
     char why[2 * NET_HOST_MAX + 128];
@@ -196,7 +196,8 @@ static void connect_path(struct net_socket *s)
     if (!rc) {
         memcpy(a.sun_path, s->lookup->host, len + 1);
         set_options(fd, 0, r->arg[7], r->arg[8]);
-        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0; /* never waits: -EAGAIN means that the listener's backlog is full */
+        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno
+                                                          : 0; /* this does not wait: -EAGAIN means that the listener's backlog is full */
         if (!rc)
             rc = net_socket_watch(s, fd, 0);
         else
@@ -253,7 +254,7 @@ static int listen_now(struct net_socket *s)
 static void listen_go_on(struct net_socket *s)
 {
     int rc = listen_now(s);
-    /* all addresses were asked for, and the system has no IPv6: listen at those of IPv4 */
+    /* without IPv6, listen at all addresses of IPv4 */
     if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) {
         freeaddrinfo(s->lookup->found);
         s->lookup->family = AF_INET;
@@ -347,7 +348,7 @@ static void resolve_failed(struct net_socket *s, int rc)
 void net_open_resolved(struct net_lookup *l)
 {
     struct net_socket *s = l->owner;
-    s->state = NET_CONNECTS; /* in this state the socket owns the lookup, and frees it */
+    s->state = NET_CONNECTS; /* from here on the socket owns the lookup */
     if (l->result)
         resolve_failed(s, l->result);
     else
@@ -368,7 +369,7 @@ void net_open_timeout(struct net_socket *s)
     } else if (s->closing) {
         struct gateway_call *c = s->call;
         s->call = NULL;
-        s->up_over = false; /* makes net_socket_free() reset the connection, because not all bytes were sent */
+        s->up_over = false; /* makes net_socket_free() reset the connection */
         net_socket_free(s);
         base_fail(-ETIMEDOUT, "the connection was reset, because the other end did not read the last bytes within 10 s of its close");
         gateway_answer_error(c, -ETIMEDOUT);
@@ -394,7 +395,7 @@ static int check_open(const weft_request *r)
     return 0;
 }
 
-/* Askers may connect to servers on this host only if they may also start programs here, because such a program could connect as well. */
+/* Askers may connect to servers on this host only if they may also start programs here, which could connect, too. */
 static int check_near(const struct net *all, const struct gateway_call *c)
 {
     if (!(c->record.flags & WEFT_NET_LOOPBACK))
@@ -409,8 +410,8 @@ static int check_near(const struct net *all, const struct gateway_call *c)
     return 0;
 }
 
-/* Refuses characters that would deceive the rules or the log: the resolver reads "\097" as "a" but a rule does not, and a line break in a
- * name could forge lines of the log. */
+/* Refuses characters that would deceive the rules or the log: the resolver reads "\097" as "a", and a line break could forge lines of the
+ * log. */
 static bool is_host(const uint8_t *host, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Requests by record about sockets (weft/request.h), at the asker. A record can name only sockets that a record has opened. No function
- * here waits: if a record cannot be carried out now, its answer is -EAGAIN.
+ * here waits: a record that cannot be carried out now gets the answer -EAGAIN.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 struct net_record { /* a socket that a record has opened */
     struct gateway_object object;
     weft_socket *socket;
-    struct net_record *accepted; /* of a listener: the next connection, for which an accept is under way; NULL: none was requested yet */
+    struct net_record *accepted; /* of a listener: the next connection, for which an accept is under way; NULL: none */
     bool drop;                   /* the socket is closed, and bytes that are not sent are dropped */
     bool receives, sends;        /* a record is receiving; a record is sending; under gateway.lock */
     weft_op op;
@@ -23,7 +23,7 @@ struct net_job { /* a record that copies bytes from or to a ring */
     struct net_record *n;
     weft_request *r;
     bool sends, datagram;
-    weft_gaddr more_from; /* received bytes may wrap from the ring's end to its start; the address of the second part */
+    weft_gaddr more_from; /* the second part of received bytes that wrap from the ring's end to its start */
     uint64_t more, bytes;
     struct net_datagram head;
 };
@@ -150,7 +150,7 @@ static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 
 /* --- bytes --- */
 
-/* Begins a record of which only one may be under way. False: another one is. */
+/* Begins a record of a kind of which only one may be under way. False: another one is. */
 static bool net_begin(struct gateway *g, bool *busy)
 {
     base_spin_lock(&g->lock);
@@ -312,7 +312,7 @@ static int net_received(struct gateway *g, struct net_record *n, weft_request *r
     return 0;
 }
 
-/* Not while a record is sending: the end of the stream must not overtake its bytes. */
+/* Refused while a record is sending, whose bytes the end of the stream must not overtake. */
 static int net_shutdown(struct gateway *g, struct net_record *n)
 {
     if (!net_begin(g, &n->sends))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The addresses that askers of the net service may reach. The rules of WEFT_NET_RULES come first, then the default rules; the first rule
- * that matches decides. A rule is checked against the resolved address to which the gateway is about to connect.
+ * that matches decides. The rules are checked with the resolved address to which the gateway will connect.
  */
 #include "gateway/net.h"
 
@@ -160,8 +160,7 @@ static bool rule_net(struct rule *r, const char *what)
     return true;
 }
 
-/* Whether `part` is a number, as in the last part of "127.1". No name of a host ends with a number, so such text is an incomplete address.
- */
+/* Whether `part`, the last part of a name, is a number. Then the text is an incomplete address, such as "127.1". */
 static bool is_number(const char *part)
 {
     bool hex = part[0] == '0' && part[1] == 'x';
@@ -263,8 +262,8 @@ static bool name_fits(const struct rule *r, const char *host)
     return true;
 }
 
-/* The IPv4 address that is embedded in an IPv6 address, for the prefixes of NAT64, 6to4, SIIT and the old "IPv4-compatible" form. NULL:
- * none. Packets to such an address may reach the IPv4 address, so its rules count as well. */
+/* The IPv4 address that is embedded in an IPv6 address (NAT64, 6to4, SIIT, "IPv4-compatible"); NULL: none. Packets may reach the IPv4
+ * address, so its rules apply, too. */
 static const uint8_t *contained(const uint8_t *v6)
 {
     static const uint8_t translated[12] = {0, 0x64, 0xff, 0x9b}, own_translator[6] = {0, 0x64, 0xff, 0x9b, 0, 1}, compatible[12] = {0},
@@ -283,8 +282,8 @@ bool net_rules_deny_names(const struct net_rules *all)
     return false;
 }
 
-/* Whether a rule matches the target, without its ports. An allow rule for a name matches only the name that the asker gave, because the
- * owner of a name decides what it stands for. A deny rule for a name also matches the canonical name; then `*behind` becomes true. */
+/* Whether a rule matches the target, apart from ports. An allow rule for a name matches only the name that the asker gave, since the owner
+ * of a name chooses its alias. A deny rule also matches the canonical name; then `*behind` becomes true. */
 static bool rule_fits(const struct rule *r, const struct net_target *t, bool *behind)
 {
     bool v4 = t->to->any.sa_family == AF_INET;
@@ -322,8 +321,7 @@ bool net_rules_allow(const struct net_rules *all, const struct net_target *t, ch
         if (!r->allow)
             refuse(r, behind ? t->canonical : NULL, why, len);
         if (r->allow && r->host != RULE_NET)
-            /* an allow rule for a name or for * does not override the default rules: the owner of a name decides to which address it leads
-             */
+            /* an allow rule for a name or for * does not override the default rules, since the owner of a name chooses its address */
             named = true;
         else
             return r->allow;

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #define TURNS     16u             /* how many pieces one connection moves before others get a turn */
-#define BRIEF     65536u          /* largest piece when the server is brief (gateway_server_brief()); it moves at most two */
-#define GET_TRIES 64u             /* how often a get is tested right after its start; later net_tick() tests it */
+#define BRIEF     65536u          /* largest piece on the progress thread (gateway_server_brief()), which moves at most two */
+#define GET_TRIES 64u             /* how often a get is tested when it was started; later net_tick() tests it */
 #define GET_NS    (100 * WEFT_US) /* time between two tests of gets */
 #define LINGER_NS (10 * WEFT_SECOND)
 
@@ -84,13 +84,12 @@ static void piece_give(struct net *all, struct net_piece *p)
     p->next = *list;
     *list = p;
     if (p->getting)
-        return; /* until the get ends, the buffer still counts for the asker */
+        return; /* the buffer counts for the asker until the get ends */
     all->spares++;
     all->asker[p->asker].pieces--;
 }
 
-/* True if few buffers are left for the asker. Then a connection whose peer does not read gives its buffer back, for the asker's other
- * connections. */
+/* Whether few buffers are left for the asker. Then a connection whose peer does not read gives its buffer back. */
 static bool pieces_are_short(const struct net *all, uint32_t asker)
 {
     return !piece_allowed(all, asker, NET_PIECES / 8);
@@ -114,7 +113,7 @@ void net_pieces_free(struct net *all)
 {
     for (struct net_piece *p; (p = all->orphans);) {
         all->orphans = p->next;
-        /* after a time-out the get may still write there, so the memory is never freed */
+        /* after a time-out the get may still write to this memory, so it is never freed */
         if (weft_wait(gateway_of(all->server)->w, &p->op, WEFT_TIMEOUT_DEFAULT) != -ETIMEDOUT)
             free(p);
     }
@@ -168,8 +167,7 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
 
 static void socket_move(struct net_socket *s, bool down, bool up);
 
-/* A stream has changed. If the socket is already watched for bytes to read, a change of `up` is no reason to try to read it, which saves a
- * system call. */
+/* A stream has changed. After a change of `up`, do not read from a socket that is watched for bytes to read. */
 static void on_moved(struct gateway_listener *l, struct gateway_stream *stream)
 {
     struct net_socket *s = (struct net_socket *)l;
@@ -226,7 +224,7 @@ void net_socket_free(struct net_socket *s)
     drop_stream(s, &s->down);
     drop_stream(s, &s->up);
     if (s->lookup && s->state == NET_RESOLVES)
-        gateway_work_leave(all->names, &s->lookup->work); /* the resolving thread still uses the lookup, and frees it */
+        gateway_work_leave(all->names, &s->lookup->work); /* the thread that resolves the name frees the lookup */
     else
         net_lookup_free(s->lookup);
     if (s->piece)
@@ -246,7 +244,7 @@ static void up_end(struct net_socket *s)
         piece_give(s->all, s->piece);
     s->piece = NULL;
     s->wants_piece = false;
-    drop_stream(s, &s->up); /* this also tells the asker, unless the asker has ended the stream */
+    drop_stream(s, &s->up); /* also tells the asker, unless the asker has ended the stream */
 }
 
 static void down_end(struct net_socket *s, int status)
@@ -307,8 +305,7 @@ static bool down_move(struct net_socket *s)
 
 /* --- from the asker to the network --- */
 
-/* Fetches bytes from a ring that is not mapped. 1: the bytes are in s->piece; 0: the get is under way, or must be tried again; otherwise a
- * negative errno. */
+/* Fetches bytes from a ring that is not mapped. 1: the bytes are in s->piece; 0: not yet; else a negative errno. */
 static int up_fetch(struct net_socket *s, uint64_t n)
 {
     struct gateway_stream *up = s->up;
@@ -343,8 +340,7 @@ static int up_fetch(struct net_socket *s, uint64_t n)
     return rc ? rc : 1;
 }
 
-/* Returns how many bytes can be written next, and where they are. 0: none now; then `*last` says whether the stream has ended. Otherwise a
- * negative errno. */
+/* Returns how many bytes can be written next, and where they are, or a negative errno. 0: none now; `*last`: the stream has ended. */
 static int64_t up_next(struct net_socket *s, const uint8_t **at, bool *last)
 {
     struct gateway_stream *up = s->up;
@@ -385,7 +381,7 @@ static bool up_broken(struct net_socket *s, int error)
 {
     socket_reset(s);
     if (!s->down_over)
-        down_end(s, error); /* otherwise an asker that waits for bytes would wait for ever */
+        down_end(s, error); /* so that an asker that waits for bytes does not wait for ever */
     up_end(s);
     return false;
 }
@@ -412,7 +408,7 @@ static bool up_datagram(struct net_socket *s, const uint8_t *at, uint64_t n, boo
     if (taken < 0 || (uint64_t)taken > all || (taken == 0 && !again))
         return up_broken(s, taken < 0 ? (int)taken : -EPROTO);
     if (taken == 0 || skip)
-        piece_drop(s); /* the piece ends within the datagram, which is fetched again from its start; a whole datagram fits into a piece */
+        piece_drop(s); /* the piece ends within the datagram: fetch it again from the start of the datagram */
     if (taken)
         up_taken(s, (uint64_t)taken);
     return true;
@@ -445,7 +441,7 @@ static bool up_move(struct net_socket *s, bool *full)
     if (put < 0 && errno == EINTR)
         return true;
     *full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (*full && s->piece && pieces_are_short(s->all, s->node)) { /* its bytes are still in the ring, and are fetched again later */
+    if (*full && s->piece && pieces_are_short(s->all, s->node)) { /* the bytes are still in the ring, and are fetched again later */
         piece_give(s->all, s->piece);
         s->piece = NULL;
     }
@@ -484,7 +480,7 @@ static void socket_move(struct net_socket *s, bool down, bool up)
             break;
     for (unsigned i = 0; up && !s->up_over; i++) {
         if (i == turns) {
-            /* watch for GATEWAY_WRITABLE: the socket has room, so this is called again after other connections had their turn */
+            /* watch for GATEWAY_WRITABLE, so that this is called again after other connections had their turn */
             full = true;
             break;
         }
@@ -498,7 +494,7 @@ static void socket_move(struct net_socket *s, bool down, bool up)
     if (s->timed && !up_waits(s))
         net_socket_untime(s);
     if (s->down_over && s->up_over) {
-        gateway_unwatch(watches_of(s), &s->watch); /* closes the descriptor; the asker's CLOSE request frees the rest */
+        gateway_unwatch(watches_of(s), &s->watch); /* closes the descriptor */
         return;
     }
     struct iovec piece[2];
@@ -531,5 +527,5 @@ void net_socket_close(struct net_socket *s, struct gateway_call *c)
 void net_socket_drop(struct net_socket *s, struct gateway_call *c)
 {
     s->call = c;
-    socket_closed(s); /* resets the connection if a direction has not ended yet */
+    socket_closed(s); /* resets the connection if a direction has not ended */
 }

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define SAY_NS WEFT_SECOND /* a socket logs dropped datagrams at most this often */
+#define SAY_NS WEFT_SECOND /* a socket logs dropped datagrams at most once in this time */
 
 int64_t net_datagram_read(struct net_datagram *out, const uint8_t *at, uint64_t have, uint64_t gap)
 {
@@ -82,7 +82,7 @@ int64_t net_udp_send(struct net_socket *s, const uint8_t *at, uint64_t have, uin
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return -EAGAIN;
-    if (n < 0 && errno != ECONNREFUSED) /* ECONNREFUSED reports the fate of an earlier datagram */
+    if (n < 0 && errno != ECONNREFUSED) /* ECONNREFUSED is about an earlier datagram */
         datagram_dropped(s, text, d.bytes, base_strerror(-errno));
     return total;
 }
@@ -118,7 +118,7 @@ static int stream_append(struct gateway_stream *s, const uint8_t *bytes, uint64_
 
 bool net_udp_receive(struct net_socket *s)
 {
-    uint8_t record[NET_DATAGRAM_ROOM]; /* not thread-local: every thread of every node would pay for it */
+    uint8_t record[NET_DATAGRAM_ROOM]; /* not thread-local, because every thread would need this memory */
     struct sockaddr_storage from;
     struct net_address a;
     struct net_datagram d = {.bytes = 0};
@@ -127,7 +127,7 @@ bool net_udp_receive(struct net_socket *s)
     struct iovec bytes = {record + sizeof d, sizeof record - sizeof d};
     struct msghdr m = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_name = &from, .msg_namelen = sizeof from};
     ssize_t n = recvmsg(s->watch.fd, &m, 0);
-    if (n < 0) /* other errors report the fate of datagrams that were sent; a datagram may get lost, so they are ignored */
+    if (n < 0) /* other errors are about datagrams that were sent, and are ignored */
         return errno != EAGAIN && errno != EWOULDBLOCK;
     d.bytes = (uint32_t)n;
     if (net_address_take(&a, (struct sockaddr *)&from, m.msg_namelen)) {

@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Sends messages without waiting. A message to another node that finds no room is queued, and the node's upkeep sends the queue in order.
- * The callers bound what this node sends of its own accord: requests by WEFT_REQUESTS_MAX, the bytes of a stream by its ring. Replies are
- * bounded here: a node that keeps sending, but does not read the replies, is treated as dead. A message to this node itself is handled at
- * once, on the thread that posts it, so no other thread has to be woken for it.
+ * Sends messages without waiting. A message for which there is no room is queued, and the node's upkeep sends the queue in order. Requests
+ * are bounded by WEFT_REQUESTS_MAX, the bytes of a stream by its ring, and replies by REPLIES_MAX: a node that sends requests but does not
+ * read the replies is treated as dead. A message to this node itself is handled at once, on the thread that posts it.
  *
- * The bytes of a stream may come in many small pieces, with a DATA message for each. A queued DATA message takes up the pieces that follow
- * it. So a stream has at most three of them in the queue if its bytes are in the ring: the one that is being sent, one for the bytes after
- * it, and one for the stream's end. If the messages contain the bytes, any two that follow each other fill one of the largest size, except
- * beside the one that is being sent.
+ * The bytes of a stream may come in many small pieces, with a DATA message for each. A queued DATA message takes up later pieces, so that a
+ * stream has few DATA messages in the queue.
  */
 #include "gateway/gateway.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The most bytes of replies that are queued for a node. A node that keeps to the rules has at most WEFT_REQUESTS_MAX answers to come, 72
- * MiB of the largest ones, and a few credits for each of its streams. */
+/* The most bytes of replies that are queued for a node. WEFT_REQUESTS_MAX answers take at most 72 MiB. */
 #define REPLIES_MAX ((size_t)96 << 20)
 #define DATA_PLACES 1024u
 
@@ -24,18 +20,18 @@ struct post {
     struct post *next, *next_data; /* next_data: in the list in gateway_posts.data */
     struct gateway_message m;
     uint32_t node;
-    size_t len, room; /* bytes at `payload`, and how many there is memory for */
+    size_t len, room; /* bytes at `payload`, and the size of its memory */
     uint8_t *payload;
 };
 struct post_queue {
     struct post *first, **last; /* last: valid only if `first` is not NULL */
-    size_t replies;             /* bytes of the replies in it */
+    size_t replies;             /* bytes of replies in the queue */
     bool sending;               /* a thread is sending the first message */
 };
 struct gateway_posts {
     base_spin lock;
     _Atomic uint32_t kept;
-    struct post *data[DATA_PLACES]; /* for each stream at most one DATA message: that which takes up further pieces; hashed by stream */
+    struct post *data[DATA_PLACES]; /* for each stream the DATA message that takes up further pieces; hashed by stream */
     struct post_queue queue[];      /* [room] */
 };
 
@@ -79,7 +75,7 @@ static bool is_piece(const struct gateway_message *m)
     return m->type == GATEWAY_DATA && !m->word[3];
 }
 
-/* From now on the message, which is the last one of its stream in the queue, takes up further pieces, and an earlier one no longer does. */
+/* From now on the message, the last one of its stream in the queue, takes up further pieces. */
 static void data_enter(struct gateway_posts *p, struct post *one)
 {
     struct post **at = data_at(p, one->node, one->m.to);
@@ -169,7 +165,7 @@ static bool post_here(struct gateway *g, const struct gateway_message *m, const 
 {
     if (!fab_deliver(g->w, g->w->rank, GATEWAY_HANDLER, m, sizeof *m, payload, len))
         return false;
-    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* these two types are for the server thread, which is woken on its own */
+    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* these two types wake the server thread in another way */
         fab_wake_here(g->w);
     return true;
 }
@@ -211,15 +207,15 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     q->last = &kept->next;
     if (m->type == GATEWAY_DATA)
         data_enter(p, kept);
-    bool first =
-        atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* otherwise the upkeep is sending queued messages already */
+    bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* otherwise the upkeep already sends queued messages */
     base_spin_unlock(&p->lock);
     if (first)
         fab_kick(g->w);
     return 0;
 }
 
-/* One thread at a time sends the messages queued for a node. The message being sent stays first in the queue, so none overtakes it. */
+/* One thread at a time sends the messages that are queued for a node. The message that is being sent stays first in the queue, so that none
+ * overtakes it. */
 static void flush_one(struct gateway *g, uint32_t node)
 {
     struct gateway_posts *p = g->posts;

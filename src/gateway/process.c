@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The process service: starts programs for askers, and decides when they must end (end.c ends them). At most GATEWAY_PROCESSES run
- * at a time. Further requests wait in their order. Requests also wait while the system has no more descriptors or processes for this node.
+ * The process service: starts programs for askers, and decides when they must end (end.c ends them). At most GATEWAY_PROCESSES run at a
+ * time. Further requests wait in order, also while the system has no descriptors or processes left for this node.
  */
 #include "base/process.h"
 
@@ -24,8 +24,8 @@ extern char **environ;
 
 /* --- opening --- */
 
-/* Whether programs that this node starts must not inherit this environment variable: it is the secret, or it describes this node, so that a
- * weft program that had it would join as this node. */
+/* Whether programs must not inherit this environment variable: it is the secret, or a weft program with this variable would join as this
+ * node. */
 static bool is_ours(const char *variable)
 {
     static const char *const own[] = {"WEFT_RANK=", "WEFT_SIZE=", "WEFT_COORD=", "WEFT_SECRET=", "WEFT_SERVE=", "WEFT_GROW=", "WEFT_JOIN="};
@@ -174,7 +174,7 @@ static int open_pipe(struct run *r, struct gateway_watch *watch, bool in, int *t
     return rc;
 }
 
-/* Opens the pseudo-terminal of a process, fds[0]. Its input needs a descriptor of its own: a descriptor can be watched only once. */
+/* Opens the pseudo-terminal of a process, fds[0]. Its input has another descriptor, because a descriptor can be watched only once. */
 static int open_terminal(struct run *r, uint32_t flags, uint64_t size, int fds[3])
 {
     struct gateway_watches *all = gateway_server_watches(r->server);
@@ -301,7 +301,7 @@ static void run_free(struct run *r)
         atomic_store_explicit(&r->place->number, 0, memory_order_seq_cst);
     run_close(r);
     gateway_table_remove(&r->all->table, r->id);
-    if (!r->getting) /* if a node died during a get, the get may still write to r->buffer: then `r` is never freed */
+    if (!r->getting) /* never free `r` if a get may still write to r->buffer, because a node died */
         free(r);
 }
 
@@ -391,7 +391,7 @@ static void process_begin(void *state, struct gateway_call *c)
 {
     struct processes *all = state;
     if (c->record.kind == WEFT_PROCESS_SPAWN) {
-        *all->waiting_last = c; /* run_tick(), which runs next, starts the process */
+        *all->waiting_last = c; /* run_tick() starts the process */
         all->waiting_last = &c->next;
         return;
     }
@@ -434,8 +434,8 @@ static void process_gone(void *state, uint32_t node)
             process_leave(r);
 }
 
-/* Checks a process: whether it has ended (if no descriptor reports that), whether its time is over, whether its input has arrived. Returns
- * in how many ns to check again. */
+/* Checks a process: whether it has ended, whether its time is over, whether its input has arrived. Returns after how many ns to check
+ * again. */
 static int64_t run_tick(struct run *r, int64_t now)
 {
     int64_t next = INT64_MAX;

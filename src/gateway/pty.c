@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The pseudo-terminal of one process (WEFT_SPAWN_TERMINAL). The process leads a session, and the pseudo-terminal is its controlling
- * terminal. If the process is a shell, it makes further process groups, so signals are sent to the terminal's foreground group as well.
- * When the server closes its side, the kernel sends SIGHUP to the session's leader and to the foreground group.
+ * terminal. Signals are also sent to the terminal's foreground group, since a shell makes further process groups.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -13,8 +12,8 @@
 
 #include "gateway/run.h"
 
-/* POSIX defines only O_RDWR and O_NOCTTY for posix_openpt(). Linux also accepts the other two, so that no program that another thread
- * starts meanwhile inherits the descriptor. On other systems only fcntl() in pty_open() sets them. */
+/* POSIX defines only O_RDWR and O_NOCTTY for posix_openpt(). On Linux, O_CLOEXEC at once keeps programs that other threads start from
+ * inheriting the descriptor. On other systems fcntl() in pty_open() sets the flags. */
 #if defined(__linux__)
 #define OPEN_FLAGS (O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK)
 #else
@@ -59,8 +58,8 @@ int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns)
     return pty_size(fd, rows, columns);
 }
 
-/* Checks the group's session first, so that a process ID that another session has reused is not signalled. ESRCH: the group's leader has
- * ended, but other processes of the group live, so the number cannot have been reused.
+/* Checks the group's session first, because another session may use the number again. ESRCH: the group's leader has ended, but other
+ * processes of the group live, so the number is still that of this group.
  */
 void pty_signal(int fd, pid_t session, int signal)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How a system tells which descriptors are ready (watch.c). One table of functions for each way: epoll on Linux, kqueue on macOS.
- * io_uring is none of them: see docs/architecture.md.
+ * How a system tells which descriptors are ready (watch.c): epoll on Linux, kqueue on macOS. docs/architecture.md says why not io_uring.
  */
 #ifndef WEFT_GATEWAY_READY_H
 #define WEFT_GATEWAY_READY_H
@@ -12,10 +11,9 @@ struct ready_way {
     const char *name;
     int (*open)(void); /* a descriptor for the calls below, closed by exec; or a negative errno */
     /* From now on wait() reports `arg` while `fd` is ready for one of `events` (GATEWAY_READABLE, GATEWAY_WRITABLE), or has failed.
-     * `before`: the events until now; 0: none, then it was not reported. Another thread may be in wait(). Returns 0 or a negative errno. */
+     * `before`: the events until now, or 0. Another thread may be in wait(). Returns 0 or a negative errno. */
     int (*change)(int at, int fd, unsigned before, unsigned events, void *arg);
-    /* Waits until a descriptor is ready. Stores the args of those that are, each once, and returns how many; 0: none; or a negative
-     * errno. */
+    /* Waits until a descriptor is ready. Stores the `arg` of each ready descriptor once. Returns how many, or a negative errno. */
     int (*wait)(int at, void *ready[], int most, int64_t timeout_ns);
 };
 

@@ -56,7 +56,7 @@ static int record_start(struct gateway *g, struct gateway_record *x, weft_op *op
     if (op)
         fab_pending(op, g->w->rank);
     rc = x->service->submit ? x->service->submit(g, &x->r, x->data, &x->arg) : 1;
-    if (rc == GATEWAY_LATER) /* the record may already be answered and freed, so it must not be used */
+    if (rc == GATEWAY_LATER) /* the record may be answered and freed already */
         return 0;
     if (rc != 1) { /* the request needs no server, and is answered now */
         gateway_record_write(x, rc);
@@ -65,7 +65,7 @@ static int record_start(struct gateway *g, struct gateway_record *x, weft_op *op
         free(x);
         return 0;
     }
-    /* The data is used in place: the record's owner must not change it before the answer. */
+    /* The data is not copied: its owner must not change it before the answer. */
     rc = gateway_ask(
         g,
         &(struct gateway_question){

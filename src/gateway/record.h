@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What services use for requests by record (weft/request.h): objects that records name by a handle, such as a socket; copies from and to
- * the memory that a record names; and answers that come later than submit() returns. Lowest first:
+ * What services use for requests by record (weft/request.h): objects that records name by a handle, such as a socket, copies from and to
+ * the memory that a record names, and answers that come after submit() has returned. Lowest first:
  *
  *   record_object.c   objects, and answers
  *   record_copy.c     copies
@@ -14,8 +14,7 @@
 
 #include "gateway/gateway.h"
 
-/* A record that is not answered yet. A record is in this node's pool, where every node can write; so `r` is a copy, and only `r` is checked
- * and used. */
+/* A record that is not answered yet. Every node can write to the record in the pool, so `r`, a copy, is checked and used. */
 struct gateway_record {
     weft_request r;
     weft_request *there; /* the record in the pool */
@@ -36,13 +35,13 @@ void gateway_record_write(const struct gateway_record *x, int status);
  * with or without gateway.lock. */
 void gateway_record_answer(struct gateway *g, weft_request *r, int status);
 
-/* What records name by a handle. An object that is closed lives on until no record uses it any more. */
+/* What records name by a handle. An object that is closed is freed when no record uses it any more. */
 struct gateway_object {
     uint64_t id; /* the handle; 0: it has none yet */
     uint16_t service;
     bool closed;
     uint32_t uses;
-    /* Without the lock; must not wait. `over`: the node is closed, so only memory is to be freed. */
+    /* Called without the lock; must not wait. `over`: the node is closed, so free only memory. */
     void (*free)(struct gateway *g, struct gateway_object *o, bool over);
     struct gateway_object *next_dead;
 };
@@ -51,7 +50,7 @@ int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives it
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r);
 void gateway_object_leave(struct gateway *g, struct gateway_object *o);
 void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
-/* Takes the handle away. The object is freed when nobody uses it, the caller included. */
+/* Takes the handle away. The object is freed when nobody uses it any more. */
 void gateway_object_close(struct gateway *g, struct gateway_object *o);
 void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies from and to the memory that records name, in any pool or arena. Most copies are complete at once, because they are within this
- * host. A thread of the node carries the others on, step by step. It polls, because nothing reports the end of a GPU's copy.
+ * Copies from and to the memory that records name, in any pool or arena. Most copies are complete at once. A thread of the node carries out
+ * the others, step by step. It polls, because nothing reports the end of a GPU's copy.
  *
- * A copy is direct if this process has mapped the source, or if the target is memory of this node. Otherwise the copy is between two other
- * nodes, and goes through a buffer in this node's pool. If the target is at another node, the copy ends with a flush, so that the bytes are
- * there when the record is answered.
+ * A copy is direct if this process has mapped the source, or if the target is memory of this node. Otherwise it goes through a buffer in
+ * this node's pool. If the target is at another node, the copy ends with a flush, so that the bytes are there when the record is answered.
  */
 #include "gateway/record.h"
 
@@ -82,13 +81,13 @@ static int copy_begin(struct gateway_copy *c)
         if (!rc)
             rc = weft_get(w, at, c->from, c->bytes, &c->op);
     }
-    gpu_arena_release(held); /* the operation now keeps the arena open itself */
+    gpu_arena_release(held); /* the operation itself keeps the arena open */
     if (rc)
         c->step = COPY_BEGINS;
     return rc;
 }
 
-/* Carries out the next step of a copy. -EINPROGRESS or -EAGAIN: call again; otherwise the result of the copy. */
+/* Carries out the next step of a copy. -EINPROGRESS or -EAGAIN: call this again; else the result of the copy. */
 static int copy_step(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;
@@ -207,9 +206,9 @@ void gateway_copy(struct gateway *g, struct gateway_copy *c)
     }
     if (copy_looked(c) || copies_hand_over(g->copies, c))
         return;
-    /* There is no thread, because the node is being closed or the system cannot start one: carry the copy on here. */
+    /* There is no thread, because the node is being closed or the system cannot start one: carry out the copy here. */
     for (int64_t end = fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT); !copy_looked(c) && base_now_ns() < end;)
-        weft_progress(g->w); /* after the deadline the copy is never freed, because the operation may still write to its memory */
+        weft_progress(g->w); /* after the deadline the copy is never freed, because the operation may still use its memory */
 }
 
 int gateway_copies_open(struct gateway *g)

@@ -90,8 +90,7 @@ void run_output(struct run *r, unsigned which)
         ;
 }
 
-/* The ring of the input cannot be freed while the asker may be writing into it. So the asker is told that the process reads no more, and
- * then ends the stream. */
+/* Tells the asker that the process reads no more. The ring is freed when the asker, which may be writing into it, has ended the stream. */
 static void input_stream_end(struct run *r)
 {
     struct gateway *g = r->in_stream->g;
@@ -115,7 +114,7 @@ void run_input_end(struct run *r)
         input_stream_end(r);
 }
 
-/* Returns how many bytes of input can be written next, and where they are. 0: none now; then `*last` says whether the input has ended. */
+/* Returns how many bytes of input can be written next, and where they are. 0: none now; `*last`: the input has ended. */
 static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
 {
     if (r->in_stream) {
@@ -138,7 +137,7 @@ static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
     }
     if (r->used == r->have && !r->getting) {
         int rc = weft_get_nowait(w, r->buffer, r->data, n, &r->get);
-        if (rc && rc != -EAGAIN) /* end the process, so that it does not take an incomplete input for a complete one */
+        if (rc && rc != -EAGAIN) /* end the process, whose input is incomplete */
             run_stop(r);
         if (rc) {
             *last = rc != -EAGAIN;

@@ -34,18 +34,18 @@ struct run {
     bool left;       /* the asker has closed its handle */
     bool ended;      /* the process has ended and was waited for */
     bool signalled;  /* the asker has sent a signal that ends programs */
-    bool stopped;    /* it is being ended with all its descendants */
-    int64_t stop_by; /* when to go on without the guardian */
+    bool stopped;    /* the process is being ended with all its descendants */
+    int64_t stop_by; /* when to end the process without the guardian */
     bool timed_out;  /* the process was killed because its time was over */
-    bool unread;     /* the asker was told that the process reads no more input, and has not ended the stream of the input yet */
+    bool unread;     /* the asker was told that the process reads no more input, but has not ended the stream yet */
     int64_t kill_at;
     struct gateway_watch end, in, out[2];
     struct gateway_stream *in_stream, *out_stream[2];
     /* the process's input, if the asker has given memory for it */
     weft_gaddr data;
     uint64_t data_left;
-    uint8_t *buffer; /* NULL: the memory at `data` is mapped. Otherwise a copy of a part of it; of its `have` bytes, those from `used` on
-                        are still to be written */
+    /* NULL: the memory at `data` is mapped. Otherwise a copy of a part of it, of which bytes `used` to `have` are not written yet. */
+    uint8_t *buffer;
     size_t have, used;
     bool getting;
     weft_op get;
@@ -58,24 +58,24 @@ void run_input(struct run *r);                  /* moves bytes to its input */
 void run_input_end(struct run *r);
 void run_listen(struct gateway_listener *l, struct gateway_stream *s);
 void run_leave(struct run *r);        /* the asker has closed its handle */
-#define RUN_STOP_NS (4 * WEFT_SECOND) /* what the guardian has for ending a program, which takes it a few milliseconds */
+#define RUN_STOP_NS (4 * WEFT_SECOND) /* how long the guardian may take to end a program; it usually takes a few milliseconds */
 void run_stop(struct run *r);         /* ends the process with all its descendants; end.c notices that it is done */
 bool run_over(const struct run *r);
 void run_close(struct run *r); /* closes its pipes and streams */
 
 /* --- end.c --- */
 int run_signal(struct run *r, int signal); /* what the asker sends */
-/* Looks whether the process has ended, and reaps it. If it was ended, that waits until its descendants have ended. */
+/* Reaps the process if it has ended. After run_stop(), only when its descendants have ended. */
 void run_look(struct run *r, int64_t now);
 void run_reap_now(struct run *r);         /* kills its group, waits for it, and tells the asker */
 void run_stop_all(struct processes *all); /* ends all processes with their descendants, and waits for that */
 
 /* --- pty.c --- */
-/* Opens a pseudo-terminal: `ours` does not block; `theirs` is for the process. Both are close-on-exec. Return 0 or a negative errno,
- * without base_fail(); after an error of pty_open() the caller closes what is not -1. */
+/* Opens a pseudo-terminal: `ours` does not block; `theirs` is for the process. Both are close-on-exec. Returns 0 or a negative errno,
+ * without base_fail(); after an error the caller closes what is not -1. */
 int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns);
 int pty_size(int fd, uint32_t rows, uint32_t columns); /* the foreground group gets SIGWINCH if the size has changed */
-/* signals the foreground group, unless it is the process group of the session's leader */
+/* Sends a signal to the foreground group, unless it is the process group of the session's leader. */
 void pty_signal(int fd, pid_t session, int signal);
 
 #endif

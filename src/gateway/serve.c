@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serves requests of other nodes. A message handler checks a request, enters it in a table and queues it; the server thread does the rest.
- * Data that did not fit into the message is fetched from the asker's pool with an asynchronous get. Its hash is checked, because an asker
- * that has given up may have reused that memory.
+ * Data that does not fit into the message is fetched from the asker's pool by a get. Its hash is checked, because an asker that has given
+ * up may use that memory again.
  */
 #include "gateway/serve.h"
 
@@ -15,7 +15,7 @@
 
 #define FETCH_MOST    (UINT64_C(8) << 20) /* at most so many bytes are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
-#define KEEP_NS       WEFT_MS /* after this time, sending is tried again for messages that found no room */
+#define KEEP_NS       WEFT_MS /* after this time, the server tries again to send messages for which there was no room */
 
 struct gateway *gateway_of(struct gateway_server *s)
 {
@@ -170,7 +170,7 @@ void gateway_server_gone(struct gateway *g, uint32_t node)
     server_wake(s);
 }
 
-/* Whether the progress thread may handle it. Bytes of a ring that is not mapped must be fetched, for which the thread must be free. */
+/* Whether the progress thread may handle the stream: its ring is mapped, so nothing must be fetched. */
 static bool is_quick(const struct gateway_stream *stream)
 {
     const struct gateway_listener *l = stream->arg;
@@ -235,7 +235,7 @@ void gateway_answer(struct gateway_call *c, int status, const uint64_t *words, u
 void gateway_answer_error(struct gateway_call *c, int status)
 {
     char text[512], own[32];
-    /* The asker sees the error, which may be about this node's memory, so the text must name this node. */
+    /* The text must name this node, because the asker sees the error. */
     snprintf(own, sizeof own, "node %u", c->server->g->w->rank);
     if (status == -ENOMEM && strncmp(base_error(), own, strlen(own)) != 0)
         base_context(status, "%s", own);
@@ -261,8 +261,7 @@ void server_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
     if (!late)
         return;
-    /* The request was cancelled before its service had it, so server_cancel() has left it out. Make the server look again, and tell the
-     * services again if the asker is gone. */
+    /* The request was cancelled before its service had it: make the server look again, and tell the services again if the asker is gone. */
     base_spin_lock(&g->lock);
     s->some_cancelled = true;
     if (!fab_alive(g->w, node)) {
@@ -344,7 +343,7 @@ static void server_arrived(struct gateway_server *s)
     }
 }
 
-/* The next request, from bucket `*at` on, that was passed to its service and is now cancelled or from a node that is gone. */
+/* The next request from bucket `*at` on that its service has, and that is cancelled or from a node that is gone. */
 static struct gateway_call *next_cancelled(struct gateway_server *s, uint32_t *at)
 {
     base_spin_lock(&s->g->lock);
@@ -433,8 +432,7 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
-/* Polls for the next request for a moment, so that an asker that sends requests in sequence need not wake this thread each time. True:
- * something has come. */
+/* Polls for the next request for a moment, so that an asker need not wake this thread for each request. True: something has come. */
 static bool server_linger(struct gateway_server *s)
 {
     int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;
@@ -450,8 +448,8 @@ static void *server_run(void *arg)
     struct gateway_server *s = arg;
     (void)fab_nowait(true);
     while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {
-        atomic_store_explicit(&s->woken, SERVER_SLEEPS,
-                              memory_order_seq_cst); /* set before the queue is read: whatever arrives later wakes the thread again */
+        /* Set before the queue is read, so that whatever arrives later wakes the thread again. */
+        atomic_store_explicit(&s->woken, SERVER_SLEEPS, memory_order_seq_cst);
         server_arrived(s);
         server_fetch(s);
         server_moved(s);

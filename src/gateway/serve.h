@@ -34,7 +34,7 @@ struct gateway_server {
     struct gateway_call *arrived, **arrived_last;
     struct gateway_stream *moved;
     uint32_t *outstanding; /* [size] */
-    uint8_t *gone;         /* [size]: the node is gone, and the server thread has not handled that yet */
+    uint8_t *gone;         /* [size]: the node is gone, which the server thread has not handled yet */
     bool some_gone, some_cancelled;
     /* Used only by the server thread: */
     struct gateway_call *fetching;
@@ -42,14 +42,14 @@ struct gateway_server {
     void *state[GATEWAY_SERVICES_MAX + 1];
 };
 
-/* Whether the progress thread may handle it: not if its data must be fetched first. */
+/* Whether the progress thread may handle the request: its data need not be fetched. */
 static inline bool call_is_quick(const struct gateway_call *c)
 {
     return c->service->quick && (c->data || !c->record.data_bytes);
 }
 void server_wake(struct gateway_server *s);
 void server_begin(struct gateway_call *c); /* passes a request to its service */
-/* Handles one stream that has changed. `quick`: one that the progress thread may handle. False: there is none. */
+/* Handles one stream that has changed; with `quick`, one that the progress thread may handle. False: there is none. */
 bool server_moved_one(struct gateway_server *s, bool quick);
 
 #endif

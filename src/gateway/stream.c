@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * A stream: bytes from one node to another. Usually the reader has a ring in its pool. The writer writes as many bytes as it has credit
- * for: into the ring itself if this process has mapped the reader's pool, and then announces them with a DATA message; otherwise it sends
- * the bytes in DATA messages. The reader gives credit when it has taken a quarter of the ring. So a slow reader blocks its writer, and
- * nothing is dropped.
+ * for. If it has mapped the reader's pool, it writes into the ring itself, and announces the bytes by a DATA message; otherwise DATA
+ * messages contain the bytes. The reader gives credit when it has taken a quarter of the ring.
  *
- * Sockets are an exception. A socket has one stream for each direction, and both rings are in the pool of the asker, the node whose program
- * uses the socket. So for bytes to the network, the ring is at the writing end. That end fills its ring and announces the bytes
- * (gateway_stream_offer()). The reading end, which gateway_stream_fetch() makes, reads them in place or fetches them with gets.
+ * Sockets are an exception. A socket has one stream for each direction, and both rings are in the pool of the asker. So for bytes to the
+ * network, the ring is at the writing end, which announces the bytes (gateway_stream_offer()). The reading end (gateway_stream_fetch())
+ * reads them in place or fetches them by gets.
  *
  * Positions count bytes from the start of the stream. Each end keeps both positions in private memory and checks what the other end sends.
  */
@@ -115,9 +114,9 @@ void gateway_stream_close(struct gateway_stream *s)
     gateway_table_remove(&g->streams, s->id);
     bool shut = !s->sends && !s->ended && s->peer, cut = s->sends && !s->ended;
     base_spin_unlock(&g->lock);
-    if (shut) /* if the number of the writer's end is not known yet, SHUT is sent when its first bytes arrive */
+    if (shut) /* if the writer's number of the stream is not known yet, SHUT is sent when the first bytes arrive */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
-    if (cut) /* also after SHUT: this message tells the reader that its ring is not written any more */
+    if (cut) /* also after SHUT: tells the reader that its ring is not written any more */
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
     if (s->owned) {
         fab_use(g->w, FAB_USE_STREAMS, -(int64_t)s->bytes);
@@ -253,7 +252,7 @@ void gateway_stream_message(struct gateway *g, uint32_t from, const struct gatew
                  : m->type == GATEWAY_CREDIT ? "credit"
                                              : "end of reading",
                  (unsigned long long)m->to);
-    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the number of the writer's end */
+    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the writer's number of it */
         (void)gateway_post(g, from, &(struct gateway_message){.type = GATEWAY_SHUT, .to = m->word[0]}, NULL, 0);
 }
 

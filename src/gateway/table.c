@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Gives objects numbers by which other nodes name them. A number consists of the index in the table and a count of how often that index was
- * used, so the number of a removed object finds nothing.
+ * Gives objects numbers by which other nodes name them. A number consists of an index and a count of how often this index was used, so the
+ * number of a removed object finds nothing.
  */
 #include "gateway/gateway.h"
 

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * A turn is work that the progress thread does in place of a thread of this node that sleeps. When a message brings something for such a
- * thread, waking it would cost a system call here, and the time until it runs. So the progress thread, which is awake, does a little of the
- * work itself after it has handled the message. If any other thread handles the message, it only wakes the sleeping thread: a program's own
- * thread must not be delayed by the work of services.
+ * A turn is work that the progress thread does in place of a thread of this node that sleeps, because waking that thread takes time. If a
+ * thread of the program handles the message, it only wakes the sleeping thread, so that services do not delay the program.
  */
 #include "gateway/gateway.h"
 
-/* The turns of the message that this thread handles. NULL: it handles none, or turns are not collected now. */
+/* The turns of the message that this thread handles. NULL: turns are not collected now. */
 static BASE_THREAD_LOCAL struct gateway_turns *collecting;
-/* This thread runs a turn. What that turn brings for other threads of this node is left to those threads. */
+/* This thread runs a turn. Work of that turn for other threads is left to those threads. */
 static BASE_THREAD_LOCAL bool running;
 
 void gateway_turns_begin(struct gateway_turns *t)
@@ -39,7 +37,7 @@ void gateway_turns_end(struct gateway *g, struct gateway_turns *turns)
     for (struct gateway_turn *t; (t = turns->first);) {
         base_spin_lock(&g->lock);
         turns->first = t->next;
-        t->listed = false; /* before run(): what arrives from here on needs another turn */
+        t->listed = false; /* before run(), because what arrives from here on needs another turn */
         t->runs++;
         base_spin_unlock(&g->lock);
         t->run(t);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for descriptors in one thread (ready.h). A call of ready() may stop watching any descriptor. If that descriptor is ready as well,
- * its ready() is then not called.
+ * Waits for descriptors in one thread (ready.h). A call of ready() may stop watching any descriptor, whose ready() is then not called.
  *
- * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and may start and stop watching descriptors. Then
- * the events that were reported may be outdated, so the thread asks once more.
+ * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and change what is watched. Then the reported
+ * events may be outdated, so the thread asks again.
  */
 #include "gateway/gateway.h"
 
@@ -23,7 +22,7 @@
 
 uint64_t gateway_connections_max(void)
 {
-    static _Atomic int64_t asked; /* when getrlimit() was called last; the result is kept, because each connection needs it several times */
+    static _Atomic int64_t asked; /* when getrlimit() was called last, whose result is kept */
     static _Atomic uint64_t most;
     struct rlimit files;
     int64_t now = base_now_ns(), before = atomic_load_explicit(&asked, memory_order_acquire);
@@ -46,8 +45,8 @@ static int connection_of(int fd)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
 #endif
-    if ((uint64_t)fd <
-        gateway_connections_max()) /* a new descriptor always has the lowest free number, so a high number means that few are left */
+    /* A new descriptor has the lowest free number, so a high number means that few are left. */
+    if ((uint64_t)fd < gateway_connections_max())
         return fd;
     close(fd);
     return -EMFILE;
@@ -71,7 +70,7 @@ int gateway_accept(int listener)
 }
 
 struct gateway_watches {
-    _Atomic bool taken; /* a thread is at work: the one that waits, or one that works in its place. That thread alone uses the rest */
+    _Atomic bool taken; /* a thread works: the one that waits, or one in its place. Only this thread uses the other fields */
     const struct ready_way *way;
     int fd, count;    /* count: descriptors in `ready` that are not handled yet */
     uint64_t changes; /* how often the set of watched descriptors, or the events of one of them, has changed */
@@ -80,7 +79,7 @@ struct gateway_watches {
 
 bool gateway_watches_try(struct gateway_watches *all)
 {
-    /* acquire and release: a thread that begins to work here sees what the thread before it has done */
+    /* acquire and release: a thread that begins to work here sees what the previous one has done */
     return !atomic_load_explicit(&all->taken, memory_order_relaxed) && !atomic_exchange_explicit(&all->taken, true, memory_order_acquire);
 }
 
@@ -93,7 +92,7 @@ void gateway_watches_leave(struct gateway_watches *all)
 
 static void watches_take(struct gateway_watches *all)
 {
-    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread works in this thread's place, for a few microseconds */
+    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread works here, for a few microseconds */
         if (i < TRIES)
             base_relax();
         else

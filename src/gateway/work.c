@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs blocking work, such as reading a disk or asking a name server, on a few threads, so that the server thread does not wait. A thread
- * is started when all others are busy, and ends when the service closes. Closing need not wait for a thread that blocks, because the last
- * user of the shared state frees it. A job's end is reported on the thread that waits for the watches, or, for works without watches, on
- * the thread that ran the job.
+ * Runs blocking work, such as reading a disk or asking a name server, on a few threads. A thread is started when all others are busy, and
+ * ends when the service closes. Closing need not wait for a thread that blocks, because the last user of the shared state frees it.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,7 +13,7 @@
 #define THREADS_MAX 16u
 
 struct works_asker {
-    uint32_t runs, queued; /* runs: jobs of this asker that threads are running; queued: its jobs that are not done */
+    uint32_t runs, queued; /* runs: how many jobs of this asker are running; queued: how many are not done */
 };
 struct gateway_works {
     struct gateway_works_how how;
@@ -38,7 +36,7 @@ static struct works_asker *asker_of(struct gateway_works *all, const struct gate
     return job->asker < all->how.askers ? &all->asker[job->asker] : NULL;
 }
 
-/* Takes the first job whose asker may occupy one more thread. NULL: there is none. */
+/* Takes the first job whose asker may use one more thread. NULL: there is none. */
 static struct gateway_work *work_take(struct gateway_works *all)
 {
     for (struct gateway_work **at = &all->waiting, *job; (job = *at); at = &job->next) {
@@ -200,7 +198,7 @@ static int thread_add(struct gateway_works *all)
         all->threads++;
     else
         all->users--;
-    return all->threads ? 0 : rc; /* else the existing threads will run the job */
+    return all->threads ? 0 : rc; /* otherwise the existing threads run the job */
 }
 
 int gateway_work(struct gateway_works *all, struct gateway_work *job)
@@ -259,7 +257,7 @@ void gateway_works_close(struct gateway_works *all)
         if (all->how.leaves)
             pthread_detach(all->thread[i]);
         else
-            pthread_join(all->thread[i], NULL); /* no deadline: while a disk hangs, the system would not let the process end either */
+            pthread_join(all->thread[i], NULL); /* without a deadline: while a disk hangs, the process cannot end either */
     }
     pthread_mutex_lock(&all->lock);
     works_leave(all);

@@ -8,7 +8,7 @@
 
 void arena_ring(struct arenas *c)
 {
-    /* seq_cst: the thread sets `sleeping`, and then reads the bell. So either the thread sees this ring, or this call sees `sleeping`. */
+    /* seq_cst: either the thread, which sets `sleeping` and then reads the bell, sees this ring, or this call sees `sleeping`. */
     atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
         base_futex_wake(&c->bell, 1);
@@ -40,9 +40,8 @@ static bool all_know(void *arg)
     return true;
 }
 
-/* Tells all nodes about an arena, and waits until all have confirmed, or the deadline has passed. So every node already knows the arena
- * when it later gets an address in it. A stopped node does not confirm; it handles this message before any later message that carries such
- * an address. */
+/* Tells all nodes about an arena, and waits until all have confirmed or the deadline has passed, so that every node knows the arena before
+ * it gets an address in it. A stopped node handles this message before any later message that contains such an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
     struct arena_space m = {.space = a->space,
@@ -272,7 +271,8 @@ void arena_gpu_closed(struct arenas *c, const struct gpu_place *place)
     for_all_arenas(c, place, view_drop);
 }
 
-/* Whether the memory may be in an own arena. relaxed: a thread that has an address in an arena knows that the arena was opened */
+/* Whether the memory may be in an arena of this node. relaxed: a thread that has an address in an arena has seen that the arena was opened
+ */
 static bool may_be_own(const struct arenas *c, const void *p)
 {
     uint64_t at = (uint64_t)(uintptr_t)p;
@@ -305,8 +305,7 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
     return a;
 }
 
-/* True also for an arena that is being closed: the processor may be unable to read its memory, so the caller must not treat it as ordinary
- * memory. */
+/* Also true for an arena that is being closed, because the processor may be unable to read its memory. */
 bool arena_owns(struct arenas *c, const void *p)
 {
     if (!may_be_own(c, p))

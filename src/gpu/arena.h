@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory of GPUs in the address space. An arena is memory of one GPU, and a space of the GPU's node. The fabric passes operations on arenas
- * to these files. Each operation becomes a job, which is done in steps that never wait. The thread that starts a job takes the first step,
- * and a thread of the node takes the others. A job moves its data in one of two ways:
+ * Memory of GPUs that has addresses in the cluster. An arena is memory of one GPU, and a space of the GPU's node. The fabric passes
+ * operations on arenas to these files. Each operation becomes a job, which is done in steps that never wait. The thread that starts a job
+ * takes the first step, and the carrier thread of the node takes the others. A job moves its data in one of two ways:
  *
  *   own, mapped   this process can access the GPU's memory: the back end copies
- *   staged        this process sends messages to the arena's owner, whose thread moves the data; from 4 KiB on the data goes through the
- *                 pools of both nodes, in pieces
+ *   staged this process sends messages to the arena's owner, whose thread moves the data. From 4 KiB on, the data goes through the pools of
+ *   both nodes, in pieces
  *
- * If the owner's RDMA device has the arena registered, the data of a staged transfer does not go through the owner's pool: the device moves
- * it between the arena and the other node's pool.
+ * If the arena is registered with the owner's RDMA device, the data of a staged transfer does not go through the owner's pool: the device
+ * moves it between the arena and the other node's pool.
  *
  * Only the owner changes a word in an arena by an atomic, one atomic at a time. Each file calls only those listed before it:
  *
@@ -34,11 +34,11 @@
 #define ARENA_PIECE    (1u << 20)       /* the most bytes of a piece */
 #define ARENA_JOBS     1024u            /* the most jobs for one node; a caller with more waits */
 #define ARENA_PIECES   64u              /* the most pieces under way to one node */
-#define ARENA_REQUESTS 64u              /* requests of one node at an owner: no node has more pieces under way */
+#define ARENA_REQUESTS 64u              /* requests of one node at an owner, as many as that node has pieces under way */
 #define STAGE_SLOTS    8u
 #define GRANTS_MOST    4u  /* slots of an owner that one node may have */
 #define ARENA_GPUS     64u /* open GPUs of a node */
-#define SHARE_NAME     48u /* length of the name of the socket where memory is handed over (base_place_open()) */
+#define SHARE_NAME     48u /* length of the name of the socket by which memory is handed over (base_place_open()) */
 
 enum {
     ARENA_HANDLER_ASK = FAB_ROOM_HANDLERS(2),
@@ -51,10 +51,10 @@ enum {
 
 enum arena_ask { ASK_WRITE = 1, ASK_READ, ASK_PULL, ASK_PUSH, ASK_ATOMIC, ASK_LAND };
 
-/* A request to the owner of an arena. WRITE carries the data, and so does the answer to READ. For PULL the owner reads the data from the
- * requester's pool; for PUSH the owner writes the data there. For LAND the data is in a slot that the owner has granted (grant.c). */
+/* A request to the owner of an arena. WRITE carries the data, and so does the answer to READ. PULL: the owner reads the data from the
+ * requester's pool. PUSH: the owner writes the data to that pool. LAND: the data is in a slot that the owner has granted (grant.c). */
 struct arena_message {
-    uint64_t id; /* number of the request, which the answer repeats */
+    uint64_t id; /* number of the request; the answer has the same number */
     uint32_t kind, space;
     uint64_t offset, length;
     uint64_t a, b;   /* PULL, PUSH: `a` is the address in the requester's pool; LAND: of the slot; ATOMIC: the operands */
@@ -62,19 +62,18 @@ struct arena_message {
     uint32_t zero;
 };
 
-/* Sent to all nodes when an arena is opened or closed. Each node confirms it. A node of the same host confirms only after it has tried to
- * map the arena. */
+/* Sent to all nodes when an arena is opened or closed. Each node confirms it, and a node of the same host tries to map the arena first. */
 #define ARENA_AS_BEFORE UINT64_MAX
 struct arena_space {
     uint64_t space, bytes; /* 0 bytes: the arena was closed; ARENA_AS_BEFORE: only `rdma` has changed */
     uint64_t kind;         /* the kind of the arena's GPU: arena_kind() */
-    int64_t rdma;          /* 0: the arena is registered with its node's RDMA device; otherwise a negative errno: why it is not */
+    int64_t rdma;          /* 0: the arena is registered with its node's RDMA device; a negative errno: why it is not */
 };
 
-/* Sent to an owner on the same host. It asks the owner to connect to this socket and to hand over the arena's memory. */
+/* Asks an owner on the same host to connect to this socket, and to hand over the arena's memory. */
 struct arena_share {
     uint64_t space;
-    uint64_t secret;        /* the owner's answer must repeat this number, so that no other node can answer in the owner's name */
+    uint64_t secret;        /* the owner's answer must have this number, so that no other node can answer in place of the owner */
     char place[SHARE_NAME]; /* the name of the socket to connect to; ends with a zero byte */
 };
 /* What the owner hands over, with the descriptor of the memory. Without a descriptor, `status` is the reason. */
@@ -86,14 +85,14 @@ struct arena_gift {
 struct arena_answer {
     uint64_t id;
     int64_t status;
-    uint64_t value; /* ATOMIC: the value before; LAND: 1: the slot stays granted, 0: it does not */
+    uint64_t value; /* ATOMIC: the value before; LAND: 1 if the slot stays granted, else 0 */
 };
 
 /* About slots of the owner's stage into which another node puts (grant.c). */
 enum arena_room_kind { ROOM_WANT = 1, ROOM_GRANT, ROOM_GIVE };
 struct arena_room {
     uint32_t kind, count;
-    uint32_t question, zero;    /* the number of a WANT, which the GRANT that answers it repeats */
+    uint32_t question, zero;    /* the number of a WANT; the GRANT that answers it has the same number */
     uint64_t bytes;             /* GRANT: the size of each slot */
     weft_gaddr at[GRANTS_MOST]; /* GRANT: the addresses of `count` slots */
 };
@@ -108,13 +107,14 @@ struct gpu_arena {
     _Atomic uint32_t users;  /* jobs and requests that use the arena */
     _Atomic uint64_t gpus;   /* one bit for each open GPU whose kernels can access the arena */
     struct fab_memory *rdma; /* NULL: the arena is not registered with the RDMA device */
-    _Atomic int rdma_why; /* 0: the RDMA device accesses the arena; else why not. -EACCES: the device has refused, and is not tried again */
-    uint32_t rdma_tell;   /* nodes before this one have been told of the refusal; used by the thread that takes a step */
-    _Atomic bool given;   /* the memory was handed to other processes */
+    _Atomic int
+        rdma_why; /* 0: the RDMA device accesses the arena; else why it does not. -EACCES: the device has refused, and is not asked again */
+    uint32_t rdma_tell; /* nodes with lower numbers have been told of the refusal; used by the thread that takes a step */
+    _Atomic bool given; /* the memory was handed to other processes */
 };
 
-/* An arena of another node of this host; and that node's request for our arena in the same space. share_lock protects the members that are
- * not atomic, except the last two. `arena` is written under table_lock as well, and may be read under either. */
+/* An arena of another node of this host, and that node's request for our arena in the same space. share_lock protects the members that are
+ * not atomic, except the last two. `arena` is written under share_lock and table_lock, and read under one of them. */
 struct arena_other {
     struct gpu_arena arena;
     _Atomic bool mapped;   /* the arena is mapped in this process */
@@ -123,9 +123,9 @@ struct arena_other {
     _Atomic uint32_t owed; /* changes that the owner has announced and this node has not confirmed */
     int64_t until;         /* when to stop waiting for the memory; 0: not waiting */
     bool ask;              /* the request for the memory must still be sent */
-    bool lost;             /* the mapping was in use when the GPU was closed: it is not touched any more */
+    bool lost;             /* the mapping was in use when the GPU was closed, and stays as it is */
     uint64_t secret;
-    bool wanted; /* the other node has asked for this node's arena in the same space, over the socket in `wants`; both under `lock` */
+    bool wanted; /* the other node has asked for this node's arena in the same space, by the socket in `wants`; both under `lock` */
     struct arena_share wants;
 };
 
@@ -142,7 +142,7 @@ struct stage_slot {
     uint32_t holder; /* rank + 1 of the node that the slot is used for; 0: free */
     bool granted;    /* that node puts into the slot */
     bool landing;    /* the bytes are being copied to a GPU */
-    bool ends;       /* the node has given it back, or is gone: the slot is free when the copy has ended */
+    bool ends;       /* the node has given the slot back, or is gone: the slot is free when the copy has ended */
 };
 struct stage {
     struct stage_slot slot[STAGE_SLOTS];
@@ -155,21 +155,22 @@ struct grant {
     uint32_t bytes;
     bool busy; /* a piece uses it */
 };
-/* When a piece has ended, its slot stays granted, was taken back by the owner, or nobody knows what is still under way to it. */
+/* What becomes of the slot of a piece that has ended: it stays granted, the owner has taken it back, or a put to it may still be under way.
+ */
 enum grant_fate { GRANT_STAYS, GRANT_TAKEN, GRANT_LOST };
 
-/* Slots that another node has granted to this one; and, at the end, what that node has told about slots of this node. */
+/* Slots that another node has granted to this one. The last members: what that node has said about slots of this node. */
 struct grants {
     struct grant slot[GRANTS_MOST];
     uint32_t count, busy;
-    bool lost; /* nothing may be put into the slots: they are given back when the link is flushed */
+    bool lost; /* nothing may be put into the slots, which are given back when the link is flushed */
     struct fab_flush flush;
     int64_t used, again, wanted_at; /* when a slot was last used; when to ask for more; when this node asked */
-    _Atomic uint32_t offer;         /* the number of this node's last question, and what has come of it (grant.c) */
+    _Atomic uint32_t offer;         /* the number of this node's last question, and its state (OFFER_NONE and so on, grant.c) */
     uint32_t offered, offered_bytes;
     weft_gaddr offered_at[GRANTS_MOST];
-    _Atomic bool stray;      /* slots have come that this node had not asked for */
-    _Atomic uint32_t wanted; /* that node asks for slots: the number of its question; 0: it does not ask */
+    _Atomic bool stray;      /* slots have come for which this node had not asked */
+    _Atomic uint32_t wanted; /* the number of that node's question for slots; 0: none */
     _Atomic bool given;      /* that node has given its slots back, or is gone */
 };
 
@@ -189,9 +190,9 @@ struct arena_peer {
     _Atomic uint64_t bytes[ARENA_SPACES]; /* sizes of that node's arenas, as it has announced them */
     _Atomic uint64_t kind[ARENA_SPACES];
     _Atomic int rdma[ARENA_SPACES];
-    _Atomic int unmapped; /* why an arena of that node is not mapped here: the last reason */
+    _Atomic int unmapped; /* the last reason why an arena of that node is not mapped here */
     struct grants grants;
-    _Atomic uint32_t told, knows; /* how often this node has announced a change to that node; how often that node has confirmed */
+    _Atomic uint32_t told, knows; /* how many changes this node has announced to that node; how many of them that node has confirmed */
 };
 
 struct arenas {
@@ -200,7 +201,7 @@ struct arenas {
     base_spin stepping; /* held by the thread that is taking a step */
     pthread_rwlock_t table_lock;
     struct gpu_arena *own[ARENA_SPACES];
-    /* all own arenas lie in this range, which only grows: a fast test shows that most local memory is in no arena */
+    /* this node's arenas are in this range, which only grows; a fast test shows that most local memory is in no arena */
     _Atomic uint64_t low, high;
     _Atomic(struct arena_other *) other; /* [size * ARENA_SPACES]; NULL until this node has a GPU and the host has another node */
     _Atomic uint32_t news;               /* counts changes of `other` that the thread must handle */
@@ -210,7 +211,7 @@ struct arenas {
     _Atomic bool leaving;                /* the node is being closed */
     pthread_mutex_t share_lock;          /* protects the following members and `other` */
     bool sharing;                        /* the thread has more work with `other` */
-    /* the socket on which owners hand over memory, or a negative errno; a connection on which the owner has not sent yet, or -1 */
+    /* the socket by which owners hand over memory, or a negative errno; a connection on which nothing has come yet, or -1 */
     int share_place, share_came;
     int64_t share_until; /* when to stop waiting on that connection */
     char share_name[BASE_PLACE_NAME];
@@ -219,7 +220,7 @@ struct arenas {
     uint32_t pieces; /* number of pieces under way */
     struct stage asks, serves;
     uint32_t waiting;        /* requests that wait for a slot of `serves` */
-    _Atomic uint32_t grants; /* slots that are granted, at both ends, and questions for some */
+    _Atomic uint32_t grants; /* number of slots that are granted, at both ends, and of questions for slots */
     _Atomic uint32_t rooms;  /* counts messages about grants */
     uint32_t rooms_seen;
     struct arena_request *requests, **requests_end; /* requests that are being carried out */
@@ -235,7 +236,7 @@ struct arenas {
     _Atomic int64_t copies_until; /* until when copies of own jobs should have ended; 0: none is known */
     _Atomic uint64_t direct;      /* transfers that the RDMA device made from or to an arena */
     _Atomic uint64_t landed;      /* pieces that other nodes have put into slots of this node */
-    _Atomic bool refusals;        /* the RDMA device has refused to access an arena, and not all nodes have been told */
+    _Atomic bool refusals;        /* the RDMA device has refused to access an arena, and some nodes have not been told */
 };
 
 /* --- rdma.c --- */
@@ -243,19 +244,19 @@ void rdma_open(struct arenas *c, struct gpu_arena *a); /* registers the arena wi
 void rdma_close(struct arenas *c, struct gpu_arena *a);
 /* whether the device can move data between the arena and that node's pool */
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node);
-/* Takes a step of a transfer between the arena and the node's pool. -EINPROGRESS or -EAGAIN: call again. -ECONNABORTED: the device has
-   refused to access the arena, so the transfer must go through the pool. `in`: to the arena. */
+/* Takes a step of a transfer between the arena and the node's pool; `in`: to the arena. -EINPROGRESS or -EAGAIN: call this again.
+ * -ECONNABORTED: the device has refused to access the arena, so the transfer must go through the pool. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
 
 /* --- views.c --- */
 uint64_t arena_kind(const struct gpu_place *p);                    /* a number for a GPU's kind, which nodes compare */
 int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; -ENOSPC */
-void view_end(struct arenas *c, const struct gpu_place *place);    /* the GPU is being closed: its kernels get access to no more arenas */
+void view_end(struct arenas *c, const struct gpu_place *place);    /* the GPU is being closed: give its kernels access to no more arenas */
 void view_unlist(struct arenas *c, const struct gpu_place *place); /* removes the GPU, when no arena refers to it any more */
 /* Finds the first open GPU of that kind; `out` has no back end if there is none. False: no GPU of any kind is open. */
 bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out);
-/* Gives kernels of all open GPUs, or only of GPU `only`, access to the arena, where this is possible. The arena must stay open during the
+/* Gives kernels of all open GPUs, or only of GPU `only`, access to the arena, if this is possible. The arena must stay open during the
  * call. */
 void view_show(struct arenas *c, struct gpu_arena *a, const struct gpu_place *only);
 void view_hide(struct arenas *c, struct gpu_arena *a);                              /* takes the arena away from all GPUs */
@@ -273,8 +274,8 @@ int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *ou
 int arena_free(struct arenas *c, weft_gaddr addr);
 /* Checks that the other node has this memory. Returns 0 or -EFAULT. */
 int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes);
-/* Finds the arena with this memory, and counts a user: call arena_leave() when done. Returns -EFAULT if there is no such memory. Returns 0
- * and NULL in `*out` if the arena belongs to another node and is not mapped here. */
+/* Finds the arena with this memory, and counts a user; call arena_leave() at the end. -EFAULT: there is no such memory. `*out` is NULL if
+ * the arena belongs to another node and is not mapped here. */
 int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at);
 /* finds the own arena that contains this memory, and counts a user */
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes);
@@ -286,8 +287,8 @@ static inline bool arena_is_own(const struct arenas *c, weft_gaddr a)
 bool arena_owns(struct arenas *c, const void *p);
 void arena_gpu_opened(struct arenas *c, const struct gpu_place *place); /* gives the GPU's kernels access to all arenas */
 void arena_gpu_closed(struct arenas *c, const struct gpu_place *place); /* removes the GPU from all arenas */
-/* Closes the arenas of a GPU, which `table` identifies. False: some operations are still under way at the deadline; their arenas stay until
- * arena_free_all(). */
+/* Closes the arenas of the GPU with this table (gpu_place). False: operations are still under way at the deadline, and their arenas stay
+ * until arena_free_all(). */
 bool arena_close_all(struct arenas *c, const void *table, int64_t deadline);
 void arena_free_all(struct arenas *c);
 void arena_refuse(struct arenas *c, struct gpu_arena *a); /* allows no new operation on the arena */
@@ -302,11 +303,11 @@ void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len
 /* handles another node's request to hand over an arena of this node */
 void share_asked(struct arenas *c, uint32_t from, const void *header, size_t len);
 bool share_step(struct arenas *c); /* takes a step, on the thread; true: there was something to do */
-/* Call it after a GPU was opened, or after one was closed while another is open: maps the arenas of other nodes of this host that are not
- * mapped yet. */
+/* Maps the arenas of other nodes of this host that are not mapped yet. Call it after a GPU was opened, or after one was closed while
+ * another is open. */
 void share_open(struct arenas *c, bool wait);
 bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* false: as arena_close_all() */
-/* How this node reaches the memory of that node's GPUs; `why`: the reason. */
+/* How this node reaches the memory of that node's GPUs. `why` gets the reason. */
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);
 void share_free(struct arenas *c);
 
@@ -319,13 +320,14 @@ void stage_give(struct stage *s, struct stage_slot *slot);
 bool grant_step(struct arenas *c); /* true: there was something to do */
 void grant_told(struct arenas *c, uint32_t from, const void *header, size_t len);
 void grant_gone(struct arenas *c, uint32_t node); /* the link to the node is closed */
-/* The owner: finds the slot into which a node has put, and holds it until grant_landed(). NULL: that slot is not granted to the node. */
+/* For the owner: finds the slot into which a node has put, and holds it until grant_landed(). NULL: the slot is not granted to that node.
+ */
 struct stage_slot *grant_land(struct arenas *c, uint32_t from, weft_gaddr at, uint64_t bytes);
 bool grant_stays(const struct arenas *c, const struct stage_slot *s); /* whether the node may keep the slot */
 void grant_landed(struct arenas *c, struct stage_slot *s, bool stays);
-/* The node that puts: whether its puts to that arena go into granted slots. */
+/* For the node that puts: whether its puts to that arena go into granted slots. */
 bool grant_serves(struct arenas *c, uint32_t node, uint32_t space);
-/* NULL: none is free now. `*pull`: the owner grants none, so it must get the piece. */
+/* NULL: no slot is free now. `*pull`: the owner grants no slot, so it must get the piece. */
 struct grant *grant_take(struct arenas *c, uint32_t node, bool *pull);
 void grant_end(struct arenas *c, uint32_t node, struct grant *one, enum grant_fate fate);
 
@@ -341,13 +343,13 @@ struct arena_job {
     enum job_kind kind;
     uint32_t node;
     uint64_t number;
-    weft_gaddr far; /* the far end: the operation's address, at `node` */
-    uint8_t *near;  /* the near end: the caller's local memory */
+    weft_gaddr far; /* the operation's address, at `node` */
+    uint8_t *near;  /* the caller's local memory */
     uint64_t length, begun;
-    struct gpu_arena *near_arena, *far_arena; /* NULL: the memory is in a pool; for the far arena also: not mapped here */
+    struct gpu_arena *near_arena, *far_arena; /* NULL: the memory is in a pool. `far_arena` is also NULL if the arena is not mapped here */
     uint8_t *far_at;                          /* address of the far memory in this process; NULL: not mapped here */
     uint32_t pieces;
-    bool again; /* the RDMA device has refused a piece: when no piece is under way, all data goes through the pool */
+    bool again; /* the RDMA device has refused a piece: when no piece is under way, the job begins again, through the pool */
     int status;
     weft_op *op;
     uint32_t atomic; /* enum fab_atomic; with `signal`, the atomic that follows the data */
@@ -358,12 +360,12 @@ struct arena_job {
 
 enum piece_step {
     PIECE_FREE,
-    PIECE_FILL,    /* data is copied from a GPU to the memory that is sent from */
+    PIECE_FILL,    /* data is copied from a GPU to the memory from which it is sent */
     PIECE_SEND,    /* the message to the owner must still be sent */
     PIECE_ANSWER,  /* waiting for the owner's answer */
     PIECE_ARRIVES, /* the handler of the answer is writing to this piece */
     PIECE_CAME,    /* the answer is complete */
-    PIECE_FABRIC,  /* an operation on a pool is to begin, or is under way */
+    PIECE_FABRIC,  /* an operation on a pool must begin, or is under way */
     PIECE_DRAIN,   /* data is copied to a GPU, or directly between the two ends */
     PIECE_DONE,
 };
@@ -377,12 +379,12 @@ struct arena_piece {
     uint64_t from, length; /* the range of the job's data */
     struct grant *grant;   /* the slot at the owner into which the piece is put; NULL: none */
     enum grant_fate fate;  /* of that slot, when the piece has ended */
-    weft_gaddr to;         /* where the fabric puts or gets the data, at the other node */
+    weft_gaddr to;         /* the address at the other node, for puts or gets of the fabric */
     struct stage_slot *slot;
-    /* the memory through which the data goes: a slot of the stage, `bytes`, or the near end itself; NULL: the piece is not staged */
+    /* the memory through which the data goes: a slot of the stage, `bytes`, or the local memory itself; NULL: the piece is not staged */
     uint8_t *at;
     weft_gaddr addr; /* the address of `at`, in the pool */
-    bool direct;     /* the near end is in an arena, and the RDMA device accesses it directly */
+    bool direct;     /* the local memory is in an arena, and the RDMA device accesses it directly */
     struct arena_copy copy;
     weft_op op;
     int status;

@@ -10,9 +10,9 @@
 
 #define NAP_LEAST_NS (5 * WEFT_US)
 #define NAP_MOST_NS  WEFT_MS
-/* a sleep lasts at most 1/64 of the time since the last progress, so it delays the end of a copy by at most that fraction */
+/* a sleep lasts at most 1/NAP_SHARE of the time since the last progress, so that it delays the end of a copy little */
 #define NAP_SHARE 64
-/* with granted slots the thread spins for so many times WEFT_SPIN, because the next piece comes soon, as a rule */
+/* with granted slots the thread spins for SPIN_GRANTED times WEFT_SPIN, because the next piece usually comes soon */
 #define SPIN_GRANTED 4
 
 static struct arenas *arenas_of(struct weft_node *w)
@@ -106,7 +106,7 @@ static int begin(struct weft_node *w, const struct arena_job *j, weft_op *op)
     int rc = job_begin(c, j, op);
     if (rc)
         return rc;
-    if (!fab_in_handler()) { /* take the first step here: this saves the time that the thread needs to wake up */
+    if (!fab_in_handler()) { /* take the first step here, because the thread would first have to wake up */
         bool before = fab_nowait(true);
         (void)arena_step(c);
         fab_nowait(before);

@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* A bit for each other GPU that this GPU reaches over NVLink. Over NVLink, an atomic of one GPU on another GPU's memory is atomic; over
- * PCIe it is not. */
+/* A bit for each other GPU that this GPU reaches over NVLink. Over PCIe, an operation of one GPU on another GPU's memory is not atomic. */
 static uint64_t nvlink_peers(int index, int count)
 {
     uint64_t peers = 0;
@@ -122,8 +121,7 @@ static int cuda_open(uint32_t index, void **device)
     return 0;
 }
 
-/* Memory that this process has registered with CUDA, for all devices. Several GPUs of a node share an entry, and so does a GPU that is
- * opened twice. */
+/* Memory that this process has registered with CUDA, for all devices that use it. */
 struct registered {
     void *memory;
     uint32_t users;
@@ -226,7 +224,7 @@ static void cuda_free(void *device, void *memory)
 
 static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 {
-    struct cuda_device *d = device; /* a stream of its own, which does not wait for kernels: they may run as long as the program */
+    struct cuda_device *d = device; /* use a stream that does not wait for kernels, which may run as long as the program */
     int code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, d->word));
     if (!code)
         code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
@@ -413,7 +411,7 @@ static int copy_word(struct cuda_device *d, void *to, const void *from)
     return code ? code : WITHIN(d, cuda->cuStreamSynchronize(d->word));
 }
 
-/* Done by the processor, between two copies. The caller makes sure that there is only one atomic on the word at a time. */
+/* The processor computes the new value between two copies, since there is only one atomic on a word at a time. */
 static int cuda_atomic(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old)
 {
     uint64_t value;

@@ -83,8 +83,8 @@ int cuda_lanes_open(void *device, void **lane)
     return cuda_failed(code, "making a stream of the GPU for kernels of weft map");
 }
 
-/* This and launch() run inside one WITHIN call, so the context is made current only once. If another thread's copy comes between this
- * lane's copy and event, the kernel waits for that copy, too, which does no harm. */
+/* This and launch() run in one WITHIN, so that the context is made current only once. If another thread's copy comes between this lane's
+ * copy and event, the kernel also waits for that copy. */
 static int copy(const struct lane *l, void *feed, cuda_ptr to, cuda_ptr from, size_t bytes)
 {
     int code = cuda->cuMemcpyAsync(to, from, bytes, feed);

@@ -19,12 +19,12 @@ struct weft_gpu {
     void *device;
     bool opened;              /* the back end is open */
     uint32_t rings, attached; /* number of rings; number of rings that the device can access */
-    uint32_t nodes;           /* entries in the kernels' tables: the nodes that were known when the GPU was opened */
+    uint32_t nodes;           /* entries in the kernels' tables, for the nodes that were known when the GPU was opened */
     struct gpu_ring *ring;
     struct gpu_server *server;
     struct gpu_workers workers;
     weft_device here; /* the host's copy of weft_device, from which the kernels' copy is made */
-    void *own;        /* memory for kernels: weft_device (`there`), its tables, and words that only kernels write */
+    void *own;        /* memory for kernels: weft_device (at `there`), its tables, and words that only kernels write */
     weft_device *there;
     _Atomic uint64_t *notice; /* host memory: weft_device.notice */
     size_t notice_bytes;
@@ -35,12 +35,11 @@ struct weft_gpu {
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
     pthread_mutex_t server_lock; /* protects `server` where kernels and the node take turns */
-    pthread_mutex_t run_lock;    /* with `turns`: held while a kernel runs, so only one runs at a time */
+    pthread_mutex_t run_lock;    /* with `turns`: held while a kernel runs, so that only one runs at a time */
     weft_gpu *next;
 };
 
-/* The open GPUs of this process. A handle must be looked up here before it is used: after the GPU was closed, the handle is freed
- * memory. */
+/* The open GPUs of this process. Look a handle up here before it is used: when the GPU is closed, the handle is freed. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;
 
@@ -93,7 +92,8 @@ static void dismantle(weft_gpu *g)
     free(g);
 }
 
-/* Whether the kernels of the GPU have ended. Kernels of persistent workers end now, because the workers have been closed. */
+/* Waits until the kernels of the GPU have ended; false: the deadline has passed. Kernels of persistent workers end because the workers are
+ * closed. */
 static bool gpu_ended(weft_gpu *g, int64_t deadline)
 {
     while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
@@ -104,8 +104,8 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
     return true;
 }
 
-/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
- * need the device or write to its rings. */
+/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations that use the device
+ * or its rings are under way. */
 static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
     gpu_work_end(&g->workers);
@@ -166,7 +166,7 @@ static bool gpu_delist(const weft_gpu *g)
     return found;
 }
 
-/* Removes any one of the node's GPUs from the list; it then counts as closed. NULL: there is none. */
+/* Removes one of the node's GPUs from the list, so that it counts as closed. NULL: there is none. */
 static weft_gpu *gpu_take(const struct weft_node *w)
 {
     pthread_mutex_lock(&open_lock);
@@ -235,8 +235,7 @@ int gpu_open(struct weft_node *w)
 
 /* --- opening --- */
 
-/* Layout of the memory for kernels: weft_device, the tables, and the words that only kernels write. The words of each ring are on cache
- * lines of their own. */
+/* Layout of the memory for kernels: weft_device, the tables, and the words that only kernels write. */
 struct layout {
     size_t rings, pools, pool_bytes, arenas, words, awaited, bytes;
 };
@@ -282,7 +281,7 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
     return 0;
 }
 
-/* Fills the tables of pools. `spaces`: weft_device.arena, which lists the pools, too. */
+/* Fills the tables of pools. `spaces`: weft_device.arena, which also lists the pools. */
 static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t *spaces)
 {
     for (uint32_t i = 0; i < g->nodes; i++) {
@@ -461,10 +460,10 @@ static int64_t run_deadline(const weft_gpu *g)
     return fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
 }
 
-/* For a GPU whose kernels and node take turns: gives the node its turn, which lasts until all requests of the kernel are done. */
+/* For a GPU whose kernels and node take turns: lets the node do all requests of the kernel. */
 static int run_turn(weft_gpu *g, int (*turn)(struct gpu_server *, int64_t))
 {
-    pthread_mutex_lock(&g->server_lock); /* the GPU may be closed meanwhile, if a kernel runs longer than closing waits */
+    pthread_mutex_lock(&g->server_lock); /* the GPU may be closed meanwhile */
     int rc = g->server ? turn(g->server, run_deadline(g))
                        : base_fail(-EINVAL,
                                    "this GPU was closed while a kernel ran or waited to run; wait for the kernels before weft_gpu_close()");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * gpu: GPUs whose kernels use the cluster's memory, messages and queues. A back end (struct gpu_backend) drives one kind of device;
- * everything else is the same for all kinds. Each file here calls only those before it:
+ * GPUs whose kernels use the cluster's memory, messages and queues. A back end (struct gpu_backend) drives one kind of device. Each file
+ * here calls only those before it:
  *
  *   host.c   the back end whose blocks are threads of this process
  *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads; cuda_lanes.c launches weft's own kernels there
@@ -53,14 +53,14 @@ struct gpu_backend {
     const char *name;
     bool turns; /* its kernels and the node never run at the same time (weft_gpu_config.turns) */
     /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. False: there are not so many GPUs. If the
-     * name is left empty, look.c fills it in. A usable GPU can be opened with open(). */
+     * name stays empty, look.c sets it. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
-    /* returns a text that tells why there is no GPU of this kind; NULL: there is always one, or the reason is not known */
+    /* why there is no GPU of this kind; NULL: there is always one, or the reason is not known */
     const char *(*why)(void);
     /* The following functions return a negative errno with base_error(). `*device` is the back end's own state, which open() sets. */
     int (*open)(uint32_t index, void **device);
     void (*close)(void *device);
-    /* Lets kernels access memory of this process; `*there` is its address for them. */
+    /* Lets kernels access memory of this process, at address `*there`. */
     int (*attach)(void *device, void *memory, size_t bytes, uint64_t *there);
     void (*detach)(void *device, void *memory);
     /* Allocates zeroed memory of the device. */
@@ -68,18 +68,18 @@ struct gpu_backend {
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device);                                          /* whether the device still works; may be NULL: always */
-    /* Allocates an arena's memory. out->bytes is the wanted size; -ENOMEM if the GPU has too little. memory_import() maps another process's
-     * memory from a descriptor, which the caller keeps. */
+    /* Allocates out->bytes for an arena; -ENOMEM if the GPU has too little memory. memory_import() maps another process's memory from a
+     * descriptor, which the caller closes. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
-    /* Gives kernels of another GPU of this process access to the memory, at the same address; an error means that they cannot have it. The
-     * member may be NULL: no GPU can. */
+    /* Gives kernels of another GPU of this process access to the memory, at the same address. An error: they cannot access it. NULL: no GPU
+     * can. */
     int (*memory_allow)(void *device, const struct gpu_memory *m);
-    /* Returns an arena's memory as a dmabuf descriptor for RDMA devices, which the caller closes, or an error. The member may be NULL. */
+    /* Returns a dmabuf descriptor of an arena's memory for RDMA devices, which the caller closes, or an error. May be NULL. */
     int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
-    /* Makes what an RDMA device has written to the GPU's memory visible to the GPU's kernels and copies; with `all`, to other GPUs too. The
-     * member may be NULL: nothing has to be done. */
+    /* Makes what an RDMA device has written to the GPU's memory visible to kernels and copies of this GPU or, with `all`, of all GPUs.
+     * NULL: it is visible by itself. */
     int (*memory_settle)(void *device, bool all);
     /* Begins a copy between memory of the device and other memory. The caller then calls copied() until it does not return -EINPROGRESS. */
     int (*copy)(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket);
@@ -87,18 +87,17 @@ struct gpu_backend {
     /* An atomic on a word in the device's memory. Callers make sure that only one runs on a word at a time. */
     int (*atomic)(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old);
     /* weft's own kernels. All seven members are NULL if the back end cannot launch them. Launches on one lane run in order, and after the
-     * lane's earlier copies; different lanes run independently. A copy does not wait for the lane's kernels: the caller begins it only when
-     * these have ended. One thread at a time uses a lane. */
+     * lane's earlier copies. A copy does not wait for the lane's kernels: the caller begins it when these have ended. Lanes are independent
+     * of each other. One thread at a time uses a lane. */
     int (*load)(void *device, const struct gpu_code *code, void **module);
     void (*unload)(void *device, void *module);
     int (*lane_open)(void *device, void **lane);
     void (*lane_close)(void *device, void *lane);
     int (*lane_copy)(void *device, void *lane, void *to, const void *from, size_t bytes);
-    /* Launches a kernel. If `after` is a lane, the kernel starts when the last kernel of that lane has ended. `arg` is copied before
-     * launch() returns. */
+    /* Launches a kernel. If `after` is not NULL, the kernel starts when the last kernel of that lane has ended. Copies `arg`. */
     int (*launch)(void *device, void *lane, void *after, void *module, uint32_t function, uint32_t blocks, uint32_t threads, void *arg);
     int (*lane_done)(void *device, void *lane); /* state of the last launch: 0: it has ended, -EINPROGRESS, or an error */
-    /* Runs a kernel of the program, given as a C function. May be NULL: then the program itself starts its kernels. */
+    /* Runs a kernel of the program, given as a C function. NULL: the program itself starts its kernels. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
     /* Runs a kernel of the program, given as text. `there`: the address at which kernels find their weft_device. */
     int (*run_text)(void *device, const void *there, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
@@ -109,7 +108,7 @@ extern const struct gpu_backend gpu_host, gpu_cuda, gpu_metal, gpu_unusable;
 extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_text.py) */
 
 /* --- look.c --- */
-/* Finds the usable GPU of that name; NULL: the first usable one. -ENODEV: there is none. */
+/* Finds the usable GPU of that name; `name` NULL: the first usable one. -ENODEV: there is none. */
 int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
 
 /* An open GPU, as the files about arenas see it. */
@@ -144,15 +143,14 @@ static inline struct arenas *gpu_arenas_of(const struct weft_node *w)
 int gpu_arenas_new(struct weft_node *w, struct arenas **out);
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
-/* The address in this process of memory at `addr`; NULL: it is not mapped here. The arena stays open until gpu_arena_release(held), which
- * also accepts NULL. */
+/* The address in this process of memory at `addr`; NULL: it is not mapped here. The arena stays open until gpu_arena_release(held). */
 struct gpu_arena;
 void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held);
 void gpu_arena_release(struct gpu_arena *held);
 /* The address of memory at `addr` for kernels of the GPU at `place`; NULL: they cannot access it. */
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes);
-/* Call it when a GPU was opened. It gives the GPU's kernels access to the arenas of this node, and of other nodes of this host, where this
- * is possible. Sets place->number. */
+/* Call it when a GPU was opened: gives the GPU's kernels access to the arenas of this node and of other nodes of this host, if this is
+ * possible. Sets place->number. */
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
 void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
 /* Closes the arenas of that GPU. False: operations on some of them are still under way, and need the GPU until gpu_arenas_free(). */
@@ -167,7 +165,7 @@ void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft hav
 struct gpu_ring;
 struct gpu_request;
 struct gpu_tasks;
-/* The workers of a GPU, by number. None is freed while the GPU is open, because its kernels and the serving thread may name any of them. */
+/* The workers of a GPU, by number. They are not freed while the GPU is open, because its kernels and the serving thread may use them. */
 struct gpu_workers {
     struct weft_node *w;
     const struct gpu_backend *backend;
@@ -183,15 +181,15 @@ struct gpu_workers {
 int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_config *config, struct weft_gpu_worker **out);
 /* Called by the serving thread: a block has completed a task. */
 int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
-/* Called by the serving thread before gpu_work_done(): if a completed task is in the ring from `slot` on, prefetches the entry that
- * this node keeps for the task. */
+/* Called by the serving thread before gpu_work_done(): if the request at `slot` completes a task, prefetches this node's entry for the
+ * task. */
 void gpu_work_fetch(struct gpu_workers *all, const struct gpu_ring *r, uint64_t slot);
 void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still be running */
 void gpu_work_free(struct gpu_workers *all); /* frees the workers, after kernels and the serving thread have ended */
 
 /* --- tasks.c --- */
-/* Finds memory in this node's pool that a kernel names by address. Addresses in arenas are refused: the processor cannot access that
- * memory, and the node would crash. */
+/* Finds memory in this node's pool that a kernel names by address. Refuses addresses in arenas, which the processor may be unable to
+ * access. */
 int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out);
 int gpu_tasks_queue(struct gpu_workers *all, weft_queue *q, uint32_t *number);
 /* called by the serving thread; when the request is done, its `op` is completed */
@@ -211,17 +209,17 @@ int gpu_record_result(struct weft_node *w, struct gpu_request *q);
 
 /* --- serve.c --- */
 struct gpu_server;
-/* Starts the serving thread. While no request arrives, the thread calls the back end's check() from time to time, if it has one, and logs
- * its first failure. The thread writes to `notice` (weft_device.notice) which nodes are gone, and kernels read it there. */
+/* Starts the serving thread. It writes to `notice` (weft_device.notice) which nodes are gone. While no request arrives, it calls the back
+ * end's check() from time to time, and logs its first failure. */
 int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice,
               bool turns);
-/* With `turns` the thread reads the rings only on demand: after a kernel has ended, until all requests are done. gpu_serve_turn() demands
- * it and waits, and returns the first error of a request without an answer. The next kernel may run when gpu_serve_wait() has returned 0.
- * One thread at a time calls these two functions. */
+/* With `turns`, the thread reads the rings only in gpu_serve_turn(), which is called after a kernel has ended. It waits until all requests
+ * are done, and returns the first error of a request without an answer. The next kernel may run when gpu_serve_wait() has returned 0. One
+ * thread at a time calls these two functions. */
 int gpu_serve_turn(struct gpu_server *s, int64_t deadline);
 int gpu_serve_wait(struct gpu_server *s, int64_t deadline);
-/* Ends the thread when it has done all requests that have arrived, or at `deadline`. False: operations are still under way, and they write
- * to `rings`. */
+/* Ends the thread when all requests that have arrived are done, or at `deadline`. False: operations that write to `rings` are still under
+ * way. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 

@@ -1,38 +1,36 @@
 /* SPDX-License-Identifier: MIT
  *
  * Places for puts. The owner of an arena grants slots of its stage to a node, which puts pieces into them; the owner then copies each piece
- * to the GPU. A put needs less of both processors than the owner's get of the same bytes, and begins without a message when the node has a
- * free slot already. A node keeps its slots from one job to the next, and gives all of them back when it has used none for a while.
+ * to the GPU. A put takes less time of both processors than the owner's get of the same bytes, and needs no message before it when the node
+ * has a free slot. A node gives its slots back when it has used none for a while.
  *
  * Why no put can reach a slot that the owner uses for something else: The node puts into a slot only between the grant and its message LAND
- * about the slot, and again from an answer that leaves the slot with it to the next LAND. It sends LAND when its put is complete, so all
- * bytes are there and no others will come: a transport that repeats a put completes it only when no earlier attempt can write any more. If
- * a put or the sending of LAND fails, nobody knows what is still under way. Then the node puts into none of its slots, until the link is
- * flushed, and gives all slots back. The owner uses a slot for something else only after one of these:
+ * about the slot, and again between an answer that leaves it the slot and the next LAND. It sends LAND when its put is complete, so no
+ * other bytes will come. If a put or the sending of LAND fails, bytes may still be under way. Then the node puts into none of its slots,
+ * waits until the link is flushed, and gives all slots back. The owner uses a slot for something else only after one of these:
  *
- *   - Its answer to a LAND said that the slot is not the node's any more. The node had nothing under way to it, as it waited for the
- * answer.
+ *   - Its answer to a LAND said that the slot is not the node's any more. The node had nothing under way to this slot, because it waited
+ *   for the answer.
  *   - The node's message GIVE has come. It is sent when no put into any of the slots is under way, and comes after every LAND. A slot that
- *     is being copied is free when the copy has ended. A GIVE is about all slots that were granted before it came. So the node takes a
- *     grant only as the answer to its last question (`question`), which it asked after its last GIVE: an owner that was stopped may answer
- *     an earlier question just before it sees the GIVE that came behind that question.
- *   - The node is gone. The owner learns of it (grant_gone()) when the link is closed, so that nothing comes from it any more.
+ *   is being copied is free when the copy has ended. A GIVE is about all slots that were granted before it came. So the node takes a grant
+ *   only as the answer to its last question (`question`), which it asked after its last GIVE.
+ *   - The node is gone. grant_gone() is called when the link is closed, so that nothing comes from the node any more.
  *
- * A node that is stopped keeps its slots, as it would keep slots from which the owner gets. So a node has no more slots than are free, and
- * while requests of others wait for a slot, answers to LAND take the slots back.
+ * A node that is stopped keeps its slots. So a node has no more slots than are free, and while requests of other nodes wait for a slot,
+ * answers to LAND take slots back.
  */
 #include "gpu/arena.h"
 
 #define IDLE_NS  (5 * WEFT_MS)  /* a node gives its slots back when it has used none for this time */
-#define AGAIN_NS (10 * WEFT_MS) /* and asks for more only after this time, if it did not get all */
-#define PULL_NS  (20 * WEFT_MS) /* while it has none, pieces wait at most so long for the answer; then the owner gets them */
-#define LOST_NS  WEFT_SECOND    /* after this time without an answer, the question or the answer is taken for lost */
+#define AGAIN_NS (10 * WEFT_MS) /* a node that did not get all slots asks for more only after this time */
+#define PULL_NS  (20 * WEFT_MS) /* while a node has no slots, pieces wait at most so long for the answer; then the owner gets them */
+#define LOST_NS  WEFT_SECOND    /* after this time without an answer, the question counts as lost */
 
-/* Between the handler and the thread that takes a step: what has come of the question, in the low bits of `offer`. The word as it is while
- * the answer is awaited is the number of the question; so it is never 0. */
+/* The state of the last question, in the low bits of grants.offer. With OFFER_WANTED, the whole word is the number of the question, which
+ * is never 0. */
 enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE, OFFER_NEXT = 4 };
 
-/* Something is left to do in the next step, although no message may come until then. */
+/* Something is left to do in the next step, even if no message comes. */
 static void step_again(struct arenas *c)
 {
     c->rooms_seen = atomic_load_explicit(&c->rooms, memory_order_relaxed) - 1;
@@ -91,7 +89,7 @@ static void take_back(struct arenas *c, uint32_t node)
     }
 }
 
-/* Grants slots to a node that has asked. False: there is no room for the message now. */
+/* Grants slots to a node that has asked. False: there is no room for the answer now. */
 static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 {
     struct stage_slot *taken[GRANTS_MOST];
@@ -119,7 +117,7 @@ static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 static bool owner_look(struct arenas *c, uint32_t node)
 {
     struct grants *g = &c->peer[node].grants;
-    /* A GIVE comes before the WANT that follows it, so `wanted` is read first: slots granted below must not be taken for those given. */
+    /* Read `wanted` before `given`, because a GIVE comes before the next WANT, and is not about the slots that are granted below. */
     uint32_t question = atomic_exchange_explicit(&g->wanted, 0, memory_order_acquire), none = 0;
     bool gave = atomic_exchange_explicit(&g->given, false, memory_order_acquire);
     if (gave)
@@ -144,7 +142,7 @@ bool grant_serves(struct arenas *c, uint32_t node, uint32_t space)
 {
     const struct fab_transport *t = c->w->links[node].transport;
     bool direct = t && t->get_into && !atomic_load_explicit(&c->peer[node].rdma[space], memory_order_relaxed);
-    /* with a mapped pool, or a device that gets into the arena, the owner copies the bytes once, from where they are */
+    /* otherwise the owner copies the bytes directly: this node's pool is mapped there, or the device gets into the arena */
     return !direct && !weft_ptr(c->w, weft_gaddr_make(node, 0, FAB_NULL_BYTES), 1);
 }
 
@@ -153,7 +151,7 @@ static uint32_t offer_of(const struct grants *g)
     return atomic_load_explicit(&g->offer, memory_order_acquire) % OFFER_NEXT;
 }
 
-/* Sets what has come of the question, if it was `from` before. OFFER_WANTED begins a new question. */
+/* Changes the state of the question from `from` to `to`. OFFER_WANTED begins a new question. */
 static bool offer_turn(struct arenas *c, struct grants *g, uint32_t from, uint32_t to)
 {
     uint32_t was = atomic_load_explicit(&g->offer, memory_order_relaxed), is = was - from + to + (to == OFFER_WANTED ? OFFER_NEXT : 0);
@@ -175,7 +173,7 @@ static void want(struct arenas *c, uint32_t node, struct grants *g)
     uint32_t question = atomic_load_explicit(&g->offer, memory_order_relaxed);
     int rc = room_send(c, node, &(struct arena_room){.kind = ROOM_WANT, .question = question});
     if (rc && offer_turn(c, g, OFFER_WANTED, OFFER_NONE))
-        g->lost = rc != -EAGAIN; /* whether the owner has got the message is not known */
+        g->lost = rc != -EAGAIN; /* it is not known whether the owner has got the message */
     if (g->lost)
         step_again(c);
 }
@@ -270,7 +268,7 @@ static bool taker_look(struct arenas *c, uint32_t node)
     if (moved)
         take_offer(c, g);
     if (offer_of(g) == OFFER_WANTED && base_now_ns() - g->wanted_at > LOST_NS && offer_turn(c, g, OFFER_WANTED, OFFER_NONE))
-        g->lost = true; /* if they come after all, they are given back, too */
+        g->lost = true; /* if slots come later, they are given back, too */
     if (atomic_exchange_explicit(&g->stray, false, memory_order_relaxed))
         g->lost = true;
     return give_back(c, node, g) || moved;
@@ -303,7 +301,7 @@ static bool offer_right(uint32_t from, const struct arena_room *m)
     return right;
 }
 
-/* The step may give the question up, and ask anew, at any time. It does not read what is offered before OFFER_HERE. */
+/* A step may give the question up, and ask again, at any time. It reads what is offered only with OFFER_HERE. */
 static void offered(struct grants *g, uint32_t from, const struct arena_room *m)
 {
     uint32_t asked = m->question, here = asked - OFFER_WANTED + OFFER_HERE;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The back end `host`: blocks are threads of this process, and the device's memory is memory of this process. It is always available, and
- * tests compare the other back ends with it.
+ * The back end `host`: blocks are threads of this process, and the device's memory is memory of this process. It is always available.
  */
 #include "gpu/gpu.h"
 
@@ -134,8 +133,7 @@ static int host_memory_allow(void *device, const struct gpu_memory *m)
     return 0;
 }
 
-/* A descriptor of the memory in place of a dmabuf. It is a memfd, which drivers of real devices refuse; the emulated devices of softverbs
- * accept it. */
+/* A memfd of the memory in place of a dmabuf. The emulated devices of softverbs accept it; drivers of real devices refuse it. */
 static int host_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
     (void)device;

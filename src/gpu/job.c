@@ -49,7 +49,7 @@ static void job_end(struct arenas *c, struct arena_job *j)
     fab_wake_here(c->w);
 }
 
-/* Begins the job again, with all its data. Jobs behind it may have begun; peer_step() passes over them. */
+/* Begins the job again, with all its data. peer_step() passes over later jobs that have begun. */
 static void job_restart(struct arenas *c, struct arena_job *j)
 {
     base_spin_lock(&c->lock);
@@ -123,7 +123,7 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
         rc = arena_enter(c, j->far, j->length, &j->far_arena, &at);
     else if (j->length && j->near_arena)
         at = weft_ptr(c->w, j->far, j->length);
-    /* neither GPU can access the other's memory: transfer as between two nodes */
+    /* if no GPU can access both arenas, transfer as between two nodes */
     bool apart = !rc && j->near_arena && j->far_arena && !view_copier(j->near_arena, j->far_arena);
     j->far_at = apart ? NULL : at;
     if (!rc && j->length && weft_gaddr_space(j->far) && !arena_is_own(c, j->far))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Metal, called through the C interface of the Objective-C runtime, which is loaded at run time. So none of Apple's headers are needed to
- * build, and this compiles on every system; only macOS has the libraries. Compiled, never run.
+ * Metal, called through the C interface of the Objective-C runtime, which is loaded at run time. So this compiles on every system without
+ * Apple's headers. It was never run.
  */
 #ifndef WEFT_GPU_METAL_DRIVER_H
 #define WEFT_GPU_METAL_DRIVER_H
@@ -22,8 +22,7 @@ extern struct metal_driver gpu_metal_driver; /* written only by the first gpu_me
 /* Loads Metal, if it is not loaded yet. False: `gpu_metal_driver.why` tells why it cannot be used. */
 bool gpu_metal_usable(void);
 
-/* Sends `object` a message. Arguments: the type of the result, the types of the message's arguments, the object, the message's name, the
- * message's arguments. */
+/* Sends `object` a message. `types`: the types of the message's arguments, which follow `name`. */
 #define METAL_SEND(result, types, object, name, ...)                                         \
     (((result(*)(void *, void *METAL_TYPES types))(uintptr_t)gpu_metal_driver.objc_msgSend)( \
         (object), gpu_metal_driver.sel_registerName(name) __VA_OPT__(, ) __VA_ARGS__))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Requests of other nodes for this node's arenas. The handler checks every field and stores the request; a thread carries it out. The data
- * of a large request is copied through the stage, one buffer at a time, unless the requester's pool is mapped in this process, or the RDMA
- * device moves the data itself.
+ * of a large request goes through the stage, one buffer at a time, unless the requester's pool is mapped here, or the RDMA device moves the
+ * data itself.
  */
 #include "gpu/arena.h"
 
@@ -81,7 +81,7 @@ void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t hea
     *c->arrived_end = r;
     c->arrived_end = &r->next;
     base_spin_unlock(&c->lock);
-    if (m.kind != ASK_LAND || !c->turn(c)) /* the copy begins here: this saves the time that the thread needs to wake up */
+    if (m.kind != ASK_LAND || !c->turn(c)) /* the copy begins here, because the thread would first have to wake up */
         arena_ring(c);
 }
 
@@ -129,7 +129,7 @@ static void request_new(struct arenas *c, struct arena_request *r)
     }
 }
 
-/* While a request waits for a slot, slots that are granted to others are taken back (grant_stays()). */
+/* Records whether a request waits for a slot. While one waits, slots that are granted to others are taken back (grant_stays()). */
 static void request_waits(struct arenas *c, struct arena_request *r, bool waits)
 {
     c->waiting += (uint32_t)waits - (uint32_t)r->waits;
@@ -187,7 +187,7 @@ static void request_fetch(struct arenas *c, struct arena_request *r)
         request_answer(r, rc);
 }
 
-/* A part of the request's bytes is where it belongs, or could not be moved. */
+/* A part of the request's bytes was moved; `rc`: or could not be moved. */
 static void request_moved(struct arena_request *r, int rc)
 {
     r->done += r->moving;
@@ -239,7 +239,7 @@ static bool request_end(struct arenas *c, struct arena_request *r)
         grant_landed(c, r->landed, stays);
         r->landed = NULL;
     }
-    /* after any other error the answer is sent again later: the requester waits for it as long as this node lives */
+    /* after any other error the answer is sent again later, because the requester waits for it */
     return rc == 0 || rc == -ECONNRESET;
 }
 

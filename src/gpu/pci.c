@@ -237,7 +237,7 @@ void gpu_pci_log_line(const char *line, const char *address, char said[PCI_SAID]
         about |= strstr(at, failures[i]) != NULL;
     if (other || !about || (!named && !strstr(at, "GSP") && !strstr(at, "RmInitAdapter")))
         return;
-    /* the driver's last lines only repeat that its start failed; its line about the firmware tells more */
+    /* keep the line about the firmware: the driver's last lines only repeat that its start failed */
     if (strstr(said, "GSP") && !strstr(at, "GSP") && !strstr(at, "Xid"))
         return;
     size_t n = 0;
@@ -262,7 +262,7 @@ void gpu_pci_log(const char *root, const char *address, char said[PCI_SAID])
     for (;;) {
         if (fgets(line, sizeof line, f)) {
             gpu_pci_log_line(line, address, said);
-        } else if (ferror(f) && errno == EPIPE) { /* records were overwritten: go on with the oldest */
+        } else if (ferror(f) && errno == EPIPE) { /* records were overwritten: read on from the oldest one */
             clearerr(f);
         } else {
             break;

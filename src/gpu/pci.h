@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * GPUs on PCI, as the kernel shows them in sysfs, including GPUs that no driver offers, and the reason why none does. All files are read
- * below the folder `root`; "" is this machine.
+ * GPUs on PCI, as the kernel shows them in sysfs, also those that no driver offers. All files are read below the folder `root`; "" is this
+ * machine.
  */
 #ifndef WEFT_GPU_PCI_H
 #define WEFT_GPU_PCI_H
@@ -33,14 +33,13 @@ bool gpu_pci_processors(const char *root, const char *address, uint64_t set[BASE
 /* Fills the fields of a GPU's description that are known from PCI. */
 void gpu_pci_tell(const char *root, const struct pci_gpu *g, weft_gpu_info *out);
 
-/* Finds in the kernel's log the last reason of NVIDIA's module why the device does not start. `said` is kept if there is none. Lines about
-   other devices are ignored. */
+/* Finds in the kernel's log the last reason of NVIDIA's module why the device does not start. `said` is unchanged if there is none. */
 #define PCI_SAID 96u
 void gpu_pci_log_line(const char *line, const char *address, char said[PCI_SAID]);
 void gpu_pci_log(const char *root, const char *address, char said[PCI_SAID]);
 
-/* Explains why no driver offers the GPU, and what to do. `said` is the reason from the kernel's log; `cuda` is why CUDA's driver cannot be
-   used ("": it can); `visible` is CUDA_VISIBLE_DEVICES, or NULL. */
+/* Explains why no driver offers the GPU, and what to do. `said`: the reason from the kernel's log; `cuda`: why CUDA's driver cannot be
+ * used, or ""; `visible`: CUDA_VISIBLE_DEVICES, or NULL. */
 void gpu_pci_explain(const struct pci_gpu *g, const char *said, const char *cuda, const char *visible, weft_gpu_info *out);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Pieces of jobs. If this process can access the GPU's memory, a job is one piece. Otherwise it is cut into pieces that fit into the stage,
- * of which a few are under way at a time. A piece of a put goes into a slot that the owner has granted (grant.c), and the owner is told;
- * or, if there is none, the owner gets it. The word of an atomic or of a signal is a piece of its own, after the data.
+ * Pieces of jobs. If this process can access the GPU's memory, a job is one piece. Otherwise it is cut into pieces that fit into the stage.
+ * A piece of a put goes into a slot that the owner has granted (grant.c); if there is no slot, the owner gets the piece. The word of an
+ * atomic or of a signal is a piece of its own, after the data.
  */
 #include "gpu/arena.h"
 
@@ -38,7 +38,7 @@ static struct arena_piece *piece_take(struct arenas *c, struct arena_job *j)
 {
     struct arena_peer *peer = &c->peer[j->node];
     if (c->pieces == ARENA_PIECES || (peer->pieces && peer->pieces >= ARENA_PIECES - c->pieces))
-        return NULL; /* a node may not use more pieces than are free, so that others find some, too */
+        return NULL; /* a node may not use more pieces than are free, so that other nodes find some, too */
     struct arena_piece *p = c->piece;
     while (step_of(p) != PIECE_FREE)
         p++;
@@ -80,8 +80,8 @@ static bool by_fabric(const struct arena_piece *p)
     return p->grant || far_is_pool(p->job);
 }
 
-/* The most bytes of a piece that goes into a granted slot. Pieces become smaller towards the end, so that the last copy to the GPU, which
- * nothing overlaps, is short. */
+/* The most bytes of a piece that goes into a granted slot. Pieces become smaller towards the end, so that the last copy to the GPU is
+ * short. */
 static uint64_t granted_most(uint64_t left, uint64_t slot)
 {
     uint64_t most = base_round_up(left / TAIL_PARTS + 1, TAIL_LEAST);
@@ -120,7 +120,7 @@ static bool piece_near(struct arenas *c, struct arena_job *j, struct arena_piece
     return true;
 }
 
-/* Chooses the memory through which the piece's data goes from one end to the other. False: there is no room now. */
+/* Chooses the memory through which the piece's data goes. False: there is no room now. */
 static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piece *p, int *why)
 {
     uint64_t left = j->length - j->begun;
@@ -136,7 +136,7 @@ static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piec
     return room;
 }
 
-/* Moves the data from the near end to the memory that is sent. */
+/* Moves the data from the local memory to the memory that is sent. */
 static void piece_fill(struct arena_job *j, struct arena_piece *p)
 {
     const uint8_t *near = j->near + p->from;
@@ -172,7 +172,7 @@ static void piece_direct(struct arenas *c, struct arena_job *j, struct arena_pie
     p->from = 0;
     p->length = j->length;
     go_to(p, PIECE_DRAIN);
-    /* NULL: no GPU can make the copy, because it was closed before this job began */
+    /* NULL: the GPU that can make the copy was closed before this job began */
     int rc = place ? arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length) : -EFAULT;
     if (rc)
         piece_end(p, rc);
@@ -257,8 +257,8 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
     while (rc && !atomic_compare_exchange_weak_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_ARRIVES,
                                                         memory_order_acq_rel, memory_order_acquire)) {
         if (expected == PIECE_CAME)
-            return;              /* the owner has answered although the send failed: the answer counts */
-        expected = PIECE_ANSWER; /* a handler is checking an answer, which another node may have forged: look again */
+            return;              /* the owner has answered although the send failed */
+        expected = PIECE_ANSWER; /* a handler is checking an answer, which may be forged: look again */
     }
     if (rc && rc != -EAGAIN)
         piece_end(p, rc);
@@ -272,7 +272,7 @@ static void piece_await(struct arenas *c, struct arena_job *j, struct arena_piec
         p->status = -ECONNRESET;
 }
 
-/* Moves the data to the near end. */
+/* Moves the data to the local memory. */
 static void piece_drain(struct arena_job *j, struct arena_piece *p)
 {
     uint8_t *near = j->near + p->from;
@@ -376,7 +376,7 @@ void piece_answered(struct arenas *c, uint32_t from, const void *header, size_t 
     memcpy(&a, header, sizeof a);
     struct arena_piece *p = &c->piece[(a.id & 255) % ARENA_PIECES];
     uint32_t expected = PIECE_ANSWER;
-    /* Only the owner that was asked may answer, and only while the answer is awaited: `id` and `job` are written before that. */
+    /* Accept an answer only from the owner that was asked, and only while it is awaited. `id` and `job` are written before that. */
     if (!atomic_compare_exchange_strong_explicit(&p->step, &expected, PIECE_ARRIVES, memory_order_acq_rel, memory_order_relaxed))
         return;
     if (p->id != a.id || p->job->node != from) {

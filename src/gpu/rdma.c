@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Registers arenas with the RDMA device, through a dmabuf. The device then moves data between an arena and another node's pool, without a
- * copy through this node's pool. If an arena cannot be registered, its transfers are staged; its node logs the reason, and sends the errno
- * to the other nodes.
+ * Registers arenas with the RDMA device, by a dmabuf. The device then moves data between an arena and another node's pool directly. If an
+ * arena cannot be registered, its transfers are staged, and its node logs the reason and sends the errno to the other nodes.
  */
 #include "gpu/arena.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Records that a kernel has in an arena, whose memory the processor may be unable to read. Such a record is copied into the pool, the
- * service works on the copy, and the copy is written back before the kernel gets its answer. The record's last word is written back last,
- * because it tells a kernel that polls it that the answer is complete (weft_request.answered).
+ * Records that a kernel has in an arena, which the processor may be unable to read. Such a record is copied into the pool, the service
+ * works on the copy, and the copy is written back before the kernel gets its answer. The last word (weft_request.answered) is written back
+ * last, because kernels poll it.
  */
 #include "gpu/arena.h"
 #include "gpu/ring.h"

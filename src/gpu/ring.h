@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * A ring of requests: kernels write requests, and the node reads and answers them. A kernel may write anything, so each word is read once,
- * checked, and then used. tests/model/device_ring.pml is a model of the protocol. The functions that run for each request are in this
- * header, so that they can be inlined.
+ * then checked, then used. tests/model/device_ring.pml is a model of the protocol.
  */
 #ifndef WEFT_GPU_RING_H
 #define WEFT_GPU_RING_H
@@ -19,9 +18,8 @@ struct gpu_request {
     weft_op op;
     union {
         struct fab_flush flush;
-        struct gpu_request *next; /* tasks.c: the next request in the list */
-        struct gpu_record
-            *record; /* if `kind` is WEFT_DEVICE_RECORD: the record, if it is in an arena (record.c), or NULL if it is in the pool */
+        struct gpu_request *next;  /* tasks.c: the next request in the list */
+        struct gpu_record *record; /* if `kind` is WEFT_DEVICE_RECORD: a record in an arena (record.c); NULL: the record is in the pool */
     };
 };
 
@@ -32,13 +30,13 @@ struct gpu_ring {
     uint64_t mask;
     uint64_t head;                /* slots read so far */
     uint64_t done;                /* all requests before this slot are done */
-    struct gpu_request *requests; /* one for each slot; the request that was freed last is used next, because it is still in the cache */
-    struct gpu_request **spare;   /* a stack of the free ones */
+    struct gpu_request *requests; /* one for each slot */
+    struct gpu_request **spare;   /* a stack of the free requests, so that the next one is likely in the cache */
     uint32_t spares;
     struct gpu_request **under_way; /* the requests under way, by their first slot: from `done` to `head` */
     uint32_t nodes;
-    /* [nodes + 1]: for each node, the first error of a request without an answer since the node's last flush; the last entry is for
-       requests to no node */
+    /* [nodes + 1]: for each node, the first error of a request without an answer since the last flush of that node. The last entry is for
+     * requests to no node */
     int *errors;
     uint64_t fenced;        /* number + 1 of a fence that waits at `head`; 0: none waits */
     struct fab_flush fence; /* the operations for which that fence waits */
@@ -60,16 +58,16 @@ static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32
     return true;
 }
 
-/* True: no request is under way, and none has arrived. It costs one load of memory that a device writes. */
+/* True: no request is under way, and none has arrived. */
 static inline bool gpu_ring_quiet(const struct gpu_ring *r)
 {
-    /* relaxed: gpu_ring_next() reads it again before anything is used */
+    /* relaxed: gpu_ring_next() reads this again */
     uint64_t high = __atomic_load_n(&r->slots[r->head & r->mask].cell[0].high, __ATOMIC_RELAXED);
     return r->done == r->head && (high & WEFT_DEVICE_ROUND) != weft_device_round(r->head, r->mask);
 }
 
-/* The next request, if it has arrived completely. NULL: it has not, or too many are under way. The same request is returned until
- * gpu_ring_keep() or gpu_ring_end() removes it. -EPROTO in `*why`: the slot holds no valid request. */
+/* The next request; NULL: it has not arrived completely, or too many are under way. `*why` is -EPROTO if the slot has no valid request. The
+ * same request is returned until gpu_ring_keep() or gpu_ring_end() removes it. */
 static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
 {
     uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;
@@ -93,7 +91,7 @@ static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
     return q;
 }
 
-/* Removes the next request from the ring; it counts as under way from now on. */
+/* Removes the next request from the ring, which is then under way. */
 static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
 {
     r->spares--;
@@ -110,7 +108,7 @@ static inline uint64_t gpu_request_node(const struct gpu_request *q)
     return plain ? q->low[0] : q->low[0] >> (WEFT_OFFSET_BITS + WEFT_SPACE_BITS);
 }
 
-/* Records that a request without an answer has failed: the next flush of its node reports the error. */
+/* Records that a request without an answer has failed, for the next flush of its node. */
 static inline void gpu_ring_fail(struct gpu_ring *r, uint64_t node, int status)
 {
     int *error = &r->errors[node < r->nodes ? node : r->nodes];
@@ -131,7 +129,7 @@ static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request 
     if (q->answer) {
         weft_device_cell *a = &r->answers[r->done & r->mask];
         __atomic_store_n(&a->low, q->value, __ATOMIC_RELAXED);
-        /* release: the value, and what the operation wrote, are visible before; pairs with the acquire in weft_device_test() */
+        /* release: the value, and what the operation wrote, are visible before this; pairs with the acquire in weft_device_test() */
         __atomic_store_n(&a->high, (uint64_t)(uint32_t)(r->done + 1) << 32 | (uint32_t)base_status_out(status), __ATOMIC_RELEASE);
     } else if (BASE_UNLIKELY(status)) {
         gpu_ring_fail(r, gpu_request_node(q), status);

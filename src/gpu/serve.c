@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The serving thread: it reads the requests of kernels from the rings, starts them as operations of the fabric, and writes the answers. It
- * never waits for a single operation. If there is no room for a request to its node, only the request's own ring waits. A device cannot
- * wake the thread, so the thread polls; while no requests arrive, it sleeps between polls, longer and longer.
+ * never waits for a single operation. If there is no room for a request, only its ring waits. The thread polls, because a device cannot
+ * wake it; while no requests arrive, it sleeps between polls, longer each time.
  */
 #include "gpu/ring.h"
 
@@ -18,25 +18,26 @@
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
 #define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
-#define FETCH_AHEAD  16u             /* slots; a cache line has two, and comes from the device through the last cache, which takes long */
-#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn; it bounds the delay if a wake-up comes just before the sleep begins */
+#define FETCH_AHEAD  16u             /* slots; they come from the device, which takes long */
+#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
 
 struct gpu_server {
     struct weft_node *w;
     struct gpu_workers *workers;
     struct gpu_ring *rings;
     uint32_t count;
-    _Atomic int64_t until; /* INT64_MAX: the thread was not asked to end; otherwise it ends when all is done, at this time at the latest */
-    bool all_done;         /* written by the thread; read by the one that has joined it */
+    /* When the thread ends, even if requests are not done; INT64_MAX: it was not asked to end. */
+    _Atomic int64_t until;
+    bool all_done;              /* written by the thread; read by the one that has joined it */
     int (*check)(void *device); /* NULL: the back end has none, or it has failed already */
     void *device;
     uint32_t failed_now;        /* requests that have failed since the last log line */
     struct gpu_records records; /* records in arenas, whose requests are not complete */
     _Atomic uint64_t *notice;
     uint64_t epoch; /* the membership epoch at which `notice` was last written */
-    /* numbers of turns: the number asked for, the number done; the thread reads the rings while they differ */
+    /* how many turns were requested and done; the thread reads the rings while these differ */
     _Atomic uint32_t asked, served;
-    int error; /* the last turn's first error of a request without an answer; written before `served` */
+    int error; /* the first error of a request without an answer in the last turn; written before `served` */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
@@ -46,8 +47,8 @@ static void server_count(_Atomic uint64_t *n, uint64_t more)
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* Finds memory of this node that a kernel names by its address. For 0 bytes any address of this node is accepted. If the memory is in an
- * arena, the arena is held, because another thread may be closing its GPU. */
+/* Finds memory of this node that a kernel names by its address. For 0 bytes any address of this node is accepted. Holds the memory's arena,
+ * since another thread may be closing its GPU. */
 static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out, struct gpu_arena **held)
 {
     static uint64_t nothing;
@@ -99,7 +100,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-/* Starts a fence. The fence waits for all operations that have begun before its first check; other threads may begin more meanwhile. */
+/* Starts a fence, which waits for all operations that have begun before its first check. */
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)
@@ -162,7 +163,7 @@ static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     case WEFT_DEVICE_RECORD: return start_record(s, q);
     case WEFT_DEVICE_TASK_DONE:
         gpu_work_fetch(s->workers, r,
-                       r->head + 2 * q->slots); /* for the request after the next: a prefetch takes about as long as a request */
+                       r->head + 2 * q->slots); /* for the request after the next one, since a prefetch takes about as long as a request */
         return gpu_work_done(s->workers, q);
     case WEFT_DEVICE_SUBMIT:
     case WEFT_DEVICE_CLAIM:
@@ -324,7 +325,7 @@ static void *server_run(void *arg)
         int64_t until = atomic_load_explicit(&s->until, memory_order_acquire), now = base_now_ns();
         if (!last)
             last = now;
-        /* a kernel's last request may have arrived after the last poll, before the thread was asked to end */
+        /* a request may have arrived after the last poll, before the thread was asked to end */
         bool more = until != INT64_MAX && server_round(s);
         s->all_done = !more && all_done(s);
         if (until != INT64_MAX && (s->all_done || now >= until))

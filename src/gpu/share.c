@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * Hands memory of GPUs to other processes of the host, and maps theirs. When a node with a GPU learns that another node of the host has
- * opened an arena, it sends the owner a message with the name of a socket. The owner connects to the socket and sends a descriptor of the
- * memory, which the back end maps. The node confirms the arena to the owner only after the mapping has succeeded or failed. An arena that
- * cannot be mapped is reached by messages.
+ * opened an arena, it sends the owner the name of a socket. The owner connects to the socket and sends a descriptor of the memory, which
+ * the back end maps. Then the node confirms the arena. An arena that cannot be mapped is reached by messages.
  *
- * A mapping remains when the owner closes the arena or dies, because kernels may still be using it. The mapping is removed when the owner
- * opens another arena in the same space, or when the GPU of this node is closed.
+ * A mapping stays when the owner closes the arena or dies, because kernels may be using it. It is removed when the owner opens another
+ * arena in the same space, or when the GPU of this node is closed.
  */
 #include "gpu/arena.h"
 
@@ -17,10 +16,9 @@
 
 #define KIND           "weft-arena"
 #define PATIENCE_MOST  (5 * WEFT_SECOND) /* how long to wait for memory that was requested */
-#define PATIENCE_GIVER WEFT_SECOND       /* how long to wait for an owner that has connected and sends nothing */
+#define PATIENCE_GIVER WEFT_SECOND       /* how long an owner that has connected may send nothing */
 
-/* Whether the node is on this host and started with this one. Nodes that joined later have no entry in the kernels' tables, so kernels
- * reach their arenas by messages. */
+/* Whether the node is on this host and started with this one. Nodes that joined later have no entry in the kernels' tables. */
 static bool is_here(const struct arenas *c, uint32_t node)
 {
     const struct fab_transport *t = c->w->links[node].transport;
@@ -131,7 +129,7 @@ static void share_end(struct arenas *c, struct arena_other *o, uint32_t node, in
     fab_wake_here(c->w);
 }
 
-/* Takes table_lock for writing, as share_map() does, because a thread that has seen `mapped` may be about to use the arena. */
+/* Takes table_lock for writing, because a thread that has seen `mapped` may be about to use the arena. */
 static void share_unmap(struct arenas *c, struct arena_other *o)
 {
     pthread_rwlock_wrlock(&c->table_lock);
@@ -214,7 +212,7 @@ static int share_map(struct arenas *c, struct arena_other *o, uint32_t node, uin
     return 0;
 }
 
-/* Maps the memory that an owner has handed over. The request that it answers is the one with the same secret. */
+/* Maps the memory that an owner has handed over, for the request with the same secret. */
 static void share_take(struct arenas *c, const struct arena_gift *gift, int fd)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
@@ -243,7 +241,7 @@ static bool share_receive(struct arenas *c)
     struct pollfd ready = {.fd = c->share_came, .events = POLLIN};
     if (poll(&ready, 1, 0) == 0 && base_now_ns() < c->share_until)
         return false;
-    /* either the whole message has arrived, or it was not sent by weft */
+    /* weft sends the whole message at once */
     int rc = ready.revents ? base_receive_fds(c->share_came, &gift, sizeof gift, &memory, 1, base_deadline(WEFT_MS)) : -ETIMEDOUT;
     close(c->share_came);
     c->share_came = -1;
@@ -307,7 +305,7 @@ static bool all_looked_at(void *arg)
     return true;
 }
 
-/* Under share_lock. False: there is no memory to record mappings, so all arenas are reached by messages. */
+/* Allocates `other`. Under share_lock. False: there is no memory, so all arenas are reached by messages. */
 static bool share_prepare(struct arenas *c)
 {
     if (!atomic_load_explicit(&c->other, memory_order_relaxed)) {
@@ -350,7 +348,7 @@ void share_open(struct arenas *c, bool wait)
         (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
 }
 
-/* Whether the GPU at `place` maps the arena. If so, the node's thread no longer replaces or removes the mapping, even if nobody uses it. */
+/* Whether the GPU at `place` maps the arena. If so, the node's thread does not replace or remove the mapping any more. */
 static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu_place *place)
 {
     pthread_mutex_lock(&c->share_lock);
@@ -390,13 +388,13 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
         if (all[i].until)
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
-    /* not under the lock: threads that wait for a step need it */
+    /* without the lock, which threads that wait for a step need */
     for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
         free &= share_leave(c, &all[i], place, deadline);
     return free;
 }
 
-/* How a node is reached that is on another host, or that is reached as if it were. */
+/* How this node reaches a node of another host, or one whose arenas are not mapped. */
 static const char *share_far(const struct arenas *c, uint32_t node, char *why, size_t room)
 {
     const struct fab_transport *t = c->w->links[node].transport;

@@ -4,8 +4,8 @@
  * (spans.c). A launch processes one chunk of a span of bytes. Each block writes its part of the result to the host's memory, and spans.c
  * combines the parts.
  *
- * A block has SPAN_THREADS threads. A step that all threads take is written in SPAN_EACH, and SPAN_SYNC stands between two steps, so that
- * in C a block can run as one loop for each step. Variables that threads share, or keep from one step to the next, are SPAN_SHARED.
+ * A block has SPAN_THREADS threads. A step of all threads is written in SPAN_EACH, with SPAN_SYNC between two steps, so that C can run a
+ * step as a loop. Variables that threads share, or keep from one step to the next, are SPAN_SHARED.
  */
 #ifndef WEFT_GPU_SPAN_KERNELS_H
 #define WEFT_GPU_SPAN_KERNELS_H
@@ -14,16 +14,16 @@
 #include "weft/device_memory.h"
 
 #define SPAN_THREADS 256u
-/* The most bytes of a chunk; every chunk but the last of a piece has a multiple of 64. The copy engine loses 2 us between two copies: on an
- * H200 it copies chunks of 2 MiB at 50.6 GB/s, of 4 MiB at 52.5, and of 16 MiB at 54. */
+/* The most bytes of a chunk. The copy engine loses 2 us between two copies: an H200 copies chunks of 2 MiB at 50.6 GB/s, of 4 MiB at 52.5,
+ * and of 16 MiB at 54. */
 #define SPAN_CHUNK_BYTES (4u << 20)
 #define SPAN_GRAIN       64u /* bytes that one thread of wc or grep processes */
-#define SPAN_TEXT_MAX    64u /* the GPU compares at most this many bytes of the text that grep looks for, the host the rest */
+#define SPAN_TEXT_MAX    64u /* the GPU compares the first SPAN_TEXT_MAX bytes of the text that grep looks for, the host the rest */
 #define SPAN_BEHIND_MAX  (SPAN_TEXT_MAX - 1)
 #define SPAN_SLACK_BYTES 128u /* how many bytes beyond a chunk's end a thread may load */
 
 #define SPAN_BLOCK_BYTES (SPAN_THREADS * SPAN_GRAIN) /* bytes for one block of wc or grep */
-/* bytes for one block of histogram; its result has 1 KiB, so results add 1/64 to the data that is moved */
+/* bytes for one block of histogram, whose result has 1 KiB */
 #define SPAN_HISTOGRAM_BYTES (64u << 10)
 
 enum span_function { SPAN_WC, SPAN_HISTOGRAM, SPAN_HASH, SPAN_GREP, SPAN_FUNCTIONS };
@@ -77,7 +77,7 @@ WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_join(struct kernel_wc_piece a, s
     a.bytes += b.bytes;
     if (!a.space)
         a.head |= b.head;
-    if (b.space) { /* the run at b's start may continue the run at a's end: then they are one word */
+    if (b.space) { /* a word at the end of `a` may continue at the start of `b` */
         a.ended += b.ended - b.head + (a.tail | b.head);
         a.space = 1;
         a.tail = b.tail;
@@ -119,7 +119,7 @@ WEFT_DEVICE_CALL struct kernel_wc_piece span_wc_count(const struct span_chunk *c
     return p;
 }
 
-/* A block's parts are joined in two steps: SPAN_JOINERS threads each join as many neighbours, then one thread joins their results. */
+/* A block's parts are joined in two steps: first SPAN_JOINERS threads join neighbours, then one thread joins their results. */
 #define SPAN_JOINERS 16u
 
 SPAN_KERNEL(span_wc)
@@ -139,7 +139,7 @@ SPAN_KERNEL(span_wc)
 
 /* --- histogram --- */
 
-/* Threads of a warp that count the same byte wait for each other: with eight tables at most four threads do. */
+/* Threads of a warp that count the same byte in the same table wait for each other. */
 #define SPAN_TABLES 8u
 #define SPAN_AHEAD  4u /* cells that a thread loads before it begins to count */
 
@@ -185,9 +185,8 @@ SPAN_KERNEL(span_histogram)
     }
 }
 
-/* xxh64 has four chains of multiplications; in a chain each multiplication needs the result of the one before. So one block hashes a piece,
- * with one thread for each chain. The other threads load the data ahead, and compute the half of the work that depends on no chain. Pieces
- * of other lanes are hashed at the same time. */
+/* xxh64 has four chains of multiplications, in which each multiplication needs the result of the one before. So one block hashes a piece,
+ * with one thread for each chain. The other threads load the data in advance, and do the work that depends on no chain. */
 
 #define SPAN_PRIME_1    UINT64_C(0x9E3779B185EBCA87)
 #define SPAN_PRIME_2    UINT64_C(0xC2B2AE3D27D4EB4F)
@@ -210,7 +209,7 @@ WEFT_DEVICE_CALL uint64_t span_hash_step(uint64_t acc, uint64_t word_times_prime
 
 WEFT_DEVICE_CALL uint64_t span_hash_end(const uint64_t *v, uint64_t total, const uint8_t *rest, uint32_t len)
 {
-    uint64_t h = v[2] + SPAN_PRIME_5; /* no full round has changed v[2], so it is still the seed, 0 */
+    uint64_t h = v[2] + SPAN_PRIME_5; /* no full round has changed v[2], so it is the seed, 0 */
     if (total >= 32) {
         h = span_turn(v[0], 1) + span_turn(v[1], 7) + span_turn(v[2], 12) + span_turn(v[3], 18);
         for (uint32_t i = 0; i < 4; i++)

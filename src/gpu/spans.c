@@ -3,7 +3,7 @@
  * Runs kernels over spans of bytes on a GPU: see spans.h. The kernels are in span_kernels.h.
  *
  * The GPU's copy engine takes a chunk from the caller's attached memory. If the chunk is elsewhere, it is first copied to memory of the
- * pass. Results are small: the kernels write them directly to the memory of the pass, which saves a copy back for each chunk.
+ * pass. Kernels write their small results directly to memory of the pass.
  */
 #include "gpu/spans.h"
 #include "gpu/span_kernels.h"
@@ -17,7 +17,7 @@
 #define RESULT_BYTES (128u << 10)
 /* a buffer in the memory of the pass: a chunk, and the bytes that are read behind it */
 #define LINE_BYTES (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES)
-#define GPU_WAIT   (30 * WEFT_SECOND) /* the longest wait for a chunk, which takes microseconds: other programs may be using the GPU, too */
+#define GPU_WAIT   (30 * WEFT_SECOND) /* the longest wait for a chunk; it is long, because other programs may use the GPU */
 #define LOOKS      16u                /* polls of the GPU before the thread begins to sleep between polls */
 #define NAP        (20 * WEFT_US)
 
@@ -84,7 +84,7 @@ struct form {
     const weft_kernel *kernel;
     uint32_t block_bytes;                                         /* bytes for one block; 0: one block does the whole chunk */
     uint32_t part_bytes;                                          /* bytes of a block's result */
-    bool ordered;                                                 /* a chunk's kernel runs after that of the chunk before it */
+    bool ordered;                                                 /* the kernel of a chunk runs after that of the chunk before */
     bool whole;                                                   /* end() needs the span's bytes */
     int (*begin)(struct gpu_pass *p, const struct gpu_input *in); /* may be NULL */
     int (*add)(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks);
@@ -145,7 +145,7 @@ static int end_hash(struct gpu_pass *p, const struct gpu_input *in, weft_out *ou
     return kernel_hash_give(&span, p->sum.hash, out);
 }
 
-/* Only records where the text was found, because lines can be printed only when all bytes have been read. */
+/* Records where the text was found. Lines are printed when all bytes have been read. */
 static int add_grep(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks)
 {
     (void)in, (void)blocks;
@@ -233,7 +233,7 @@ void gpu_spans_close(struct gpu_spans *s)
 {
     if (!s)
         return;
-    /* a GPU that has failed or hangs cannot free its memory: the end of the process frees it */
+    /* a GPU that has failed or hangs cannot free its memory */
     bool lives = s->module && !gpu_spans_failed(s);
     for (uint32_t i = 0; i < s->regions && lives; i++)
         s->backend->detach(s->device, s->region[i].memory);
@@ -364,14 +364,14 @@ static uint64_t chunk_end(const struct gpu_input *in, uint64_t at)
     return in->len - at < SPAN_CHUNK_BYTES ? in->len : at + SPAN_CHUNK_BYTES;
 }
 
-/* Returns the chunk's bytes at an address from which the GPU can copy them. NULL: an error. */
+/* Returns an address from which the GPU can copy the chunk's bytes; NULL: an error. */
 static const uint8_t *chunk_bytes(struct gpu_pass *p, const struct gpu_input *in, struct buffer *b, uint32_t len, int *rc)
 {
     const uint8_t *bytes = in->bytes ? in->bytes + b->at : NULL;
     uint64_t end = b->at + len;
     *rc = 0;
     if (in->read && end > p->got) {
-        /* read() writes to the caller's memory if the caller gave some, otherwise to memory of the pass */
+        /* read() writes to the caller's memory if there is some, else to memory of the pass */
         uint8_t *to = bytes ? (uint8_t *)(uintptr_t)in->bytes + p->got : b->line;
         *rc = in->read(in->arg, p->got, to, (size_t)(end - p->got));
         p->got = end;

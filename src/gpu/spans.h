@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs kernels of src/kernel/ on a GPU, with results identical to those of the processor. A user opens a GPU for one kernel (struct
- * gpu_spans), and opens a pass in each of its threads. A pass streams spans through three buffers of the GPU: while one chunk is copied to
- * the GPU, the kernel works on the chunk before it, and the result of the chunk before that is copied back. The passes of several threads
- * share the GPU.
+ * Runs kernels of src/kernel/ on a GPU, with the same results as on the processor. The caller opens a GPU for one kernel (struct
+ * gpu_spans), and a pass in each of its threads. A pass streams spans through three buffers of the GPU, so that copies and the kernel run
+ * at the same time.
  */
 #ifndef WEFT_GPU_SPANS_H
 #define WEFT_GPU_SPANS_H
@@ -14,9 +13,9 @@
 /* Whether there is a GPU version of this kernel. */
 bool gpu_spans_has(const weft_kernel *kernel);
 
-/* Counts the GPUs of this machine that can run kernels, `host` excluded, and returns the name of GPU number `which` modulo that count.
- * -ENODEV: there is none, or weft was built without code for GPUs; the error text ends with the remedy. This loads CUDA's driver, so a
- * process that will fork children that need the driver must not call it. */
+/* Counts the GPUs of this machine that can run kernels, except `host`, and returns the name of GPU number `which` modulo that count.
+ * -ENODEV: there is none, or weft was built without code for GPUs. This loads CUDA's driver, which then does not work in forked children.
+ */
 int gpu_spans_look(uint32_t which, char name[16], uint32_t *count);
 
 struct gpu_spans;
@@ -24,10 +23,10 @@ struct gpu_spans;
 int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg, struct gpu_spans **out);
 /* The caller must close all passes first. NULL is allowed. */
 void gpu_spans_close(struct gpu_spans *s);
-/* Allows the GPU to copy directly from this memory, which must be aligned to pages and stay until the GPU is closed. Call it at most four
- * times, before any pass is opened. */
+/* Allows the GPU to copy directly from this memory, which must be aligned to pages, and stay until the GPU is closed. Call it before any
+ * pass is opened, at most four times. */
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes);
-/* Whether the GPU has failed, or has not answered for too long. Then nothing more is run on it, and passes return errors at once. */
+/* Whether the GPU has failed, or has not answered for too long. Then passes return errors at once. */
 bool gpu_spans_failed(const struct gpu_spans *s);
 
 /* The bytes of attached memory that a pass needs, aligned to 64. */
@@ -40,15 +39,15 @@ void gpu_pass_close(struct gpu_pass *p); /* NULL is allowed */
 
 struct gpu_input {
     const uint8_t *bytes; /* NULL: only read() gives the bytes, which is enough for kernels other than grep */
-    /* Called for each part of the span, from start to end; must write the bytes from `at` on to `to`, which is `bytes` + `at`, or memory of
-     * the pass. An error ends the run. NULL: all bytes are at `bytes` already. */
+    /* Writes the bytes of the span from `at` on to `to`. Called for each part of the span, from start to end; an error ends the run. NULL:
+     * all bytes are at `bytes` already. */
     int (*read)(void *arg, uint64_t at, void *to, size_t len);
     void (*waiting)(void *arg); /* called now and then while the GPU works; may be NULL */
     void *arg;
     uint64_t len, offset; /* like the members of weft_span */
 };
-/* Computes what kernel->run() would. If it fails, gpu_spans_failed() tells whether the GPU is the cause; part of the output may have been
- * written. */
+/* Computes the same as kernel->run(). After an error, a part of the output may have been written, and gpu_spans_failed() tells whether the
+ * GPU is the cause. */
 int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out);
 
 #endif

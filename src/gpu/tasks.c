@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests of kernels to queues: submit, claim, renew, complete. A separate thread of the GPU carries them out: a request may have to wait
- * for a shard on another host, and the serving thread must not wait. The thread tries each request once. A kernel that wants to wait
- * repeats its request, so the wait of one block does not delay another block's submission.
+ * Requests of kernels to queues: submit, claim, renew, complete. A thread of its own carries them out, because a request may have to wait
+ * for a shard on another host, and the serving thread must not wait. It tries each request once. A kernel that wants to wait repeats its
+ * request.
  *
- * A kernel may change its memory at any time, so the memory is copied once and then checked. The queue refuses a forged claim. Memory in an
- * arena, which the processor may be unable to access, is copied by the GPU.
+ * A kernel may change its memory at any time, so the memory is copied first and then checked. The GPU copies memory in an arena, which the
+ * processor may be unable to access.
  */
 #include "gpu/arena.h"
 #include "gpu/ring.h"
@@ -19,7 +19,7 @@ struct gpu_tasks {
     pthread_mutex_t lock;
     pthread_cond_t more;
     struct gpu_request *first, **last; /* under the lock */
-    _Atomic bool over;                 /* the thread ends: requests that it has not begun are dropped */
+    _Atomic bool over;                 /* the thread ends, and drops requests that it has not begun */
     _Atomic bool some;                 /* the list is not empty: read without the lock */
     pthread_t thread;
 };
@@ -37,14 +37,14 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
 
 static void tasks_answer(struct gpu_request *q, int rc)
 {
-    int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: no task is ready now, or there is no room now */
+    int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: no task is ready, or there is no room */
     q->value = rc > 0 && q->kind < WEFT_DEVICE_COMPLETE ? (uint64_t)rc : q->value;
-    __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* release: pairs with server_look(), which then sees what was written */
+    __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* release: server_look() sees what was written */
 }
 
 /* --- the kernel's memory --- */
 
-/* Memory that a kernel names: in this node's pool, or in one of its arenas, which stays open until memory_leave(). */
+/* Memory that a kernel names, in this node's pool or in one of its arenas. The arena stays open until memory_leave(). */
 struct kernel_memory {
     uint8_t *at;
     struct gpu_arena *arena; /* NULL: in the pool */
@@ -73,7 +73,7 @@ static void memory_leave(struct kernel_memory *m)
     m->arena = NULL;
 }
 
-/* Waits for the GPU: a copy of a few KiB takes microseconds, and ends with an error if the GPU has failed. */
+/* Waits for the GPU, since a copy of a few KiB takes microseconds. */
 static int memory_copy(struct kernel_memory *m, void *to, const void *from, uint64_t bytes)
 {
     struct arena_copy copy;
@@ -127,7 +127,7 @@ static int tasks_claim(struct weft_node *w, weft_queue *queue, const struct gpu_
     int failed = rc > 0 ? memory_copy(&to, to.at, leases, (size_t)rc * sizeof *leases) : 0;
     memory_leave(&to);
     for (int i = 0; failed && i < rc; i++)
-        (void)weft_release(queue, &leases[i]); /* the GPU has failed: other nodes can do the task now, not only when the lease ends */
+        (void)weft_release(queue, &leases[i]); /* the GPU has failed: let other nodes do the task now */
     return failed ? failed : rc;
 }
 
@@ -146,8 +146,7 @@ static int tasks_complete(struct weft_node *w, weft_queue *queue, struct gpu_req
     return rc;
 }
 
-/* Renews claims. If the node that has a claim's task does not answer, the remaining claims are left to the next request, because each such
- * wait takes time. */
+/* Renews claims. If a node does not answer, the remaining claims are left to the next request. */
 static int tasks_renew(struct weft_node *w, weft_queue *queue, struct gpu_request *q, uint32_t count)
 {
     weft_lease leases[WEFT_DEVICE_TASKS];
@@ -192,7 +191,7 @@ static struct gpu_request *tasks_take_all(struct gpu_tasks *t)
     return q;
 }
 
-/* Polls for a moment before it sleeps, because requests often follow each other. */
+/* Polls for a moment before the thread sleeps, because requests often follow each other. */
 static void tasks_spin(struct gpu_tasks *t)
 {
     int64_t until = base_now_ns() + t->all->w->options.spin_ns;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The open GPUs of this node, and which of them can access which arena. An arena is memory of one GPU. Kernels of another GPU of this
- * process can access the arena too, at the same address, if the back end can give that GPU access. Each GPU has a table of the arenas that
- * its kernels can access.
+ * The open GPUs of this node, and which of them can access which arena. Kernels of another GPU of this process can access an arena, too, if
+ * the back end gives that GPU access. Each GPU has a table of the arenas that its kernels can access.
  */
 #include "gpu/arena.h"
 
@@ -57,7 +56,8 @@ bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out)
     return any;
 }
 
-/* Writes the arena into the GPU's table. Kernels read the length first (weft_device_ptr()), so it is written last, and cleared first. */
+/* Writes the arena into the GPU's table. The length is cleared first and written last, because kernels read it first (weft_device_ptr()).
+ */
 static void show(const struct gpu_arena *a, const struct gpu_place *gpu, uint64_t base, uint64_t bytes)
 {
     uint64_t *entry = gpu->table + 2 * ((size_t)a->node * ARENA_SPACES + a->space);
@@ -66,7 +66,7 @@ static void show(const struct gpu_arena *a, const struct gpu_place *gpu, uint64_
     (void)gpu->backend->fill(gpu->device, entry + 1, &bytes, sizeof bytes);
 }
 
-/* Whether kernels of a GPU can access the arena: kernels of its own GPU can, and those of GPUs to which the back end gives access. */
+/* Whether kernels of a GPU can access the arena: the GPU is the arena's own, or the back end gives it access. */
 static bool allow(const struct gpu_arena *a, const struct gpu_place *gpu)
 {
     const struct gpu_backend *b = gpu->backend;
@@ -125,8 +125,7 @@ const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_
 {
     if (!a || !b)
         return a ? &a->place : &b->place;
-    if (a->place.backend !=
-        b->place.backend) /* other GPUs can access the memory of the back end `host`, but the processor cannot access theirs */
+    if (a->place.backend != b->place.backend) /* a GPU can access memory of the back end `host`, but not the other way round */
         return a->place.backend == &gpu_host ? &b->place : &a->place;
     return view_reaches(b, &a->place) ? &a->place : view_reaches(a, &b->place) ? &b->place : NULL;
 }

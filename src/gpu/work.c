@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Persistent workers. For each worker a thread of the node claims tasks ahead and puts them into a ring, from which the blocks take them.
- * Blocks return results by requests. The serving thread passes them on to a second thread of the worker, which completes the tasks. Claims
- * and completions have a thread each, because a GPU does more tasks a second than one thread could claim and complete.
+ * Persistent workers. The first thread of a worker claims tasks in advance and puts them into a ring, from which the blocks take them.
+ * Blocks return results by requests. The serving thread passes the results to the worker's second thread, which completes the tasks. One
+ * thread alone would be slower than a GPU.
  *
- * Tasks are numbered; number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be done
- * in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the slot,
- * and draws the next. So a block that hangs occupies one slot and delays no other block. The ring has more slots than there are tasks
- * claimed ahead, so few numbers are skipped: only those whose slot still has a task of an earlier round of the ring.
+ * Tasks are numbered, and number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be
+ * done in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the
+ * slot, and draws the next one. So a block that hangs occupies one slot and delays no other block.
  *
- * The ring is in the host's memory, so the node fills it with plain stores, without calls of the driver.
+ * The ring is in the host's memory, so that the node can fill it without calls of the driver.
  */
 #include "gpu/ring.h"
 #include "gpu/work.h"
@@ -49,8 +48,8 @@ static bool work_outstanding(const weft_gpu_worker *k)
 
 /* --- the ring --- */
 
-/* Puts a task into a slot. A block that reads the slot meanwhile sees by `number` that the slot has changed. Each store is a release, so a
- * block that reads a new word also reads the 0 in `number`. */
+/* Puts a task into a slot. Each store is a release, so a block that reads a new word also reads the 0 in `number`, by which it sees that
+ * the slot has changed. */
 static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task *task)
 {
     uint64_t words[8];
@@ -111,7 +110,7 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     uint64_t held = task + 1;
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
         return -ESTALE; /* the task has just been taken back */
-    t->result = result; /* the slot stays in use until the worker's thread finds it in `done` */
+    t->result = result; /* the slot stays in use until the second thread finds it in `done` */
     uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_relaxed);
     k->done[tail & k->mask] = (uint32_t)(task & k->mask);
     atomic_store_explicit(&k->done_tail, tail + 1, memory_order_release); /* pairs with finish() */
@@ -130,10 +129,10 @@ static uint32_t finish(weft_gpu_worker *k)
     uint32_t n = 0;
     if (tail == k->done_head)
         return 0;
-    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH;
-         i++) /* fetch them together: the serving thread has written them, so they are in another processor's cache */
+    /* Fetch them together, because they are in the cache of the serving thread's processor. */
+    for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++)
         base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
-    pthread_mutex_lock(&k->lease_lock); /* a renewal that has begun ends first: the completion needs its outcome */
+    pthread_mutex_lock(&k->lease_lock); /* wait for the end of a renewal, whose result the completion needs */
     for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
         struct work_task *t = &k->tasks[k->done[k->done_head & k->mask]];
         leases[n] = t->lease;
@@ -142,7 +141,7 @@ static uint32_t finish(weft_gpu_worker *k)
         atomic_store_explicit(&t->used, false, memory_order_release); /* pairs with put_in() */
     }
     pthread_mutex_unlock(&k->lease_lock);
-    atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed); /* now, because completing takes long if a node is silent */
+    atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed); /* before the completions, which may take long */
     int accepted = weft_complete(k->q, leases, results, n, NULL);
     if (accepted < 0)
         base_log(BASE_LOG_WARN, "a worker of a GPU cannot report that %u tasks are done: %s", n, base_error());
@@ -152,7 +151,7 @@ static uint32_t finish(weft_gpu_worker *k)
     return n;
 }
 
-/* Sleeps between two looks at which there was nothing to do, longer each time. `last`: when there was something to do. */
+/* Sleeps after there was nothing to do, longer each time. `last`: when there was something to do. */
 static void work_rest(const weft_gpu_worker *k, int64_t now, int64_t last, int64_t *nap, int64_t most)
 {
     if (now - last < k->all->w->options.spin_ns) {
@@ -229,7 +228,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     if (k->finished || k->stalled || !room)
         return 0;
     int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
-    for (int i = 0; i < n; i++) { /* prefetch: these were last used a round of the ring ago, and the device has read the slots since */
+    for (int i = 0; i < n; i++) { /* prefetch, because these were last used a round of the ring ago */
         uint64_t at = (k->next + (uint64_t)i) & k->mask;
         base_fetch_to_write(&k->tasks[at]);
         base_fetch_to_write(&k->slots[at].number);
@@ -247,7 +246,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     return (uint32_t)n;
 }
 
-/* Takes a task back from the blocks. False: a block is just returning its result. */
+/* Takes a task back from the blocks. False: a block has just returned the result. */
 static bool take_back(weft_gpu_worker *k, struct work_task *t)
 {
     uint64_t held = t->number + 1;
@@ -255,7 +254,7 @@ static bool take_back(weft_gpu_worker *k, struct work_task *t)
         return false;
     __atomic_store_n(&k->slots[t->number & k->mask].number, 0, __ATOMIC_RELEASE);
     atomic_store_explicit(&t->used, false, memory_order_relaxed);
-    (void)weft_release(k->q, &t->lease); /* if the lease has ended already, nothing needs to be done */
+    (void)weft_release(k->q, &t->lease); /* if the lease has ended, nothing needs to be done */
     work_count(&k->taken_back, 1);
     return true;
 }
@@ -272,7 +271,7 @@ static uint32_t take_back_all(weft_gpu_worker *k)
 /* Records whether a block has shown activity. */
 static void look_for_life(weft_gpu_worker *k, int64_t now)
 {
-    /* Tasks that are done count when blocks report them: the second thread may wait in a completion. */
+    /* Tasks count as done when blocks report them, because the second thread may wait in a completion. */
     uint64_t sum = atomic_load_explicit(&k->stale, memory_order_relaxed) + atomic_load_explicit(&k->done_tail, memory_order_relaxed);
     for (uint32_t i = 0; i < WEFT_DEVICE_BEATS; i++) {
         uint64_t beat = __atomic_load_n(&k->beats[i], __ATOMIC_RELAXED);
@@ -287,8 +286,8 @@ static void look_for_life(weft_gpu_worker *k, int64_t now)
     k->stalled = false;
 }
 
-/* Gives back to the queue the tasks that no block has done in time. If no block is known to have taken a task, its time starts when a block
- * last showed activity. */
+/* Gives the tasks that no block has done in time back to the queue. For a task that no block is known to have taken, the time starts when a
+ * block last showed activity. */
 static void look_at_tasks(weft_gpu_worker *k, int64_t now)
 {
     uint32_t hung = 0, waiting = 0;
@@ -371,7 +370,7 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
     return true;
 }
 
-/* Whether blocks have done tasks since the last look: then a block is alive. */
+/* Whether blocks have done tasks since the last look. */
 static bool work_progress(weft_gpu_worker *k, int64_t now)
 {
     uint64_t completed = atomic_load_explicit(&k->completed, memory_order_relaxed);
@@ -584,7 +583,7 @@ int weft_gpu_worker_close(weft_gpu_worker *k)
 int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes)
 {
     weft_gpu_worker_stats stats = {0};
-    /* acquire: a task that is done was counted in `claimed` before; so `claimed` is read last */
+    /* acquire, and `claimed` is read last: a task that is done was counted in `claimed` before */
     stats.done = atomic_load_explicit(&k->completed, memory_order_acquire);
     stats.refused = atomic_load_explicit(&k->refused, memory_order_relaxed);
     stats.taken_back = atomic_load_explicit(&k->taken_back, memory_order_acquire);

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * A persistent worker and its tasks: see work.c. Each group of members is on cache lines of its own, so that the three threads that use the
- * worker do not take them from each other.
+ * A persistent worker and its tasks: see work.c. Members that different threads write are on different cache lines.
  */
 #ifndef WEFT_GPU_WORK_H
 #define WEFT_GPU_WORK_H
 
 #include "gpu/gpu.h"
 
-/* A task in the ring. The worker's first thread writes it, except `held` and `result`. What other threads write is on the first cache
- * line, so that only this line moves between the processors. */
+/* A task in the ring. The worker's first thread writes it, except `held` and `result`. What other threads write is on the first cache line.
+ */
 struct work_task {
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t
-        held; /* the task's number + 1 while no block has done the task; the thread that sets this to 0 decides how the task ends */
+    /* The task's number + 1 while no block has done the task. The thread that sets this to 0 decides how the task ends. */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t held;
     weft_result result; /* written by the serving thread, until `held` is 0 and the slot is listed in `done` */
     uint64_t number;
     int64_t since;                              /* from this time on, a block could have done the task */
-    _Atomic bool used;                          /* cleared by the thread that ends the task, last; set by the first thread */
+    _Atomic bool used;                          /* set by the first thread; cleared, as the last step, by the thread that ends the task */
     bool taken;                                 /* a block is known to have taken the task */
     _Alignas(BASE_CACHE_LINE) weft_lease lease; /* changed by renewals, under lease_lock, while `held` is not 0 */
 };
@@ -26,7 +25,7 @@ struct weft_gpu_worker {
     weft_queue *q;
     weft_gpu_worker_config config;
     uint32_t number;
-    bool open; /* under the lock; not on a cache line that the worker's thread writes */
+    bool open; /* under the lock */
     uint64_t mask;
     struct work_task *tasks;
     uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
@@ -41,7 +40,7 @@ struct weft_gpu_worker {
     pthread_mutex_t lease_lock;
     pthread_cond_t wakes;  /* with lease_lock; signalled when the second thread must look for tasks */
     _Atomic bool sleeps;   /* the second thread waits, because there are no tasks */
-    _Atomic int64_t until; /* the latest time at which the first thread ends; INT64_MAX: the worker is not being closed */
+    _Atomic int64_t until; /* when the first thread ends at the latest; INT64_MAX: the worker is not being closed */
     _Atomic bool over;     /* the second thread ends */
 
     /* Written by the serving thread. */
@@ -51,7 +50,7 @@ struct weft_gpu_worker {
     /* Written by the second thread. */
     _Alignas(BASE_CACHE_LINE) uint64_t done_head;
     _Atomic uint64_t completed, refused;
-    _Atomic uint64_t done_reached; /* blocks are known to have taken all tasks before this number, because a block has done a later task */
+    _Atomic uint64_t done_reached; /* number of the last task that a block has done: blocks have taken all tasks before it */
 
     /* Used by the first thread. */
     _Alignas(BASE_CACHE_LINE) uint64_t next; /* number of the next task to put into the ring */

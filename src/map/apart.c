@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The owner's side of nodes on other hosts; job.h calls such nodes apart. The launcher has started all nodes, the owner included, and its
- * environment variables tell them how to join. The owner sends each node the address of the job's description (order.h). From then on it
- * works with them by the queue, by addresses of the cluster, and by messages.
+ * The owner's side of nodes on other hosts; job.h calls such nodes apart. The launcher has started all nodes, and tells them by environment
+ * variables how to join. The owner sends each node the address of the job's description (order.h). From then on they work together by the
+ * queue, puts and gets, and messages.
  *
  * Who kills whom: the launcher ends the other nodes when the owner has ended, and a node ends itself when the owner is gone.
  * Processes that commands have started are killed by the node's guardian (guardian.c).
@@ -39,7 +39,7 @@ void map_apart_free(struct map_job *job)
 static struct map_job *serving; /* global, since a signal handler gets no argument from us */
 static _Atomic bool joined;
 
-/* Signal handler: the launcher reports that a node has ended before it joined, so the joining fails. */
+/* Handler of the signal by which the launcher reports that a node has ended before it joined: the joining fails. */
 static void on_told(int sig)
 {
     (void)sig;
@@ -58,8 +58,7 @@ static void served_free(struct map_job *job, char **served)
     free(served);
 }
 
-/* Makes the member `serve` of the order (struct map_order): for each input NODE:PATH if that node reads it for all, otherwise "". `*out` is
- * NULL if no input is read in this way. */
+/* Makes map_order.serve. */
 static int served_inputs(struct map_job *job, char ***out)
 {
     bool any = false;
@@ -188,8 +187,8 @@ static uint64_t take_tally(struct map_job *job, uint32_t node, bool alive)
     return t.spilled;
 }
 
-/* Give up a node that had no route for WEFT_LIVENESS: its pieces run elsewhere. The node itself also sees that it has no route to the
- * owner, and ends. Also give up a node that has a route again but does not answer earlier requests. */
+/* Give up a node that had no route for WEFT_LIVENESS, or that has a route again but does not answer earlier requests. Its pieces run
+ * elsewhere. A node that has no route to the owner ends by itself. */
 static void give_up_unreachable(struct map_job *job, map_unsure_fn unsure)
 {
     struct map_apart *a = job->with;

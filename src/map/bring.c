@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Fetches the bytes of a piece that only another node can read: from that node's pool, or by requests (struct map_ask), which its carriers
- * answer (carry.c). The bytes go into this node's pool or, if the pool has no room for the piece, into this node's spill file.
+ * Fetches the bytes of a piece that only another node can read: from that node's pool, or by requests to its carriers (carry.c). The bytes
+ * go into this node's pool or, if that has no room, into this node's spill file.
  */
 #include "map/job.h"
 
@@ -18,12 +18,12 @@ int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask)
     return weft_send(job->w, node, MAP_HANDLER_ASK, ask, sizeof *ask, NULL, 0, NULL);
 }
 
-/* No time-out: late bytes are written to the same place, so it must stay reserved until the other node answers or dies. */
+/* No time-out: until the other node answers or dies, it may write to this memory. */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_slot *slot, int64_t *next)
 {
     uint64_t seen = 0;
     for (;;) {
-        bool there = weft_alive(job->w, node); /* read before the word: if the node is dead, all bytes that it has put are then visible */
+        bool there = weft_alive(job->w, node); /* read this before the word: then all bytes that a dead node has put are visible */
         int rc = weft_wait_until(job->w, word, WEFT_NE, 0, &seen, there ? 100 * WEFT_MS : 0);
         if (rc == 0)
             return map_answer(seen);
@@ -40,8 +40,7 @@ int map_answer(uint64_t word)
 {
     if (word == 0)
         return -EINPROGRESS;
-    /* Refuse errors that only this node can detect: -EINPROGRESS, a death, no route. If another node sent one, this node would wait or
-     * repeat the request for ever. */
+    /* Refuse errors that only this node can detect. If another node sent one of them, this node would wait or ask for ever. */
     uint64_t error = word >> 32;
     if ((uint32_t)word != 1 || error >= MAP_ERRNO_MAX)
         return -EPROTO;
@@ -51,7 +50,7 @@ int map_answer(uint64_t word)
 
 /* --- fetching a piece --- */
 
-/* Wait without limit: the operation's memory cannot be reused before the operation has ended. */
+/* No time-out: until the operation has ended, it uses its memory. */
 int map_ended(struct map_job *job, weft_op *op)
 {
     int rc;
@@ -69,8 +68,7 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
         slot->buffer = WEFT_NULL;
         slot->buffer_bytes = 0;
         const uint64_t most = job->pool_bytes / 2 / job->slots;
-        uint64_t room =
-            bytes < most ? bytes + bytes / 8 : bytes; /* some spare room, since pieces end at line ends and differ a little in length */
+        uint64_t room = bytes < most ? bytes + bytes / 8 : bytes; /* some spare room, since pieces differ a little in length */
         if (room <= most && weft_alloc(job->w, room, &slot->buffer) == 0)
             slot->buffer_bytes = room;
     }
@@ -195,7 +193,7 @@ void map_brought_drop(struct map_slot *slot)
     slot->brought = 0;
 }
 
-/* Renew the slot's claim when it is time: reading a large piece may take long. */
+/* Reading a large piece may take longer than the lease of its claim. */
 void map_slot_renew(struct map_slot *slot, int64_t *next)
 {
     int64_t now = base_now_ns();

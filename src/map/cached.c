@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs that only one node, their home, can read. If the nodes are on different hosts, the home offers its file service for these inputs
- * only. The service reads them from the disk into its cache, from where the home's carriers (carry.c) put them into the pools of other
- * nodes. So bytes that several pieces have, and pieces that are tried again, do not come from the disk a second time.
+ * Inputs that only one node, their home, can read, because the nodes are on different hosts. The home offers its file service for these
+ * inputs only. The service reads them into its cache, and the home's carriers (carry.c) put them from there into the pools of other nodes.
+ * So bytes that are needed twice are read from the disk once.
  *
- * The service has two limits: it needs room in the home's pool, which may be full of outputs; and it ends a handle when the file's time
- * changes, although a job goes on with a file that changes. So when the service fails, the carrier reads the file itself.
+ * The service fails if the home's pool is full of outputs, or if the file changes. Then the carrier reads the file itself.
  */
 #include "map/job.h"
 
@@ -17,7 +16,7 @@
 
 #define KNOWN_WAIT  (30 * WEFT_SECOND)
 #define KNOWN_LOOK  (5 * WEFT_MS)
-#define CACHE_BYTES (32u << 20) /* of a home's cache: four times what the carriers of a node hold (carry.c) */
+#define CACHE_BYTES (32u << 20) /* size of a home's cache: four times what the carriers of a node hold (carry.c) */
 #define LOOK_BYTES  ((uint64_t)MAP_CHUNK_BYTES)
 #define SHOW_AGAIN  (100 * WEFT_MS)
 #define STEP_BYTES  (UINT64_C(16) << 20) /* bytes of a read, after which the claim is renewed if that is due */
@@ -27,9 +26,8 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
     return inode ^ device * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* Only bytes that are being sent must be in the cache, and the same memory again and again stays in the processor's caches. A cache of a
- * quarter of the pool, as otherwise, would be written once, and freeing it would delay the end of the job. False: there is no memory for
- * the environment variable. */
+/* Makes the cache of the file service small, so that it stays in the processor's caches: only bytes that are being sent must be in it.
+ * False: there is no memory for the environment variable. */
 static bool homes_small_cache(const struct map_job *job)
 {
     const char *setting = getenv("WEFT_POOL");
@@ -43,7 +41,7 @@ static bool homes_small_cache(const struct map_job *job)
 
 int map_homes_serve(const struct map_job *job)
 {
-    /* Commands do not get these environment variables: the environment for commands has been saved before. */
+    /* Commands do not get these variables: their environment was saved before. */
     if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1) || !homes_small_cache(job))
         return base_fail(-ENOMEM, "no memory to set environment variables" BASE_MEMORY_HINT);
     return 0;
@@ -60,7 +58,7 @@ int map_homes_offer(struct map_job *job)
 
 /* --- the owner --- */
 
-/* Opens an input at its home. The home answers -EPERM until it knows which inputs to offer, so this tries again for a while. */
+/* Opens an input at its home. Tries again for a while, because the home answers -EPERM until it knows which inputs to offer. */
 static int open_known(struct map_job *job, const struct map_input *in, weft_file **f)
 {
     int64_t deadline = base_deadline(KNOWN_WAIT);
@@ -115,17 +113,16 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
         int rc = map_ask(job, r->in->home, &ask);
         if (!rc)
             rc = map_asked(job, r->in->home, ask.word, NULL, NULL);
-        if (rc == -ENETDOWN &&
-            weft_alive(job->w, r->in->home)) { /* there is no route now; if there is none for long, the node is given up */
+        if (rc == -ENETDOWN && weft_alive(job->w, r->in->home)) { /* there is no route now; apart.c gives the node up if this lasts */
             base_sleep_ns(KNOWN_LOOK);
             continue;
         }
-        if (rc == -ENODATA) /* the file is shorter now: a node that reads the piece reports that */
+        if (rc == -ENODATA) /* the file is shorter now; the node that reads the piece reports that */
             return (int64_t)done;
         if (rc == -ECONNRESET)
             return base_fail(rc, "node %u, which has the file, is gone; run the job again when its host is back", r->in->home);
         if (rc == -ESTALE)
-            return base_fail(rc, "the file was replaced by another one during the job; run the job again");
+            return base_fail(rc, "%s: the file was replaced by another one during the job; run the job again", r->in->name);
         if (rc)
             return base_fail(rc, "node %u cannot read %s: %s; check the file on that node's host", r->in->home, r->in->name,
                              base_strerror(rc));
@@ -188,7 +185,7 @@ static int read_some(struct map_slot *slot, weft_file *f, uint8_t *to, size_t le
         if (!rc && !got)
             return -ENODATA;
         while (rc == -ETIMEDOUT &&
-               weft_flush(job->w, weft_file_node(f), job->renew_ns) == -ETIMEDOUT) /* the timed-out get may still write to `to` */
+               weft_flush(job->w, weft_file_node(f), job->renew_ns) == -ETIMEDOUT) /* a get that has timed out may still write to `to` */
             map_slot_renew(slot, next);
         if (rc && rc != -ETIMEDOUT)
             return rc;
@@ -203,8 +200,7 @@ int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struc
     int64_t next = base_now_ns() + job->renew_ns;
     weft_file *f;
     weft_file_info info;
-    /* Open the file for this piece only, and close it below: then the home's cache may drop the piece before a command runs, which may take
-     * long. */
+    /* Open the file for this piece only, so that the home's cache may drop the piece while the command runs. */
     int rc = weft_file_open(job->w, input->home, input->path, 0, &f, job->renew_ns);
     if (rc)
         return rc;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The output of one piece: it is stored in chunks of this node's pool and, when the pool is full, in the spill file. Forked nodes share one
- * spill file; nodes on other hosts have one each. So a node never has to wait for memory. On the owner's host the captured output survives
- * the node's death, since the owner has the pool mapped. From other hosts the owner fetches it (home.c).
+ * Stores the output of one piece in chunks of this node's pool and, when the pool is full, in the spill file. Forked nodes share one spill
+ * file; nodes that are apart have one each. On the owner's host, the output survives the node's death, since the owner has the pool mapped.
+ * From other hosts the owner fetches it (home.c).
  */
 #include "map/job.h"
 
@@ -120,7 +120,7 @@ static void drop_parts(const struct map_capture *c, uint32_t count)
     }
 }
 
-/* Frees the parts on the slot's own list, not those in the outcome, which other nodes may have changed. */
+/* Uses the slot's own list of parts, because other nodes may have changed the outcome. */
 void map_capture_refused(struct map_capture *c, const weft_result *result)
 {
     drop_parts(c, c->given);
@@ -200,8 +200,7 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
         if (rc)
             return rc;
     }
-    /* Release: pairs with on_release(). The owner's messages order this store before on_release() as well, but the owner may be another
-     * process, and then tools such as the thread sanitizer cannot see that. */
+    /* release: pairs with on_release(). The owner's messages give the same order, but the thread sanitizer does not see them. */
     atomic_fetch_add_explicit(&c->job->stored, 1, memory_order_release);
     /* The captured parts belong to the outcome now. */
     c->given = c->count;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Bytes that only another node can read, because the nodes are on different hosts: the owner has the spool and input files, other nodes
- * may have input files, too, and each node has its own spill file. A node that needs such bytes sends a request (bring.c) with an address
- * in its own pool. A thread of the other node, a carrier, puts the bytes at the address, and then adds to a word of the asking
- * node. It takes them from the cache of this node's file service (cached.c), or reads them into private memory. Answering needs no pool
- * memory, so a full pool cannot block an answer. Each asking node has carriers of its own, so that a slow or stopped one does not hold up
- * others.
+ * Gives other nodes the bytes that only this node can read: those of its input files, its spool and its spill file. A node on another host
+ * that needs such bytes sends a request (bring.c) with an address in its own pool. A thread of this node, a carrier, puts the bytes there,
+ * and then adds to a word of the asking node. The carrier takes the bytes from the cache of this node's file service (cached.c), or reads
+ * them into private memory, so that a full pool cannot block an answer. Each asking node has carriers of its own, so that a slow or stopped
+ * node does not hold up others.
  */
 #include "map/job.h"
 
@@ -15,23 +14,20 @@
 #include "weft/file.h"
 
 #define CARRIERS 8u /* threads that answer one node: some wait for the disk while others put bytes into the node's pool */
-/* The bytes are put in parts of MAP_CHUNK_BYTES. Few of them are under way to a node, because everything else that this node sends to it,
- * such as claims of pieces, waits behind them. But if a part takes long only because the network has a long delay, more are needed to fill
- * the network (put_ended()). */
+/* The bytes are put in parts of MAP_CHUNK_BYTES. Few parts should be under way to a node, because everything else that this node sends
+ * there waits behind them. A network with a long delay needs more of them (put_ended()). */
 #define PUTS_LEAST 4u
 #define PUTS_MOST  16u
 #define PUTS_QUEUE 4
 #define PUT_AGAIN  (10 * WEFT_MS)
 #define PARTS      (MAP_ASK_BYTES / MAP_CHUNK_BYTES)
 /* Whether the word of an answer is changed by an operation of its own, after the one that puts the last bytes. Two carriers may put to the
- * same place of the asking node, one after the other: that node asks for the next bytes when it has seen the word of the last answer. So
- * the order is certain, but it goes through that node's memory, where the thread sanitizer cannot follow it, and it would report a race.
- * With a word of its own, it sees the order here: the first carrier takes and releases `lock` after its bytes and before the word
- * (put_ended()); the handler of the next request takes `lock` before it gives the request to another carrier (asker_add()). Bytes that are
- * put later than that would still be reported. In other builds one operation does both, since a second one makes a map up to 15 % slower.
+ * same place of the asking node, one after the other. Their order goes through the memory of that node, where the thread sanitizer cannot
+ * follow it. With an operation of its own, the thread sanitizer sees the order by `lock` (put_ended(), asker_add()). In other builds, one
+ * operation does both, since a second one makes a map up to 15 % slower.
  */
 #define WORD_APART BASE_THREAD_SANITIZER
-/* The most requests of one node that can wait here. A node that sends more violates the protocol. */
+/* The most requests of one node that can wait here, if that node obeys the protocol. */
 #define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH)
 
 struct asked {
@@ -67,7 +63,7 @@ struct carrier {
     uint8_t *memory; /* [MAP_CHUNK_BYTES]; NULL: not needed yet */
 };
 
-/* The value that is added to the word: 1, plus the errno, if any, in the upper 32 bits, with Linux's number. */
+/* The value that is added to the word (struct map_ask), with Linux's number of the error. */
 static uint64_t answer_of(int rc)
 {
     return 1 + ((uint64_t)-base_status_out(rc) << 32);
@@ -82,9 +78,8 @@ static bool comes_before(const struct map_ask *a, const struct map_ask *b)
     return a->input < b->input || (a->input == b->input && a->offset < b->offset);
 }
 
-/* Adds a request to the list. Those for inputs are in the order of the input: so one piece after the other becomes complete, and is worked
- * on while the next one comes. Otherwise all slots would wait for the network at the same time, and later the network would be idle while
- * all work. */
+/* Adds a request to the list. Requests for inputs are in the order of the input, so that one piece after the other becomes complete, and
+ * slots work while the next piece comes. */
 static void asker_put(struct asker *f, struct asked *a)
 {
     struct asked **at = f->last;
@@ -130,7 +125,7 @@ static void on_ask(weft_node *w, uint32_t from, const void *header, size_t heade
     if (ask.what > MAP_ASK_DROP ||
         (!drop && (ask.len > MAP_ASK_BYTES || weft_gaddr_node(ask.to) != from || weft_gaddr_node(ask.word) != from)))
         return;
-    if (!asker_add(&c->from[from], &ask) && !drop) /* MAP_ASK_DROP needs no answer: without it, the space is freed at the end of the job */
+    if (!asker_add(&c->from[from], &ask) && !drop) /* MAP_ASK_DROP needs no answer: otherwise the space is freed at the end of the job */
         weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
 }
 
@@ -176,8 +171,7 @@ static bool put_may(struct asker *f, bool wait)
     return may;
 }
 
-/* A part has ended. From the time that it took, estimates how many parts were waiting in front of the network: if almost none, more may be
- * under way; if many, fewer. */
+/* A part has ended. Its time shows how many parts wait for the network: if almost none, more may be under way; if many, fewer. */
 static void put_ended(struct asker *f, int64_t took)
 {
     pthread_mutex_lock(&f->carry->lock);
@@ -216,8 +210,7 @@ static int parts_wait(struct asker *f, struct part *parts, uint32_t *tail, uint3
     return rc;
 }
 
-/* A put could not begin. Whether to try again: the asking node waits for an answer as long as this node is alive. `*rc`: the error for the
- * answer, if the bytes are not put. */
+/* A put could not begin. Returns whether to try again. `*rc`: the error for the answer, if the bytes are not put. */
 static bool put_again(struct asker *f, const struct map_ask *ask, int begun, int *rc)
 {
     struct map_job *job = f->carry->job;
@@ -226,11 +219,11 @@ static bool put_again(struct asker *f, const struct map_ask *ask, int begun, int
     bool stop = f->carry->stop;
     pthread_mutex_unlock(&f->carry->lock);
     while (!stop && weft_flush(job->w, node, WEFT_TIMEOUT_DEFAULT) == -ETIMEDOUT && weft_alive(job->w, node))
-        ; /* a part of this put may be under way, and its memory is used again */
+        ; /* wait for the parts under way, because their memory is used again */
     if (stop || !weft_alive(job->w, node))
         return false;
     if (begun != -ETIMEDOUT && begun != -ENETDOWN && !*rc)
-        *rc = begun; /* the put has failed, and not for lack of room or of a route: the next try sends only the answer */
+        *rc = begun; /* there was room and a route, so the put would fail again: the next try sends only the answer */
     base_sleep_ns(PUT_AGAIN);
     return true;
 }
@@ -246,18 +239,18 @@ static void put_answer(struct asker *f, struct carrier *r, const struct map_ask 
     for (bool last = false; !last;) {
         size_t n = rc ? 0 : ask->len - done < MAP_CHUNK_BYTES ? (size_t)(ask->len - done) : MAP_CHUNK_BYTES;
         last = rc || (done + n == ask->len && (!WORD_APART || !n));
-        if (last || !view) { /* wait for the parts under way: the word may change only when all bytes are there, and the next part needs the
-                                carrier's memory */
+        /* Wait for the parts under way: the word may change only when all bytes are there, and the next part needs the carrier's memory. */
+        if (last || !view) {
             int ended = parts_wait(f, parts, &tail, head);
             rc = rc                                             ? rc
                  : ended == -ENETDOWN || ended == -ECONNABORTED ? -EAGAIN
-                                                                : ended; /* no route for a while: the node may ask again */
+                                                                : ended; /* there was no route for a while: the node may ask again */
         }
         if (!rc && !view)
             rc = read_asked(job, ask, &r->held, done, r->memory, n);
         last = last || rc;
         n = rc ? 0 : n;
-        while (!put_may(f, tail == head)) { /* first wait for this thread's own parts: otherwise all threads could wait for each other */
+        while (!put_may(f, tail == head)) { /* first wait for this thread's own parts, so that threads do not wait for each other */
             int ended = part_wait(f, &parts[tail++]);
             rc = rc ? rc : ended;
         }
@@ -302,8 +295,8 @@ static void *carrier_main(void *arg)
     struct carrier r = {.held.fd = -1};
     pthread_mutex_lock(&c->lock);
     for (;;) {
-        if (!f->first && !c->stop &&
-            r.shown.f) { /* no request waits: close the handle, which holds the pieces of the cache that it has requested in advance */
+        /* No request waits: close the handle, because it holds pieces of the cache that it has requested in advance. */
+        if (!f->first && !c->stop && r.shown.f) {
             pthread_mutex_unlock(&c->lock);
             map_shown_close(&r.shown);
             pthread_mutex_lock(&c->lock);

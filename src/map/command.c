@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * One command on one piece: feeds its input and reads its output and errors, within the piece's time limit. One thread does this with
- * poll() and three pipes.
+ * Runs one command on one piece. One thread feeds its input and reads its output and errors, with poll() and three pipes.
  */
 #include "map/job.h"
 
@@ -23,7 +22,7 @@ struct running {
     /* The rest of the input, not fed yet. */
     struct map_span in;
     bool copy;            /* splice() does not work on this input: copy instead */
-    bool full;            /* leave output in the pipe until the owner has written some and freed memory */
+    bool full;            /* leave output in the pipe until the owner has freed memory */
     enum map_kind failed; /* why the piece fails although the command succeeds; MAP_OK: it does not fail */
 };
 
@@ -56,7 +55,7 @@ static int open_pipes(struct running *r)
     for (int i = OUR_IN; i <= OUR_ERR; i++)
         fcntl(r->fds[i], F_SETFL, O_NONBLOCK);
 #ifdef F_SETPIPE_SZ
-    /* Larger pipes need fewer context switches. Beyond the user's limit the request fails, and the pipes stay small. */
+    /* Larger pipes need fewer context switches. If the user's limit does not allow them, the pipes stay small. */
     if (r->in.length > 65536)
         fcntl(r->fds[OUR_IN], F_SETPIPE_SZ, MAP_PIPE_BYTES);
     fcntl(r->fds[OUR_OUT], F_SETPIPE_SZ, MAP_PIPE_BYTES);
@@ -199,7 +198,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
     const _Atomic uint32_t *stopped = &slot->job->board->stopped;
     const _Atomic int64_t *stopped_ns = &slot->job->board->stopped_ns;
     int64_t not_counted = atomic_load_explicit(stopped_ns, memory_order_relaxed);
-    /* Leave output in the pipe only if no time limit is set: the wait would count against the command's time. */
+    /* With a time limit, do not leave output in the pipe: the wait would count as time of the command. */
     const bool may_wait = !slot->job->options->timeout_ns;
     bool killed = false;
     int rc = 0;
@@ -227,7 +226,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
         }
         now = base_now_ns();
         if (!killed && now >= deadline) {
-            /* The time for which the job is or was stopped does not count. Acquire: pairs with on_continue(), which adds the time first. */
+            /* Time for which the job is or was stopped does not count. acquire: pairs with on_continue(), which adds the time first. */
             bool held = atomic_load_explicit(stopped, memory_order_acquire);
             int64_t more = atomic_load_explicit(stopped_ns, memory_order_relaxed) - not_counted;
             not_counted += more;
@@ -255,7 +254,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     slot->lost = false;
     int rc = open_pipes(&r);
     if (rc) {
-        *kind = MAP_NO_INPUT; /* this node has too few descriptors, but another node may have enough */
+        *kind = MAP_NO_INPUT; /* this node has too few descriptors; another node may have enough */
         *code = -rc;
         return;
     }
@@ -263,15 +262,14 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
     rc = feed(&r);
     int64_t start = base_now_ns();
     if (!rc) {
-        /* The command writes its process group to the board itself: even if this process dies now, other nodes know what to kill. */
+        /* The command itself writes its process group to the board, so that other nodes can kill it even if this process dies now. */
         int start_rc = map_spawn(path, argv, &r.fds[THEIR_IN], &slot->line->group, &r.pid);
         if (start_rc) {
             *kind = MAP_NO_START;
             *code = -start_rc;
             goto out;
         }
-        /* Pairs with map_end_all(): either that function sees the group, which was written before the command ran, or this load sees
-         * `ending`. */
+        /* Pairs with map_end_all(): either that function sees the group, or this load sees `ending`. */
         if (atomic_load_explicit(&job->board->ending, memory_order_seq_cst))
             kill(-r.pid, SIGKILL);
         /* Pairs with on_stop() in the same way. If the job was continued meanwhile, the command must be continued, too. */

@@ -13,8 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* To find the end of a piece, CUT_FIRST bytes are read first. While there is no separator, CUT_SECOND follow, then MAP_STEP_BYTES each
- * time. */
+/* How many bytes are read to find the end of a piece: first CUT_FIRST, then CUT_SECOND, then MAP_STEP_BYTES each time. */
 #define CUT_FIRST  512u
 #define CUT_SECOND 4096u
 _Static_assert(CUT_SECOND < MAP_STEP_BYTES, "the window has room for MAP_STEP_BYTES");
@@ -29,7 +28,7 @@ int map_input_look(struct map_input *in)
     return 0;
 }
 
-/* Open an input. `keep`: keep the descriptor open. Inputs that cannot be opened again by name, such as pipes, always stay open. */
+/* Open an input. `keep`: keep the descriptor open. Inputs that cannot be opened again, such as pipes, always stay open. */
 static int open_input(const struct map_job *job, struct map_input *in, const char *name, bool keep)
 {
     struct stat st;
@@ -59,7 +58,7 @@ static int open_input(const struct map_job *job, struct map_input *in, const cha
     }
     in->device = (uint64_t)st.st_dev;
     in->inode = (uint64_t)st.st_ino;
-    /* The cache is no use for a file that is a single piece: it is read only once. */
+    /* A file that is a single piece is read only once, so the cache is of no use for it. */
     in->cached = job->apart && !standard && !in->stream && S_ISREG(st.st_mode) && !in->start && in->size > job->options->block_bytes &&
                  strlen(in->path) <= WEFT_FILE_PATH_MAX;
     if (!keep && !standard && S_ISREG(st.st_mode)) {
@@ -119,7 +118,7 @@ static int take_homes(struct map_job *job, const char *text)
 int map_inputs_open(struct map_job *job)
 {
     const struct map_options *o = job->options;
-    /* A running command takes up to eight descriptors, and a slot may keep an input open. As many files stay open as the limit allows. */
+    /* Keep as many files open as the limit allows: a running command takes up to eight descriptors, and a slot may keep an input open. */
     struct rlimit limit;
     uint32_t kept = o->file_count < MAP_INPUTS_OPEN ? o->file_count : MAP_INPUTS_OPEN;
     rlim_t work = 9 * (rlim_t)job->slots + 4 * job->nodes + 64;
@@ -207,7 +206,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, map_read
     uint8_t *window = malloc(MAP_STEP_BYTES + n);
     if (!window)
         return base_fail(-ENOMEM, "%s: no memory to look for the end of a piece" BASE_MEMORY_HINT, in->name);
-    /* Read little at first: most lines are short, and these bytes may come from another host. */
+    /* Read little at first, because most lines are short, and the bytes may come from another host. */
     uint64_t at = start + block;
     size_t want = n <= CUT_FIRST / 2 ? CUT_FIRST : MAP_STEP_BYTES + n;
     int rc = 0;
@@ -217,7 +216,7 @@ int map_cut_file(const struct map_job *job, const struct map_input *in, map_read
             rc = base_context((int)got, "%s", in->name);
             break;
         }
-        if (got == 0 || at >= in->size) { /* the last piece; if the file was truncated, the read of the piece reports it */
+        if (got == 0 || at >= in->size) { /* the last piece. If the file was truncated, the read of the piece reports it */
             *end = in->size;
             break;
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The output. Large chunks are written directly from the pool; small ones are gathered in a buffer first. The file of --output gets its
- * name only when it is complete; until then it has none.
+ * The output. Large chunks are written directly from the pool, and small ones are gathered in a buffer. The file of --output gets its name
+ * only when it is complete.
  */
 #include "map/job.h"
 
@@ -19,7 +19,7 @@ static int emit_refused(const struct map_emit *e, int error, const char *what)
     return base_fail(-error, "cannot %s %s: %s", what, e->name, base_strerror(error));
 }
 
-/* Create a file in the directory of the final one. It has no name if the system supports that. */
+/* Create a file in the directory of the final one, without a name if the system supports that. */
 static int open_nameless(struct map_emit *e)
 {
     char *slash = strrchr(e->final_path, '/');
@@ -52,7 +52,7 @@ static int open_nameless(struct map_emit *e)
     return 0;
 }
 
-/* Follow a dangling symbolic link, and the links that it leads to, up to the path where the file is to be created. NULL with errno. */
+/* Follow symbolic links up to the path where the file is to be created. NULL with errno. */
 static char *behind_links(const char *path)
 {
     char *at = strdup(path), target[4096];
@@ -97,13 +97,13 @@ int map_emit_open(struct map_emit *e, const char *path)
     if (exists && access(path, W_OK))
         return emit_refused(e, errno, "write to");
     e->exists = exists;
-    e->final_path = exists ? realpath(path, NULL)
-                           : behind_links(path); /* resolves symbolic links, so that a link stays and the file it leads to is replaced */
+    /* Resolve symbolic links, so that the file is replaced and not the link. */
+    e->final_path = exists ? realpath(path, NULL) : behind_links(path);
     if (!e->final_path)
         return emit_refused(e, errno, "open");
     int rc = open_nameless(e);
-    if (!rc && exists) { /* change the owner before the mode, because a change of the owner clears bits of the mode; a user who may not
-                            change the owner keeps the file */
+    /* Change the owner before the mode, because a change of the owner clears bits of the mode. If the user may not change it, go on. */
+    if (!rc && exists) {
         (void)!fchown(e->fd, st.st_uid, st.st_gid);
         fchmod(e->fd, st.st_mode & 07777);
     }
@@ -112,7 +112,7 @@ int map_emit_open(struct map_emit *e, const char *path)
 
 static int write_all(struct map_emit *e, const uint8_t *p, size_t len)
 {
-    if (e->bar && len) { /* a bar drawn later would erase an output that does not end with a line */
+    if (e->bar && len) { /* a bar that is drawn later would erase an unfinished line of the output */
         map_progress_clear(e->bar);
         e->bar->progress = false;
         e->bar = NULL;
@@ -160,7 +160,7 @@ int map_emit_close(struct map_emit *e)
 {
     int rc = map_emit_flush(e);
     if (!rc && e->final_path && !e->temporary_path) {
-        /* rename() replaces in one step, but needs a name to start from. */
+        /* rename() replaces the file in one step, but needs a name to start from. */
         char from[64];
         size_t len = strlen(e->final_path) + 40;
         char *path = malloc(len);

@@ -2,9 +2,9 @@
  *
  * Nodes on this machine: forks of the owner, which share the board with it.
  *
- * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but the command's own children do not. So each
- * command has a process group, whose number is on the board. The survivors of a node kill the groups of its commands: the owner does so
- * when a worker dies, and every worker when the owner dies.
+ * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but its children do not. So each command has a
+ * process group, whose number is on the board. When a worker dies, the owner kills the groups of its commands. When the owner dies, the
+ * workers do so.
  */
 #include "cluster/cluster.h"
 #include "map/job.h"
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The signal that a worker gets when the owner dies: the whole job ends then. SIGTERM ends only this node. */
+/* The signal that a worker gets when the owner dies: the job ends. SIGTERM ends only this node. */
 #define OWNER_DIED SIGUSR1
 
 static struct map_job *forked; /* global, since a signal handler gets no argument from us */
@@ -39,7 +39,7 @@ static void on_forks_member(weft_node *w, uint64_t epoch, uint32_t node, bool di
     if (job->rank == 0)
         map_nodes_kill_groups(job, node);
     else if (node == 0 && !atomic_load_explicit(&job->board->ending, memory_order_relaxed))
-        kill(getpid(), OWNER_DIED); /* usually the kernel has sent this signal already, but not on systems without PR_SET_PDEATHSIG */
+        kill(getpid(), OWNER_DIED); /* systems without PR_SET_PDEATHSIG have not sent this signal */
 }
 
 /* Open this process's node, in a fork or in the owner. */
@@ -73,8 +73,8 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGTSTP, SIG_IGN);
     map_on_signal(SIGCONT, SIG_DFL);
-    base_process_null(2); /* otherwise a program that reads our standard output would see its end only when this node has ended */
-    /* Close these, too, so that the process at the other end of an input or of --output sees when the owner is gone. */
+    base_process_null(2); /* so that a program that reads our standard output sees its end when the owner has ended */
+    /* Close these, too, so that the processes at their other ends see when the owner is gone. */
     close(job->emit.fd);
     for (uint32_t i = 0; i < job->input_count; i++)
         if (job->inputs[i].stream)
@@ -105,7 +105,7 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     memset(job->board->errors, 0, sizeof job->board->errors);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* block signals: a handler that ends the job must find every node on the board */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* block signals, because a handler that ends the job must find every node on the board */
     for (uint32_t node = 1; !rc && node < job->nodes; node++) {
         pid_t pid = base_process_fork();
         if (pid == 0) {
@@ -121,8 +121,8 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
-/* The joining has failed: end all nodes. True if one of them had been killed, since a new try may then succeed. Wait a little to learn
- * that: a killed process closes its connections before wait() reports it. */
+/* The joining has failed: end all nodes. True: one of them had been killed, so a new try may succeed. Waits a little, because a killed
+ * process closes its connections before wait() reports its end. */
 static bool stop_nodes(struct map_job *job)
 {
     bool killed = false;
@@ -144,8 +144,8 @@ static bool stop_nodes(struct map_job *job)
 
 int map_forks_start(struct map_job *job)
 {
-    /* If a node is killed during the joining, the joining fails, at the latest at its deadline, and is tried again. Each try has a longer
-     * deadline, for a very busy machine. */
+    /* If a node is killed during the joining, the joining fails and is tried again. Each try has a longer deadline, for a very busy
+     * machine. */
     static const int64_t timeouts[] = {2 * WEFT_SECOND, 6 * WEFT_SECOND, 30 * WEFT_SECOND};
     map_nodes_prepare_owner(job);
     fflush(NULL);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs a map job's kernel on the nodes' GPUs. CUDA does not work in a process that was forked after CUDA was opened. So each node opens its
- * GPU itself after it has joined, and the owner looks for GPUs in a child process. If a GPU fails, nothing is lost: its node runs its
- * pieces on the processor from then on, and reports that.
+ * Runs a map job's kernel on the nodes' GPUs. CUDA does not work in a process that was forked after CUDA was opened. So the owner looks for
+ * GPUs in a child process, and each node opens its GPU after it has joined. If a GPU fails, its node runs its pieces on the processor from
+ * then on.
  */
 #include "map/job.h"
 
@@ -20,7 +20,7 @@
 
 /* --- before the nodes are started --- */
 
-/* The name of this node's GPU. The option is "host", a number, or empty. If it is empty, the nodes get the GPUs in turn. */
+/* The name of this node's GPU. `option`: "host", a number, or "" (the nodes get the GPUs in turn). */
 static int gpu_name(const char *option, uint32_t rank, char name[16], uint32_t *count)
 {
     const struct gpu_backend *backend;
@@ -138,7 +138,7 @@ static int attach_pools(struct map_job *job)
     struct weft_node *w = job->w;
     struct fab_link *l = &w->links[0];
     int rc = gpu_spans_attach(job->gpu, w->pool_base, w->pool_bytes);
-    /* The owner's pool holds the input that was read from streams. If it cannot be attached, the pieces in it are copied. */
+    /* Attach the owner's pool, which holds the pieces of streams. If that fails, the pieces are copied. */
     void *owners = job->rank && l->transport ? l->transport->pointer(w, l, 0) : NULL;
     if (!rc && owners)
         (void)gpu_spans_attach(job->gpu, owners, l->pool_bytes);
@@ -232,7 +232,7 @@ bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offs
     int rc = 0;
     if (!in->memory)
         input.read = gpu_read;
-    if (!in->memory && job->kernel->whole_lines) { /* the kernel prints whole lines, so all bytes of the piece must be in memory */
+    if (!in->memory && job->kernel->whole_lines) { /* a kernel that prints whole lines needs all bytes of the piece in memory */
         if (map_slot_buffer(slot, in->length)) {
             input.bytes = weft_ptr(job->w, slot->buffer, slot->buffer_bytes);
         } else {

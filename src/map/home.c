@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * Brings the outputs of nodes on other hosts to the owner ("home") before any byte of them is printed. First the outcome is fetched, then
- * its parts, several at once, into chunks of the owner's pool or, if that has no room, its spill file. From then on they are like outputs
- * of the owner's own slots. When a node dies, outputs that have not been fetched completely are lost; those pieces run again, and nothing
- * of them has been printed. While a live node has no route, its outputs stay there.
+ * its parts, into chunks of the owner's pool or, if that has no room, into its spill file. When a node dies, the pieces whose outputs have
+ * not been fetched completely run again. While a live node has no route, its outputs stay there.
  *
- * Pieces with lower numbers come first. Memory limits how many outputs are fetched ahead of the next one to print; the others wait at their
- * nodes. The next one to print is always fetched, through the spill file if need be.
+ * Pieces with lower numbers come first. Memory limits how many outputs are fetched in advance. The next one to print is always fetched,
+ * through the spill file if necessary.
  */
 #include "map/owner.h"
 
@@ -21,8 +20,8 @@ _Static_assert(BOUNCES *MAP_CHUNK_BYTES == MAP_HOME_BYTES, "the pool's size is c
 
 struct coming {             /* a piece that is being fetched */
     struct map_outcome *oc; /* the outcome as the node wrote it; its parts are addresses in that node's memory */
-    /* Where the same parts are at this node: `parts` entries, with memory for `room`. The list grows as parts arrive, because the count
-     * that the node states cannot be trusted. */
+    /* Where the parts are at this node: `parts` entries, with memory for `room`. The list grows when parts arrive, because the node's count
+     * of parts may be wrong. */
     struct map_part *home;
     uint32_t parts, room;
     bool planned;   /* the outcome has arrived, and its parts are being fetched */
@@ -34,9 +33,9 @@ struct coming {             /* a piece that is being fetched */
 
 struct move {
     struct record *r;
-    bool asked;      /* true: the node's carrier (carry.c) reads the bytes and puts them here; false: a get fetches them */
-    bool held_up;    /* the move is not in flight: no route led to the node when the move should start, or the route was lost since */
-    bool unsure;     /* the bytes were requested, and then no route led to the node: the request or the answer may be lost or late */
+    bool asked;      /* the node's carrier (carry.c) puts the bytes here; false: a get fetches them */
+    bool held_up;    /* the move is not in flight, because there was no route to the node */
+    bool unsure;     /* the bytes were requested, but there was no route after that: the request or the answer may be lost or late */
     uint64_t source; /* position of the bytes at the node */
     weft_gaddr at;   /* address here at which the bytes arrive */
     weft_op op;
@@ -126,7 +125,7 @@ static void drop_part(struct map_owner *o, const struct map_part *part)
 
 /* --- one move --- */
 
-/* Whether a piece is the next to be printed. If so, it may take all the memory that it needs. */
+/* Whether a piece is the next to be printed, so that it may take all the memory that it needs. */
 static bool has_turn(const struct map_owner *o, const struct record *r)
 {
     return r->piece.number == o->job->low || o->job->options->unordered;
@@ -269,7 +268,7 @@ static int move_result(struct map_owner *o, struct move *m)
     bool there =
         weft_alive(o->job->w, m->r->worker); /* read before the word: if the node is dead, all bytes that it has put are then visible */
     const _Atomic uint64_t *word = weft_ptr(o->job->w, home_word_of(o->home, m), sizeof *word);
-    /* acquire: pairs with the signal that follows the bytes of the answer. A thread that sees the word sees these bytes. */
+    /* acquire: a thread that sees the word sees the bytes of the answer */
     int rc = map_answer(atomic_load_explicit(word, memory_order_acquire));
     return rc == -EINPROGRESS && !there ? -ECONNRESET : rc;
 }
@@ -342,7 +341,7 @@ static int end_move(struct map_owner *o, struct move *m, int result)
 
 /* --- a piece --- */
 
-/* Drop the fetched bytes of a piece, whose rest is lost, and run the piece again. */
+/* The rest of a piece is lost: drop the bytes that were fetched, and run the piece again. */
 static int run_again(struct map_owner *o, struct record *r)
 {
     struct coming *c = r->coming;

@@ -3,8 +3,8 @@
  * Shared by the files of this folder. Their words:
  *
  *   owner     node 0 of the job, which cuts the input and prints the output
- *   home      the node that has an input's file; in home.c the owner, because outputs are brought there
- *   apart     a node is apart if it is on another host than the owner: the two share only the fabric
+ *   home the node that has the file of an input; in home.c the owner, to which outputs are brought
+ *   apart a node is apart if it is on another host than the owner, so that the two share no memory
  *   board     memory that the nodes of a host share: which commands run, whether the job is stopped or ends
  *   order     the description of the job, which the owner sends to nodes that are apart
  *   spool     an unlinked file with pieces of streams that do not fit in memory
@@ -57,36 +57,38 @@
 #include "weft/pool.h"
 #include "weft/queue.h"
 
-#define MAP_CHUNK_BYTES     (256u << 10)        /* output is captured in chunks of this size */
-#define MAP_INLINE_BYTES    (64u << 10)         /* up to this size the last chunk travels inside the outcome */
-#define MAP_BRING_DEPTH     4u                  /* chunks of a piece that are fetched at the same time */
-#define MAP_HOME_BYTES      (1u << 20)          /* part of the owner's pool: bounce buffers on the way to its spill file (home.c) */
-#define MAP_STEP_BYTES      (64u << 10)         /* bytes read at a time while looking for the end of a piece */
-#define MAP_LENGTH_MAX      (UINT64_C(1) << 48) /* limit for a piece and for its output; sums of such lengths cannot overflow */
-#define MAP_ERRNO_MAX       4096                /* larger than every errno */
-#define MAP_PIPE_BYTES      (1 << 20)
-#define MAP_STDERR_BYTES    (64u << 10) /* how many bytes of a command's stderr are kept: the first half and the last half */
-#define MAP_WINDOW          2048u       /* pieces between the first one not printed and the last one submitted */
+#define MAP_CHUNK_BYTES  (256u << 10)        /* output is captured in chunks of this size */
+#define MAP_INLINE_BYTES (64u << 10)         /* up to this size the last chunk travels inside the outcome */
+#define MAP_BRING_DEPTH  4u                  /* chunks of a piece that are fetched at the same time */
+#define MAP_HOME_BYTES   (1u << 20)          /* part of the owner's pool: bounce buffers on the way to its spill file (home.c) */
+#define MAP_STEP_BYTES   (64u << 10)         /* bytes read at a time while looking for the end of a piece */
+#define MAP_LENGTH_MAX   (UINT64_C(1) << 48) /* limit for a piece and for its output; sums of such lengths cannot overflow */
+#define MAP_ERRNO_MAX    4096                /* every errno is smaller */
+#define MAP_PIPE_BYTES   (1 << 20)
+#define MAP_STDERR_BYTES (64u << 10) /* how many bytes of a command's stderr are kept: the first half and the last half */
+/* The most pieces from the first one that is not printed to the last one that is submitted. */
+#define MAP_WINDOW          2048u
 #define MAP_POOL_MIN        (UINT64_C(4) << 20)
 #define MAP_HANDLER_RELEASE 1u /* from the owner: free the buffers at these addresses */
 #define MAP_HANDLER_ORDER   2u /* from the owner: address and length of the job's description (order.h) */
 #define MAP_HANDLER_ASK     3u /* struct map_ask */
-#define MAP_HANDLER_PRINTS  4u /* from the owner: whether it is printing; replaces the board's `printing` on nodes of other hosts */
+/* From the owner to nodes that are apart: whether the owner is printing (map_board.printing). */
+#define MAP_HANDLER_PRINTS 4u
 
 /* --- inputs and pieces (cut.c) --- */
 struct map_input {
     const char *name;
     const char *path;     /* path of the file at its home: `name` without HOST: */
-    uint32_t home;        /* the node that has the file; not the owner only if the nodes are on several hosts */
-    bool cached;          /* nodes on other hosts than the home read the file through the file service of its home */
+    uint32_t home;        /* the node that has the file; always the owner if all nodes are on one host */
+    bool cached;          /* nodes on other hosts read the file through the file service of its home */
     int fd;               /* -1: map_input_fd() opens it when it is needed */
     bool stream;          /* can only be read from front to back */
     uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
     uint64_t device, inode;
 };
-#define MAP_INPUTS_OPEN 256u /* the first inputs, up to this many, stay open for the whole job; later ones are opened when needed */
+#define MAP_INPUTS_OPEN 256u /* how many inputs stay open for the whole job; further ones are opened when needed */
 
-/* The one input that a slot keeps open for a while. With many small inputs, each is needed only once. */
+/* The one input that a slot keeps open until it needs another one. */
 struct map_held {
     uint32_t input;
     int fd; /* -1: none */
@@ -97,15 +99,16 @@ enum map_place {
     MAP_IN_POOL,
     MAP_IN_SPOOL,
     MAP_IN_CACHE
-}; /* MAP_IN_CACHE: in the file service's cache at the input's home, or in the file there */
+}; /* MAP_IN_CACHE: in the cache of the file service at the input's home, or else in the file */
 
 struct map_piece {
     uint64_t number; /* from 0 */
     uint32_t input;
     enum map_place place;
     uint64_t offset, length; /* in the input */
-    uint64_t at; /* In a file: offset at which the input starts; in the pool: address of the piece; in the spool: its offset there; in the
-                    cache: which file it is (map_identity()) */
+    /* In a file: the offset at which the input starts; in the pool: the address of the piece; in the spool: the offset of the piece; in the
+     * cache: the identity of the file (map_identity()). */
+    uint64_t at;
 };
 
 struct map_job;
@@ -113,22 +116,21 @@ struct map_job;
 int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
 void map_inputs_count(struct map_job *job); /* sets counts.bytes_total, from the sizes that are known now */
-int map_input_look(struct map_input *in);   /* reads which file it is, at its home */
+int map_input_look(struct map_input *in);   /* reads the identity of the file; called at the home */
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);
-/* Find the end of the piece that starts at `start`. `read` reads like pread(2): `len` bytes, or those up to the end of the file; a negative
- * errno, with an error text. */
+/* Find the end of the piece that starts at `start`. `read` is like pread(2), but returns a negative errno, with an error text. */
 typedef int64_t (*map_read_fn)(void *arg, void *to, size_t len, uint64_t offset);
 int map_cut_file(const struct map_job *job, const struct map_input *in, map_read_fn read, void *arg, uint64_t start, uint64_t *end);
 int64_t map_read_fd(void *fd, void *to, size_t len, uint64_t offset); /* a map_read_fn; `fd` points to an int */
-/* The end (behind the separator) of the first separator in bytes [0, len) that begins at `nominal` or later. The search begins at `*scan`.
- * Returns 0 if there is none; `*scan` is then where the next search begins. GNU parallel cuts in the same way. */
+/* Finds the first separator in bytes [0, len) that begins at `nominal` or later, from `*scan` on. Returns the offset behind it. Returns 0
+ * if there is none; then the next search begins at the new `*scan`. GNU parallel cuts in the same way. */
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
 struct map_scratch {
-    int fd; /* the scratch file; -1: it could not be created, for the reason in `error`. Shared by all nodes of a host */
+    int fd; /* the scratch file, which all nodes of a host share; -1: it could not be created, for the reason in `error` */
     int error;
     char directory[256];
 };
@@ -141,8 +143,8 @@ int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
 #define MAP_SCRATCH_ALIGN 4096u /* dropped ranges must start and end at a block of the file system */
 
-/* --- the board (nodes.c): memory that all nodes of the job share, for facts that must outlive a node. A node on another host than the
- * owner shares a board only with its guardian, and that board has only its own lines --- */
+/* --- the board (nodes.c): memory that all nodes of a host share, because it must outlive a node. A node that is apart shares its board
+ * only with its guardian --- */
 enum map_gpu {
     MAP_GPU_FINE,    /* the GPU works, or the node uses none */
     MAP_GPU_FAILING, /* the GPU has failed, and the reason is being written */
@@ -155,15 +157,16 @@ struct map_line {                                    /* one for each slot; writt
     _Atomic uint64_t pieces, busy_ns, command_ns;
 };
 struct map_board {
-    _Atomic uint32_t ending;                   /* no command may start any more */
-    _Atomic uint32_t stopped;                  /* the job is stopped (Ctrl-Z), and with it every command */
-    _Atomic int64_t stopped_since, stopped_ns; /* when it was stopped, and for how long in total; time-outs do not count this time */
-    _Atomic uint32_t printing;                 /* the owner is writing output, so memory will come free */
+    _Atomic uint32_t ending;  /* no command may start any more */
+    _Atomic uint32_t stopped; /* the job is stopped (Ctrl-Z), and with it every command */
+    _Atomic int64_t stopped_since,
+        stopped_ns;            /* since when it is stopped, and for how long it was stopped in total; time-outs do not count this time */
+    _Atomic uint32_t printing; /* the owner is writing output, so memory will become free */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* bytes of the spill file that were handed out */
     _Atomic int32_t pids[MAP_NODES_MAX];                    /* process ids of the nodes; 0: the process has ended */
     _Atomic uint32_t gpu[MAP_NODES_MAX];                    /* enum map_gpu */
-    _Atomic uint64_t given; /* address of [MAP_WINDOW] words at the owner: how many times each piece was passed on to another node */
-    char errors[MAP_NODES_MAX][256]; /* why a node could not start, read after its end; or why it does without its GPU */
+    _Atomic uint64_t given; /* address of an array at the owner, [MAP_WINDOW]: how many times each piece was passed on to another node */
+    char errors[MAP_NODES_MAX][256]; /* why a node could not start, or why it does not use its GPU */
     struct map_line lines[];         /* [nodes * slots] */
 };
 int map_board_create(struct map_job *job, size_t lines);
@@ -172,16 +175,16 @@ void map_board_destroy(struct map_job *job);
 void map_nodes_prepare_owner(struct map_job *job);
 void map_nodes_forget(void); /* the job is over: signal handlers must no longer use `job` */
 void map_on_signal(int sig, void (*handler)(int));
-/* A handler of a signal that ends the job calls this at its end: it passes the signal to the handler that was installed before. That is the
- * handler of the fabric, which releases devices, or the default action. */
+/* Pass the signal to the handler that was installed before: that of the fabric, which releases devices, or the default action. Each handler
+ * of a signal that ends the job calls this last. */
 void map_signal_pass(int sig);
-void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, too, and SIGCONT continue them */
+void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, and SIGCONT continue them */
 /* weft_open() with the settings of a map node; opens the queue, too. `on_member` is called with the job when a node has gone. */
 int map_node_open(struct map_job *job, const weft_config *config, weft_member_fn on_member);
 int map_queue_open(struct map_job *job);
 void map_line_kill(struct map_line *line); /* kills the slot's command and all processes in its group */
 void map_nodes_kill_groups(struct map_job *job, uint32_t node);
-/* Kill every command and node, remove unfinished output files. Async-signal-safe. Returns. */
+/* Kill every command and every other node, and remove unfinished output files. Async-signal-safe. */
 void map_end_all(struct map_job *job);
 
 /* --- forks.c: nodes on this machine, which are forks of the owner; all called by the owner --- */
@@ -190,7 +193,7 @@ void map_forks_check(struct map_job *job); /* kill the commands of nodes that ha
 void map_forks_wait(struct map_job *job);  /* at the end of the job: wait for the nodes, which leave by themselves */
 
 /* --- guardian.c: the process that kills the commands of a node on another host when the node has ended --- */
-/* Call this before opening descriptors whose other ends must see this process end. `lines`: number of lines on the board. */
+/* `lines`: number of lines on the board. See guardian.c for when to call it. */
 int map_guardian_start(struct map_job *job, size_t lines);
 void map_guardian_end(struct map_job *job);
 
@@ -199,16 +202,16 @@ struct map_tally { /* counts that the node writes, in the owner's pool */
     uint64_t busy, pieces, busy_ns, command_ns, spilled;
     uint64_t gpu_failed; /* 0 or 1 */
 };
-struct map_telling { /* at the node: its counts, which it puts into the owner's pool */
+struct map_telling { /* the node's own counts, which it puts into the owner's pool */
     pthread_mutex_t lock;
     struct map_tally tally;
     weft_op op;
     bool sent;
 };
-void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node on the owner's host */
+void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Tells whether the owner waits for an answer from the node, and that answer may be lost. `cut`: the node has no route now. */
+/* Returns whether an answer of the node may be lost, for which the owner waits. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -220,12 +223,13 @@ void map_apart_free(struct map_job *job);
 
 /* --- carry.c: bytes that only another node can read: input files, and its spool and spill files --- */
 enum map_ask_what { MAP_ASK_FILE, MAP_ASK_SPOOL, MAP_ASK_SPILL, MAP_ASK_DROP };
-/* Asks the carrier to put `len` bytes to `to`. Afterwards the carrier adds 1 to `word` if all bytes are there; else it adds 1 plus the
- * errno shifted left by 32 bits. */
+/* Asks the carrier to put `len` bytes to `to`. Then the carrier adds 1 to `word`. After an error it adds 1 plus the errno shifted left by
+ * 32 bits. */
 struct map_ask {
     uint32_t what, input;
-    uint64_t file;        /* for MAP_ASK_FILE: which file it must be (map_identity()); 0: the one that this node has seen */
-    uint64_t offset, len; /* at most MAP_ASK_BYTES; any length for MAP_ASK_DROP, which frees this range of the spill file */
+    uint64_t
+        file; /* for MAP_ASK_FILE: the identity that the file must have (map_identity()); 0: that of the file which the home has opened */
+    uint64_t offset, len; /* at most MAP_ASK_BYTES, except for MAP_ASK_DROP, which frees this range of the spill file */
     weft_gaddr to, word;  /* at the asking node */
 };
 #define MAP_ASK_BYTES (1u << 20)
@@ -233,23 +237,24 @@ int map_carry_start(struct map_job *job); /* from now on, other nodes get answer
 void map_carry_stop(struct map_job *job);
 
 /* --- bring.c: asks another node for such bytes, and fetches them --- */
-/* Send a request. Its `word` lies in this node's pool; poll it, or wait with map_asked(), for the answer. */
+/* Send a request. The answer comes in `word`, which is in this node's pool: poll it, or call map_asked(). */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
-int map_answer(uint64_t word); /* decodes the answer in a word; sets no error text; -EINPROGRESS: none yet; -EPROTO: invalid */
+int map_answer(
+    uint64_t word); /* decodes the answer in a word, without an error text; -EINPROGRESS: there is none yet; -EPROTO: it is invalid */
 struct map_slot;
-/* Waits for the answer, as long as the node is alive. Renews the slot's claim meanwhile (map_slot_renew()); `slot` may be NULL. */
+/* Waits for the answer, as long as the node is alive. Meanwhile renews the claim of `slot`, which may be NULL (map_slot_renew()). */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_slot *slot, int64_t *next);
 int map_ended(struct map_job *job, weft_op *op); /* waits for the end of an operation */
 struct map_span;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
-/* Finds room for a piece that is fetched. True: `*to` has room for the whole piece. False: `*to` has room for MAP_BRING_DEPTH chunks at a
- * time, which then go to the spill file. */
+/* Finds room for a piece that is fetched. True: `*to` has room for the whole piece. False: `*to` has room for MAP_BRING_DEPTH chunks, each
+ * of which then goes to the spill file. */
 bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to);
 void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to,
                  struct map_span *in);        /* called when all bytes have arrived */
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
-/* Make sure that the slot's buffer in the pool, which is reused for each piece, has `bytes`. False: there is no such memory. */
+/* Make the slot's buffer in the pool at least `bytes` long. False: there is no memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
 /* Renew the claim on the slot's piece, once `*next` has come. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
@@ -257,11 +262,11 @@ void map_slot_renew(struct map_slot *slot, int64_t *next);
 /* --- cached.c: inputs that their home reads once for all --- */
 /* A number that identifies the file with this device and inode. */
 uint64_t map_identity(uint64_t device, uint64_t inode);
-int map_homes_serve(
-    const struct map_job *job); /* before the node is opened: have it offer the file service, for the inputs whose home is this node */
-int map_homes_offer(struct map_job *job); /* once the node is open and the inputs are known: offer these inputs */
-int map_homes_open(
-    struct map_job *job); /* owner only: reads size and identity of the inputs of other homes; waits until these homes know of them */
+/* Before the node is opened: let it offer the file service for the inputs whose home it is. */
+int map_homes_serve(const struct map_job *job);
+int map_homes_offer(struct map_job *job); /* when the node is open and the inputs are known: offer these inputs */
+/* Owner only: reads size and identity of the inputs of other homes, when these homes offer them. */
+int map_homes_open(struct map_job *job);
 void map_homes_close(struct map_job *job); /* owner only */
 /* For map_cut_file(): reads an input that another node has. `arg`: struct map_remote */
 struct map_remote {
@@ -274,13 +279,13 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset);
 struct map_shown {
     weft_file *f; /* NULL: none */
     uint32_t input;
-    int64_t not_before; /* the service has failed; do without it until this time */
+    int64_t not_before; /* after an error of the service: do not use it before this time */
 };
-/* Finds the bytes of a request for an input of this node in the cache, into which the service reads them. They stay there until
- * weft_file_unmap(). An error means only that they must be read in another way. */
+/* Looks in the cache of the service `file` for the bytes of an input of this node that a request names. They stay there until
+ * weft_file_unmap(). After an error, read the bytes from the file instead. */
 int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask *ask, weft_file_view *view);
 void map_shown_close(struct map_shown *shown);
-/* Fetch a piece from the home's cache by gets, which end with an error if there is no route. Like map_bring(). */
+/* Like map_bring(), but fetches the piece from the home's cache by gets. They fail if there is no route. */
 int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
 
 /* --- spawn.c: the start of one command --- */
@@ -292,8 +297,8 @@ struct map_command {
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
 void map_signals_save(void); /* saves the signal dispositions that commands will get; call it before changing any */
 int map_environment_save(bool apart);
-/* Start a command with `fds` as descriptors 0, 1, 2, in a process group of its own. The group's number is on the board before the command
- * runs. The command dies with this thread. Returns 0, or a negative errno without an error text. */
+/* Start a command with `fds` as descriptors 0, 1, 2, in a process group of its own. `*group` gets the group's number before the command
+ * runs. The command dies with this thread. Returns a negative errno without an error text. */
 int map_spawn(const char *path, char *const *argv, const int fds[3], _Atomic int32_t *group, pid_t *pid);
 
 /* --- capture.c: the output of one piece, and its storage until it is printed --- */
@@ -302,8 +307,8 @@ enum map_kind {
     MAP_EXITED,    /* code: the exit status of the command */
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
-    MAP_NO_START,  /* code: errno; the command cannot be started on any node */
-    MAP_NO_INPUT,  /* code: errno; the error text says why, as for MAP_NO_SPACE and MAP_NO_RESULT */
+    MAP_NO_START,  /* code: errno; no node can start the command */
+    MAP_NO_INPUT,  /* code: errno. The error text says why; also for MAP_NO_SPACE and MAP_NO_RESULT */
     MAP_NO_SPACE,  /* no room in the spill file; the job ends */
     MAP_NO_RESULT, /* the kernel failed */
     MAP_DEADLY,    /* several nodes died while running the piece */
@@ -315,17 +320,16 @@ struct map_part {
 };
 #define MAP_SPILLED (UINT64_C(1) << 63)
 
-/* The result of a piece. It lies in the pool of the node that ran the piece, followed by parts[], the error text, and the last bytes of the
- * output. */
+/* The result of a piece, in the pool of the node that ran it. Then follow parts[], the error text, and the last bytes of the output. */
 struct map_outcome {
     uint32_t kind;
-    int32_t code; /* with Linux's number if it is a signal or an errno */
+    int32_t code; /* Linux's number, if it is a signal or an errno */
     uint32_t parts, error_len, tail_len;
     uint32_t zero;
     uint64_t output_len;
 };
 
-int map_outcome_code(const struct map_outcome *oc); /* the code, with this system's number */
+int map_outcome_code(const struct map_outcome *oc); /* the code; this system's number, if it is a signal or an errno */
 
 struct map_capture {
     struct map_job *job;
@@ -340,19 +344,19 @@ struct map_capture {
     uint8_t *outcome; /* the outcome, built here */
     size_t outcome_room;
 };
-/* Where the next output may be written, at least one byte. With `may_wait` it returns -EAGAIN, without an error text, while the pool is
- * full only because the owner prints more slowly than commands write; memory then comes free by itself. */
+/* Where the next output may be written, at least one byte. With `may_wait`, returns -EAGAIN without an error text while the pool is full
+ * and the owner is printing, because memory then becomes free by itself. */
 int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room, bool may_wait);
 void map_capture_commit(struct map_capture *c, size_t len);
 int map_capture_write(void *capture, const void *bytes, size_t len); /* for struct weft_out */
 void map_capture_drop(struct map_capture *c);
-/* End a piece: store the outcome, and its address in `result`. The captured output is kept if `kind` is MAP_OK, and dropped otherwise. */
+/* End a piece: store the outcome, and its address in `result`. Drops the captured output unless `kind` is MAP_OK. */
 int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len, weft_result *result);
 /* The queue has refused the completion: free the last outcome and its parts. Call it before anything else is captured. */
 void map_capture_refused(struct map_capture *c, const weft_result *result);
 void map_capture_close(struct map_capture *c);
-#define MAP_STATUS_SPILLED 1 /* weft_result.status: the outcome itself is in the spill file */
-#define MAP_STATUS_HOME    2 /* set by the owner only: the outcome has been fetched into its private memory */
+#define MAP_STATUS_SPILLED 1                                /* weft_result.status: the outcome itself is in the spill file */
+#define MAP_STATUS_HOME    2                                /* used by the owner only: the outcome is in its private memory */
 uint64_t map_spill_take(struct map_job *job, uint64_t len); /* room in the spill file */
 
 /* --- command.c: one command on one piece --- */
@@ -370,7 +374,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
 /* The kept text in one piece; `text` has room for MAP_STDERR_BYTES + 64. */
 size_t map_errors_text(const struct map_errors *e, char *text);
 
-/* --- mapped.c: a piece of a file as memory, safe against truncation of the file. One at a time in each thread --- */
+/* --- mapped.c: a piece of a file as memory, safe against truncation of the file. Each thread may have one --- */
 struct map_mapped {
     const uint8_t *bytes; /* the piece's bytes */
     void *start;          /* start of the mapped pages */
@@ -392,21 +396,21 @@ struct map_slot {
     struct map_errors errors;
     char *text; /* [MAP_STDERR_BYTES + 64] */
     weft_lease *claim;
-    bool lost;         /* the lease ended, and the slot no longer has the claim */
+    bool lost;         /* the slot has lost the claim, because the lease ended */
     bool script;       /* the command has no interpreter line: the shell runs it */
     char **argv;       /* the command's arguments with placeholders filled in */
-    weft_gaddr buffer; /* pool memory for the piece's bytes: for kernels, and for pieces of other nodes */
+    weft_gaddr buffer; /* pool memory for the bytes of a piece, for kernels and for pieces that other nodes have */
     uint64_t buffer_bytes;
     weft_gaddr window, words;     /* for fetching pieces from other nodes: MAP_BRING_DEPTH chunks, and an answer word for each */
-    uint64_t brought_at, brought; /* offset and length in the spill file of a fetched piece that is too large for memory */
+    uint64_t brought_at, brought; /* offset and length of a fetched piece in the spill file, if the piece is too large for memory */
     struct gpu_pass *pass;        /* buffers of the GPU; allocated with the first piece; NULL: none */
     weft_gaddr pass_memory;       /* pool memory for the GPU's buffers */
     bool entered;                 /* the buffers were requested already */
     struct map_held held;         /* the input of the last piece */
     pthread_t thread;
 };
-int map_slots_start(struct map_job *job); /* open the node's GPU, if the job is for GPUs; start the first slot of this node; slots start
-                                             further ones while there are pieces */
+/* Open the node's GPU, if the job is for GPUs, and start the first slot of this node. Slots start further slots while there are pieces. */
+int map_slots_start(struct map_job *job);
 void map_slots_join(struct map_job *job);
 
 /* --- gpu.c: kernels on the node's GPU --- */
@@ -414,7 +418,7 @@ void map_slots_join(struct map_job *job);
 int map_gpu_check(struct map_job *job);
 int map_gpu_open(struct map_job *job); /* call it after the node has joined; does nothing if the job is not for GPUs */
 void map_gpu_close(struct map_job *job);
-/* Run the kernel on a piece, whose bytes start at `offset` of their input. False: the piece is to be run on the processor. */
+/* Run the kernel on a piece, whose bytes start at `offset` of their input. False: run the piece on the processor instead. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
 void map_gpu_leave(struct map_slot *slot); /* free the slot's buffers on the GPU */
 void map_gpu_report(struct map_job *job);  /* owner only: say which nodes do without their GPU */
@@ -426,7 +430,7 @@ struct map_emit {
     char *final_path;     /* NULL: written directly */
     char *temporary_path; /* NULL: the file has no name yet */
     bool exists;          /* a file existed at final_path before the job */
-    struct map_job *bar;  /* the job whose progress bar is on the same terminal; the bar ends with the first output */
+    struct map_job *bar;  /* the job whose progress bar is on the same terminal; no bar is drawn after the first output */
     uint8_t *buffer;      /* small outputs are gathered */
     size_t used;
     uint64_t bytes;
@@ -482,12 +486,12 @@ struct map_job {
     struct map_command command;
     const weft_kernel *kernel;
     const char *kernel_arg;
-    uint32_t gpus;         /* GPUs of this machine that run kernels, as the owner has counted them; 0: the job needs none */
+    uint32_t gpus;         /* number of GPUs of this machine that run kernels; 0: the job needs none */
     struct gpu_spans *gpu; /* the GPU of this node; NULL: none */
     struct map_scratch spill, spool;
     struct map_board *board;
     size_t board_bytes;
-    bool apart;                  /* the nodes are not forks of the owner: they share nothing with it except the cluster */
+    bool apart;                  /* the nodes are not forks of the owner, and share no memory with it */
     struct map_apart *with;      /* apart.c */
     struct following *following; /* serve.c */
     struct map_telling telling;
@@ -507,8 +511,8 @@ struct map_job {
     bool waits;                /* a slot waits for the queue */
     uint32_t asleep;           /* number of other idle slots */
     uint32_t slots_started;
-    _Atomic uint32_t stored; /* outcomes that this node's slots have stored; orders them before the frees that the owner asks for */
-    _Atomic uint32_t misses; /* claims in a row that brought no piece for this node: all had failed here before */
+    _Atomic uint32_t stored; /* number of outcomes that this node's slots have stored; orders them before on_release() */
+    _Atomic uint32_t misses; /* number of claims in a row that brought only pieces that had failed here before */
     int64_t look_ns;         /* misses > 0: when the node may claim again */
 
     /* The owner's part. */
@@ -531,15 +535,15 @@ struct map_job {
 /* --- run.c: find the kernel that the options name; -EINVAL if there is none --- */
 int map_choose_kernel(struct map_job *job);
 
-/* --- owner.c: the work of node 0, from the first node's start to the last one's end. Returns the exit status, or a negative errno whose
- * error text has not been printed yet. After an error, or if job->over is not set, threads and nodes are still running. --- */
+/* --- owner.c: the work of node 0. Returns the exit status, or a negative errno whose error text was not printed. After an error, or if
+ * job->over is not set, threads and nodes are still running. --- */
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 
 /* How many bytes of its node's pool a slot needs. */
 uint64_t map_slot_memory(const struct map_options *o);
 
-/* Whether this node is apart, which means on another host than the owner: it has neither the owner's open files nor the owner's board. */
+/* Whether this node is apart (on another host than the owner). */
 static inline bool map_is_apart(const struct map_job *job)
 {
     return job->apart && job->rank != 0;

@@ -4,10 +4,9 @@
  * and the outputs are printed in the order of the input.
  *
  * The process that calls map_run() is node 0, the owner: it cuts the inputs, submits the pieces, takes the completions and prints the
- * outputs. Its slots also run pieces, as those of the other nodes do. The other nodes are forks of the owner, made before it has any
- * thread: they inherit the options and the open inputs, and work with the owner through the queue and the pools. Or the nodes are apart:
- * the launcher has started them on hosts of their own. Then they get the options and the bytes of the inputs over the fabric, and the owner
- * fetches a piece's whole output before it prints any of it.
+ * outputs. It also runs pieces, as the other nodes do. The other nodes are either forks of the owner, which inherit the options and the
+ * open inputs, or they are apart: the launcher has started them on other hosts. Nodes that are apart get the options and the bytes of the
+ * inputs over the fabric. The owner fetches the whole output of a piece from them before it prints any of it.
  *
  *      owner.c   feeder thread: cut.c (files), stream.c (pipes)  ->  queue
  *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel (gpu.c) -> capture.c -> complete
@@ -29,13 +28,14 @@ enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
 struct map_options {
     char *const *files;
     uint32_t file_count;
-    /* for files that other nodes have (HOST:PATH): a character for each file, MAP_HOME_HERE or MAP_HOME_FIRST + its node; NULL: there are
-       none. Only with `apart` */
+    /* only with `apart`, if there are files that other nodes have (HOST:PATH), else NULL: a character for each file, which is MAP_HOME_HERE
+     * or MAP_HOME_FIRST + the node that has it */
     const char *homes;
     char *const *command;    /* NULL-terminated; NULL: a kernel */
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */
-    const char *gpu;       /* run the kernel on GPUs: "", each node on one; a number, all on that one; "host", on the processor; NULL: no */
+    const char *gpu; /* run the kernel on GPUs. "": each node on one; a number: all nodes on that one; "host": on the processor. NULL: run
+                        it without GPUs */
     uint32_t nodes, slots; /* 0: chosen from the number of processors */
     uint64_t memory_bytes; /* of all pools together; 0: chosen from the machine's memory */
     const char *memory;    /* the option's text, for messages */
@@ -49,7 +49,7 @@ struct map_options {
     const char *stats_file;
     bool unordered, literal, stats, json, dry_run;
     enum map_when progress;
-    bool apart;    /* the launcher has started this process as node 0, and the other nodes on hosts of their own */
+    bool apart;    /* the launcher has started this process as node 0, and the other nodes on other hosts */
     bool emulated; /* with `apart`: the hosts are emulated, so all nodes run on this machine */
 };
 
@@ -58,8 +58,9 @@ struct map_options {
 #define MAP_NODES_MAX       64u
 #define MAP_HOME_HERE       '.'
 #define MAP_HOME_FIRST      '0'
-#define MAP_HOMES_MAX       131071u /* files of a job that has files of other hosts: one argument of a program can have 128 KiB */
-#define MAP_SLOTS_MAX       1024u
+#define MAP_HOMES_MAX \
+    131071u /* files of a job that has files of other hosts; the limit is that one argument of a program can have 128 KiB */
+#define MAP_SLOTS_MAX 1024u
 
 /* Check the options before nodes are launched, and compute the pool size of each node. Returns 0, or the exit status after printing an
  * error. */

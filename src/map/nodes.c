@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Used by all nodes of a job: the board, signals, ending everything at once, and opening a node. The board is plain memory that forks
- * share, because it must be readable after a node has died, and by signal handlers. forks.c, apart.c and serve.c start nodes and handle
- * their end.
+ * Used by all nodes of a job: the board, signals, ending everything at once, and opening a node. The board is memory that forks share, so
+ * that it can be read after a node has died, and by signal handlers.
  */
 #include "map/job.h"
 
@@ -37,8 +36,7 @@ void map_line_kill(struct map_line *line)
     int32_t group = atomic_load_explicit(&line->group, memory_order_seq_cst);
     if (group <= 0)
         return;
-    /* Kill the group before its number is removed from the board: otherwise, if we were killed in between, nobody would know of the group.
-     */
+    /* Kill the group before its number is removed from the board, because this process may be killed in between. */
     kill(-group, SIGKILL);
     atomic_compare_exchange_strong_explicit(&line->group, &group, 0, memory_order_seq_cst, memory_order_seq_cst);
 }
@@ -69,9 +67,9 @@ static void on_owner_signal(int sig)
     map_signal_pass(sig);
 }
 
-/* --- Ctrl-Z. The terminal signals only our process group, and commands have groups of their own; so the handler stops and continues them.
- * Of the nodes only the owner stops. The others read on the board that they must start nothing, and they can still end if the owner is
- * killed. Nodes on other hosts get both signals from the launcher: the launcher stops, and none of these nodes does. --- */
+/* --- Ctrl-Z. The terminal signals only our process group, so the handler stops and continues the commands, which have groups of their own.
+ * Of the forked nodes only the owner stops; the others read on the board that they must start nothing, and can still end if the owner is
+ * killed. If the nodes are on several hosts, they get both signals from the launcher, and none of them stops. --- */
 static struct map_job *stoppable;
 
 static void signal_commands(struct map_job *job, int sig)
@@ -97,10 +95,10 @@ static void on_stop(int sig)
     if (job && job->board) {
         if (!atomic_load_explicit(&job->board->stopped, memory_order_relaxed))
             atomic_store_explicit(&job->board->stopped_since, now_ns(), memory_order_relaxed);
-        /* Pairs with map_command_run(): either this handler sees the command that is being started, or that function sees `stopped`. */
+        /* Pairs with map_command_run(): either this handler sees the new command, or that function sees `stopped`. */
         atomic_store_explicit(&job->board->stopped, 1, memory_order_seq_cst);
         signal_commands(job, SIGSTOP);
-        /* Repeat: once this process has stopped, its slots cannot stop a command that they have just started. */
+        /* Repeat this, because slots that have just started a command cannot stop it when this process has stopped. */
         for (int round = 0; round < 10 && !job->apart; round++) {
             struct timespec ms = {0, 1000000};
             nanosleep(&ms, NULL);
@@ -121,7 +119,7 @@ static void on_continue(int sig)
     if (job && job->board && atomic_load_explicit(&job->board->stopped, memory_order_relaxed)) {
         int64_t since = atomic_load_explicit(&job->board->stopped_since, memory_order_relaxed);
         atomic_fetch_add_explicit(&job->board->stopped_ns, now_ns() - since, memory_order_relaxed);
-        /* release: pairs with pump(), which must see the added time when it sees `stopped` cleared. */
+        /* Pairs with pump(), which must see the added time when it sees that `stopped` is 0. */
         atomic_store_explicit(&job->board->stopped, 0, memory_order_seq_cst);
         signal_commands(job, SIGCONT);
     }
@@ -219,7 +217,7 @@ static void on_release(weft_node *w, uint32_t from, const void *header, size_t h
     }
 }
 
-/* If the pool is too large, the library's error names WEFT_POOL. Replace that by --memory, the option that sets it here. */
+/* The library's error for a pool that is too large names WEFT_POOL. Name --memory instead, which sets it here. */
 static int say_memory(int rc)
 {
     char text[512];
@@ -258,7 +256,7 @@ void map_nodes_prepare_owner(struct map_job *job)
 {
     job->owner_pid = getpid();
     signalled = job;
-    /* Adopt orphans, so that the group numbers of a dead node's commands are not reused before the groups are killed. */
+    /* Adopt orphans, so that the group numbers of a dead node's commands are not used again before the groups are killed. */
     base_adopt();
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serializes and parses the order: a head, followed by zero-terminated strings. These are the kernel (and its file, and the GPU, if there
- * are any) or the words of the command, the names of the inputs, and NODE:PATH for each input that one node reads for all.
+ * Serializes and parses the order: a head, then zero-terminated strings. The strings are the kernel, with its file and the GPU if there are
+ * any, or the words of the command; then the names of the inputs; then map_order.serve.
  */
 #include "map/order.h"
 

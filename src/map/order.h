@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order: what the owner tells nodes that are apart, which means on other hosts (command or kernel, limits, addresses). Its parser gets
- * bytes from another host, and depends on no other file of this folder.
+ * The order: what the owner tells nodes that are apart (on other hosts): command or kernel, limits, addresses. The parser gets bytes from
+ * another host; it uses no other file of this folder, so that it can be tested alone.
  */
 #ifndef WEFT_MAP_ORDER_H
 #define WEFT_MAP_ORDER_H
@@ -14,8 +14,7 @@ struct map_order {
     uint32_t slots; /* 0: the node chooses by its processors */
     uint32_t retries;
     int64_t timeout_ns, lease_ns;
-    uint64_t given,
-        tallies; /* addresses in the owner's pool. `given`: as in struct map_board; `tallies`: a struct map_tally for each node */
+    uint64_t given, tallies; /* addresses in the owner's pool, of map_board.given and of a struct map_tally for each node */
     bool literal;
     uint32_t inputs, names, served, argc;
     const char *kernel;      /* NULL: a command */
@@ -23,7 +22,7 @@ struct map_order {
     const char *gpu;         /* as in map_options; NULL: no GPU. Only with a kernel */
     char **argv;             /* [argc], then NULL */
     char **name;             /* [names]: names of the inputs; none if no argument needs them */
-    char **serve; /* [served]: for each input NODE:PATH if one node reads it for all, else ""; NULL: no input is read in this way */
+    char **serve; /* [served]: for each input: NODE:PATH if one node reads it for all nodes, else ""; NULL: there is no such input */
 };
 
 /* Serialize an order. The caller frees `*out`. */

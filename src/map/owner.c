@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The owner: a feeder thread cuts the inputs and submits the pieces; the main thread takes completions, submits failed pieces again, and
- * prints the outputs in order. Memory of printed outputs is released to the node that it belongs to.
+ * The owner. A feeder thread cuts the inputs and submits the pieces. The main thread takes completions, submits failed pieces again, prints
+ * the outputs in order, and tells nodes to free the memory of printed outputs.
  */
 #include "map/owner.h"
 
@@ -9,11 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TICK_NS  (100 * WEFT_MS)
-#define TOLD_NS  (10 * WEFT_MS) /* this long after the last output, the owner counts as not printing */
+#define TOLD_NS  (10 * WEFT_MS) /* so long after the last output, the owner counts as not printing */
 #define REAP_MAX 64u
 
 /* --- submitting --- */
@@ -91,7 +90,7 @@ static void *feeder_main(void *arg)
 
 /* --- printing --- */
 
-/* Allocate only for bytes that have arrived: the length that the outcome states cannot be trusted. */
+/* Allocate only for bytes that have arrived: the length in the outcome may be wrong. */
 static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_t len)
 {
     if (at + len > o->fold_room) {
@@ -159,8 +158,8 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
     return rc;
 }
 
-/* Record whether the owner is printing. While it is, nodes may leave output in pipes, since memory comes free by itself. Nodes on other
- * hosts are not told of short pauses. */
+/* Record whether the owner is printing. While it is printing, nodes may leave output in pipes. Nodes that are apart are not told of short
+ * pauses. */
 static void set_printing(struct map_owner *o, bool printing)
 {
     struct map_job *job = o->job;
@@ -180,7 +179,7 @@ static int print_piece(struct map_owner *o, struct record *r)
 {
     struct map_outcome *oc;
     int rc = owner_read_outcome(o, r, &oc);
-    if (!rc && oc->kind != MAP_OK) { /* the kind was MAP_OK when the piece completed: a node has changed the outcome since */
+    if (!rc && oc->kind != MAP_OK) { /* the kind was MAP_OK when the piece completed, so a node has changed the outcome */
         free(oc);
         rc = base_fail(-EPROTO, "node %u changed the outcome of a piece while this node read it; run the same version of weft on all hosts",
                        r->worker);
@@ -257,17 +256,10 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
 /* No piece is outstanding: wait until the feeder submits one. True: the feeder has submitted everything, and the job is done. */
 static bool wait_for_feeder(struct map_job *job)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += TICK_NS;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_nsec -= 1000000000;
-        t.tv_sec++;
-    }
     pthread_mutex_lock(&job->lock);
     bool end = job->fed && job->low == job->submitted;
     if (!end && job->low == job->submitted)
-        pthread_cond_timedwait(&job->changed, &job->lock, &t);
+        base_cond_wait(&job->changed, &job->lock, base_deadline(TICK_NS));
     pthread_mutex_unlock(&job->lock);
     return end;
 }
@@ -351,7 +343,7 @@ int map_owner_run(struct map_job *job)
         rc = map_slots_start(job);
     job->counts.open_ns = base_now_ns();
     if (!rc) {
-        pthread_t feeder; /* not joined: its last action sets job->fed, which main_loop() sees */
+        pthread_t feeder; /* not joined: main_loop() waits for job->fed, the thread's last action */
         rc = -pthread_create(&feeder, NULL, feeder_main, o);
         if (rc)
             base_fail(rc, "cannot start the thread that reads the input: %s" BASE_THREAD_HINT, base_strerror(rc));
@@ -365,7 +357,7 @@ int map_owner_run(struct map_job *job)
         weft_out out = {emit_out, &job->emit};
         rc = job->kernel->finish(o->fold_state, &out);
     }
-    /* An incomplete output must not replace an existing file. Output that is written directly cannot be taken back. */
+    /* An incomplete output must not replace an existing file. */
     bool kept = job->counts.failed && job->emit.final_path, existed = job->emit.exists;
     if (!rc && kept) {
         map_emit_abandon(&job->emit);

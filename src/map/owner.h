@@ -8,7 +8,7 @@
 
 #include "map/job.h"
 
-enum state { FREE, SUBMITTED, COMING, COMPLETE }; /* COMING: complete, and being fetched from its node */
+enum state { FREE, SUBMITTED, COMING, COMPLETE }; /* COMING: complete, but the output must be fetched from its node */
 
 struct record { /* a piece that is submitted and not finished */
     struct map_piece piece;
@@ -31,7 +31,7 @@ struct map_owner {
     size_t fold_room;
     weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* addresses to release at one node, not sent yet */
     uint32_t release_count, release_node;
-    bool told; /* nodes on other hosts have been told that the owner is printing */
+    bool told; /* nodes that are apart have been told that the owner is printing */
     int64_t printed_ns;
     struct home *home; /* home.c */
     uint64_t held;     /* sum of `held` over all records */
@@ -42,11 +42,11 @@ int owner_submit(struct map_owner *o, const struct record *r);
 void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* free this memory of a node's pool, with a later message */
 void owner_send_releases(struct map_owner *o);                         /* send the collected releases now */
 void owner_release_part(struct map_owner *o, const struct record *r, const struct map_part *part);
-/* Release the outcome itself. Its parts are released as they are printed; the outcome of a failed piece has none. */
+/* Release the outcome itself. Its parts are released when they are printed. */
 void owner_release_outcome(struct map_owner *o, const struct record *r);
 #define OWNER_OUTCOME_MAX (UINT64_C(1) << 30)                      /* bytes: enough for terabytes of output */
 int owner_check_outcome(const struct map_outcome *oc, size_t len); /* -EPROTO, without an error text: it is inconsistent */
-/* Copy the outcome of a piece into memory that the caller frees. Reads it in the mapped pool, which works for a dead node, too. */
+/* Copy the outcome of a piece into memory that the caller frees. Works for a dead node, too, because its pool stays mapped. */
 int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out);
 /* Handle the outcome of a piece: success, failure, or another attempt. */
 int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome *oc, int *status);
@@ -59,7 +59,7 @@ int home_expect(struct map_owner *o, struct record *r); /* a piece is complete a
 /* Do all fetching that is possible now. Returns the number of steps done, or an error. `*status` is as in owner_take_outcome(). */
 int home_step(struct map_owner *o, int *status);
 bool home_busy(const struct map_owner *o); /* whether outputs are being fetched */
-/* Whether the owner waits for an answer from the node, and that answer may be lost. `cut`: the node has no route now. */
+/* Whether an answer of the node may be lost, for which the owner waits. `cut`: the node has no route now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
 void home_wait(struct map_owner *o); /* wait briefly for some of the outputs */
 

@@ -38,7 +38,7 @@ static void format_left(double seconds, char *text, size_t room)
 void map_progress_show(struct map_job *job)
 {
     int64_t now = base_now_ns();
-    /* `ending`: a signal handler is ending the job and has erased the bar, while this thread still runs. */
+    /* `ending`: a signal handler has erased the bar, while this thread still runs. */
     if (!job->progress || now - job->progress_ns < EVERY_NS || in_background() ||
         atomic_load_explicit(&job->board->ending, memory_order_relaxed))
         return;

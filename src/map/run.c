@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs a job from its options to its exit status. Options are checked before anything starts, and no end of the job leaves processes or
- * temporary files behind.
+ * Runs a job from its options to its exit status. Options are checked before anything starts.
  */
 #include "map/job.h"
 
@@ -12,10 +11,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define GPU_SLOTS    3u /* the smallest default of --slots with a GPU: while the GPU works for one slot, the others read */
-#define KERNEL_BLOCK (UINT64_C(256) << 20) /* a kernel may run for long on a larger piece, so claims get a longer lease */
+#define GPU_SLOTS    3u /* the smallest default of --slots with a GPU. While the GPU works for one slot, the others read */
+#define KERNEL_BLOCK (UINT64_C(256) << 20) /* a kernel may run for long on a larger piece, so its claim gets a longer lease */
 
-/* Whether a file is empty. It must be read, since stat() reports the size 0 for files of /proc as well. */
+/* Whether a file is empty. Reads it, since stat() reports the size 0 for files of /proc, too. */
 static bool empty_file(int fd)
 {
     struct stat st;
@@ -108,8 +107,8 @@ static int check_stats_file(const struct map_options *o)
     return rc;
 }
 
-/* The lease of a claim. When a node is stopped or hangs, its pieces run elsewhere only after their lease has ended, and the job may have to
- * wait for that. So the lease should be short, but long enough that a slow node does not lose its claims. */
+/* The lease of a claim. The pieces of a node that is stopped or hangs run elsewhere only after their lease. So the lease should be short,
+ * but long enough that a slow node does not lose its claims. */
 static void choose_lease(struct map_job *job)
 {
     const struct map_options *o = job->options;
@@ -232,7 +231,7 @@ int map_run(const struct map_options *options)
     job->apart = options->apart;
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
     pthread_mutex_init(&job->lock, NULL);
-    pthread_cond_init(&job->changed, NULL);
+    base_cond_init(&job->changed);
 
     rc = job_prepare(job);
     if (rc == -EINVAL) {
@@ -256,7 +255,7 @@ int map_run(const struct map_options *options)
     if (!rc)
         rc = map_emit_open(&job->emit, options->output);
     for (uint32_t i = 0; i < job->input_count && options->progress == MAP_AUTO; i++)
-        if (job->inputs[i].fd >= 0 && isatty(job->inputs[i].fd)) /* the user types the input: a progress bar would disturb that */
+        if (job->inputs[i].fd >= 0 && isatty(job->inputs[i].fd)) /* the user types the input, which a progress bar would disturb */
             job->progress = false;
     if (!rc && job->progress && isatty(job->emit.fd))
         job->emit.bar = job;
@@ -274,7 +273,7 @@ int map_run(const struct map_options *options)
             rc = 0;
         }
         if (rc < 0 || !job->over) {
-            /* Threads and nodes are still running: kill the commands and the other nodes, then end this process. */
+            /* Threads and nodes are still running: end everything, then this process. */
             bool quiet = rc == -EPIPE && !options->output;
             if (rc < 0 && !quiet)
                 map_say(job, "%s", weft_error());

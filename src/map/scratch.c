@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Unlinked files for what does not fit in memory. They have no name, so they vanish however the job ends. They are opened before the nodes
- * are forked, which inherit the descriptors. The disk space of a piece is freed when the piece is no longer needed.
+ * Unlinked files for what does not fit in memory. They have no name, so they vanish however the job ends. Forked nodes inherit their
+ * descriptors. The disk space of a piece is freed when the piece is no longer needed.
  */
 #include "map/job.h"
 
@@ -25,7 +25,7 @@ void map_scratch_open(struct map_scratch *s)
     snprintf(path, sizeof path, "%s/weft-map-XXXXXX", s->directory);
     s->fd = mkostemp(path, O_CLOEXEC);
     if (s->fd < 0)
-        s->error = errno; /* most jobs never need the file: report the error when one does */
+        s->error = errno; /* most jobs never need the file: report the error when it is needed */
     else
         unlink(path);
 }

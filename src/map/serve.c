@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node on a host of its own. The launcher has started it. The owner sends it the address of the order; after that the two work together
- * through the queue, pool memory and messages. It ends when the owner is gone, or when the launcher ends it.
+ * A node that is apart (on another host than the owner), which the launcher has started. The owner sends it the address of the order. The
+ * node ends when the owner is gone, or when the launcher ends it.
  */
 #include "map/job.h"
 #include "map/order.h"
@@ -31,7 +31,7 @@ static int serve_make(struct map_job *job)
     if (!f)
         return base_fail(-ENOMEM, "no memory for the state of the job" BASE_MEMORY_HINT);
     pthread_mutex_init(&f->lock, NULL);
-    pthread_cond_init(&f->ordered, NULL);
+    base_cond_init(&f->ordered);
     pthread_mutex_init(&job->telling.lock, NULL);
     return map_guardian_start(job, MAP_SLOTS_MAX);
 }
@@ -106,13 +106,10 @@ static void on_prints(weft_node *w, uint32_t from, const void *header, size_t he
 static int get_order(struct map_job *job)
 {
     struct following *f = job->following;
-    struct timespec until;
-    int waited = 0;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += ORDER_WAIT / WEFT_SECOND;
+    int64_t deadline = base_deadline(ORDER_WAIT);
     pthread_mutex_lock(&f->lock);
-    while (!f->order_at[1] && !waited)
-        waited = pthread_cond_timedwait(&f->ordered, &f->lock, &until);
+    while (!f->order_at[1] && base_cond_wait(&f->ordered, &f->lock, deadline))
+        ;
     uint64_t at = f->order_at[0], len = f->order_at[1];
     pthread_mutex_unlock(&f->lock);
     if (!len)
@@ -211,7 +208,7 @@ static int serve_run(struct map_job *job)
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
-    base_process_null(2); /* otherwise a program that reads our standard output would see its end only when this node has ended */
+    base_process_null(2); /* so that a program that reads our standard output sees its end when the owner has ended */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
     if ((rc = map_homes_serve(job)) || (rc = map_node_open(job, &config, on_serve_member)))
@@ -249,12 +246,12 @@ int map_serve(void)
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
     int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "--as-node is for weft's own use: leave it out (WEFT_RANK is not set)");
     if (rc) {
-        /* If the owner has ended, its own message says why; if it was killed, the launcher reports that. */
+        /* The end of the owner is reported by the owner itself, or by the launcher. */
         if (!job->w || weft_alive(job->w, 0))
             map_say(job, "node %u: %s", job->rank, weft_error());
         if (job->w) {
             end_commands(job);
-            exit(1); /* free nothing: threads may still use it. exit() lets the fabric free its RDMA devices */
+            exit(1); /* free nothing, since threads may still use it; exit() lets the fabric free its RDMA devices */
         }
     }
     weft_close(job->w);

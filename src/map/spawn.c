@@ -9,14 +9,12 @@
 
 extern char **environ;
 
-/* The signal dispositions that this program was started with. The program changes its own dispositions; the commands that it starts get
- * these. */
+/* The signal dispositions that this program was started with, for commands. */
 static struct base_dispositions original;
 static sigset_t original_mask;
 
-/* The environment of commands. It has no variables of the launcher: otherwise a weft program that a command starts would try to join this
- * job. Variables that were changed for an emulated host get their old values again: the launcher has stored that of NAME in
- * WEFT_OUTER_NAME. */
+/* The environment of commands. It has no variables of the launcher, so that a weft program that a command starts does not try to join this
+ * job. Variables NAME that were changed for an emulated host get the value that the launcher has stored in WEFT_OUTER_NAME. */
 static char **command_env;
 static const char outer[] = "WEFT_OUTER_";
 

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Inputs that can only be read from front to back: pipes, terminals, process substitutions. The owner reads their pieces into its pool,
- * where all nodes can read them; a piece that is too large for that goes to the spool, an unlinked file. Pieces that are read ahead take at
- * most half of the pool.
+ * Inputs that can only be read from front to back, such as pipes and terminals. The owner reads their pieces into its pool, where all nodes
+ * can read them. A piece that is too large goes to the spool, an unlinked file. Pieces that are read in advance take at most half of the
+ * pool.
  */
 #include "map/job.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SPOOL_AHEAD 2u /* pieces in the spool for each slot of the job, at most */
@@ -25,17 +24,10 @@ static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_
     return 0;
 }
 
-/* Wait for the owner's condition, at most 20 ms: not everything that frees memory signals it. */
+/* Wait for the owner's condition variable, at most 20 ms, because not everything that frees memory signals it. */
 static void wait_a_little(struct map_job *job)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += 20 * 1000 * 1000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_nsec -= 1000000000;
-        t.tv_sec++;
-    }
-    pthread_cond_timedwait(&job->changed, &job->lock, &t);
+    base_cond_wait(&job->changed, &job->lock, base_deadline(20 * WEFT_MS));
 }
 
 /* Allocate pool memory for a piece, within the budget for reading ahead. A piece that already has `held` bytes may
@@ -68,7 +60,7 @@ static void give_memory(struct map_job *job, weft_gaddr at, uint64_t bytes)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* How much pool memory is counted for a stream piece. It depends on the piece's length alone, so that no record of it is needed. */
+/* How much pool memory is counted for a stream piece. It depends only on the piece's length, so that it need not be stored. */
 static uint64_t piece_memory(uint64_t length)
 {
     return base_round_up(length + 1, MAP_STEP_BYTES);
@@ -97,7 +89,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     pthread_mutex_unlock(&job->lock);
 
     /* `window` holds bytes [seen, seen + held) of the piece. It starts with the last bytes that were searched already, since a separator
-     * may begin in them; then come the new bytes. */
+     * may begin in them. */
     size_t keep = job->separator_len ? job->separator_len - 1 : 0;
     if (keep > begun_len)
         keep = begun_len;
@@ -112,7 +104,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     size_t held = keep;
     while (!rc) {
         size_t fresh = 0, want = room - held;
-        /* Read in large steps up to the nominal end, then in small ones: bytes behind the end must be kept for the next piece. */
+        /* Read in large steps up to the nominal end, then in small ones, because bytes behind the end must be kept for the next piece. */
         if (seen + held >= block && want > MAP_STEP_BYTES)
             want = MAP_STEP_BYTES;
         else if (seen + held < block && want > block - seen - held)

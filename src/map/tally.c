@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reports the work of a node that is apart (on another host than the owner) to the owner: such a node cannot write to the owner's board.
+ * Reports to the owner what a node has done that is apart (on another host), and so cannot write to the owner's board.
  */
 #include "map/job.h"
 

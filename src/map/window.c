@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The window of pieces in work: submits a piece to the queue, reads its outcome, handles success and failure, and releases the memory of
- * the node that ran it.
+ * The pieces in work: submits a piece to the queue, reads its outcome, handles success and failure, and releases the memory of the node
+ * that ran it.
  */
 #include "map/owner.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define KIND_PIECE    1u
-#define RELEASE_PARTS 4u /* send the collected releases when there are this many, 1 MiB of output */
+#define RELEASE_PARTS 4u /* how many releases are sent together: those of 1 MiB of output */
 
 int owner_submit(struct map_owner *o, const struct record *r)
 {
@@ -24,7 +24,7 @@ int owner_submit(struct map_owner *o, const struct record *r)
 
 /* --- outcomes --- */
 
-/* Check all fields of an outcome: any node may have written it, and wrong values must not crash the owner. */
+/* Check all fields of an outcome, because any node may have written it. */
 int owner_check_outcome(const struct map_outcome *oc, size_t len)
 {
     if (len < sizeof *oc || oc->kind > MAP_DEADLY || oc->error_len > MAP_STDERR_BYTES + 64 || oc->tail_len > MAP_CHUNK_BYTES ||
@@ -38,7 +38,7 @@ int owner_check_outcome(const struct map_outcome *oc, size_t len)
         uint64_t n = part[i].len & ~MAP_SPILLED;
         if (n == 0 || n > MAP_LENGTH_MAX || (!(part[i].len & MAP_SPILLED) && n > MAP_CHUNK_BYTES) || bytes > oc->output_len)
             return -EPROTO;
-        bytes += n; /* cannot overflow: n is at most 2^48, and `bytes` has grown by at most that since the check against output_len */
+        bytes += n; /* cannot overflow: both are at most 2^48 */
     }
     return bytes == oc->output_len && bytes <= MAP_LENGTH_MAX ? 0 : -EPROTO;
 }
@@ -134,7 +134,7 @@ void owner_finish_piece(struct map_owner *o, struct record *r)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* Handle an outcome after which the job cannot go on: print the error, and return it. */
+/* The job cannot go on after this outcome: print the error, and return it. */
 static int fatal(struct map_owner *o, const struct record *r, const struct map_outcome *oc, const char *error)
 {
     const char *name = o->job->options->command ? o->job->options->command[0] : "";
@@ -161,7 +161,7 @@ int owner_take_outcome(struct map_owner *o, struct record *r, struct map_outcome
             r->home = oc;
             r->worker = 0; /* the owner holds the whole output now */
         } else {
-            free(oc); /* the outcome is read again for printing; until then it would only take memory */
+            free(oc); /* the outcome is read again for printing */
         }
         return 0;
     }

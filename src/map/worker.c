@@ -11,16 +11,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes die while they run a piece, the piece runs again, at most this many times more than --retries allows. Then the piece is
- * assumed to be the cause of the deaths, and fails. */
+/* How many times a piece runs again, in addition to --retries, when nodes die while they run it. Then it fails, since it may be the cause
+ * of the deaths. */
 #define DEATHS_MAX 3u
 
-/* How many times nodes on which a piece has failed pass it on, so that a node on which it has not failed can take it. A single node that
- * passes it on again and again reaches this limit after about two seconds: the others may be busy for that long, but a stopped one does not
- * hold the job up for ever. */
+/* How many times nodes on which a piece has failed pass the piece on, so that another node can take it. A single node reaches this limit
+ * after about two seconds, so a stopped node does not hold the job up for ever. */
 #define GIVE_AWAY_MAX 36u
 
-/* A node that gets only pieces that have failed on it waits before it claims again, each time twice as long, at most WEFT_MS << MISSES_MAX.
+/* A node that gets only pieces that have failed on it waits before it claims again: first WEFT_MS, then twice as long each time, at most
+ * WEFT_MS << MISSES_MAX.
  */
 #define MISSES_MAX 6u
 #define MISS_STEP  (2 * WEFT_MS)
@@ -36,8 +36,8 @@ static char **fill_arguments(const struct map_job *job, const struct map_piece *
         const char *value;
     } marks[] = {{"{#}", "", NULL}, {"{file}", "", NULL}, {"{offset}", "", NULL}, {"{length}", "", NULL}, {"{node}", "", NULL}};
     snprintf(marks[0].text, 24, "%" PRIu64, piece->number + 1);
-    marks[1].value =
-        job->inputs ? job->inputs[piece->input].name : ""; /* a node on another host has the names only if an argument needs them */
+    /* A node that is apart has the names only if an argument needs them. */
+    marks[1].value = job->inputs ? job->inputs[piece->input].name : "";
     snprintf(marks[2].text, 24, "%" PRIu64, piece->offset);
     snprintf(marks[3].text, 24, "%" PRIu64, piece->length);
     snprintf(marks[4].text, 24, "%" PRIu32, job->rank);
@@ -110,8 +110,7 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* Bring a piece's bytes into memory: read them into the slot's buffer, which is used for all pieces, or map the file if the buffer cannot
- * be made that large. */
+/* Bring a piece's bytes into memory: read them into the slot's buffer or, if that cannot be made so large, map the file. */
 static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
@@ -179,7 +178,7 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     }
 }
 
-/* Address of the word that counts how many times the piece was passed on since it was last submitted. It is in the owner's pool. */
+/* Address of the word in the owner's pool that counts how many times the piece was passed on since it was last submitted. */
 static weft_gaddr given_word(const struct map_job *job, const weft_lease *claim)
 {
     return atomic_load_explicit(&job->board->given, memory_order_relaxed) + claim->task.tag % MAP_WINDOW * sizeof(uint64_t);
@@ -197,8 +196,7 @@ static uint64_t given_away(struct map_job *job, const weft_lease *claim)
     return weft_get_blocking(job->w, &times, at, sizeof times) ? 0 : times;
 }
 
-/* Whether this node is to run the piece: the piece has not failed here, or it has failed on all other living nodes, too, or it has been
- * passed on often enough. */
+/* Whether this node should run the piece: it has not failed here, or has failed on all living nodes, or was passed on often enough. */
 static bool suits(struct map_job *job, const weft_lease *claim)
 {
     uint64_t failed_on = claim->task.arg[0];
@@ -216,8 +214,8 @@ static void give_away(struct map_job *job, const weft_lease *claim)
     weft_release(job->queue, claim); /* refused if the claim has already been lost */
 }
 
-/* Records whether the node has found a piece for itself. If not, all its slots wait before they claim again: without that, a node with many
- * slots would hold all pieces that failed on it most of the time, and pass them on faster than others can take them. */
+/* Records whether the node has found a piece that it should run. If not, all its slots wait before they claim again. Otherwise, a node with
+ * many slots would claim the pieces that failed on it faster than other nodes. */
 static void note_choice(struct map_job *job, bool found)
 {
     if (found && atomic_load_explicit(&job->misses, memory_order_relaxed) == 0)
@@ -227,15 +225,15 @@ static void note_choice(struct map_job *job, bool found)
     uint32_t misses = atomic_load_explicit(&job->misses, memory_order_relaxed);
     if (found) {
         atomic_store_explicit(&job->misses, 0, memory_order_relaxed);
-    } else if (misses == 0 || now >= job->look_ns) { /* several slots that get no suitable piece at the same time count once */
+    } else if (misses == 0 || now >= job->look_ns) { /* several slots that find no such piece at the same time count once */
         job->look_ns = now + (WEFT_MS << (misses < MISSES_MAX ? misses : MISSES_MAX));
         atomic_store_explicit(&job->misses, misses + 1, memory_order_relaxed);
     }
     pthread_mutex_unlock(&job->turn_lock);
 }
 
-/* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Claim another piece first: the
- * queue hands out the oldest task first, and would hand out the same piece again. False: nothing is claimed now. */
+/* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Claim another piece first, because
+ * the queue hands out the oldest task first. False: nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     bool found = suits(job, claim);
@@ -253,8 +251,8 @@ static bool worker_choose(struct map_job *job, weft_lease *claim)
     return found;
 }
 
-/* Whether a piece is valid. Tasks are in a pool that other nodes can write, so they must be checked. The ranges of files can be checked
- * only by nodes that have opened them. */
+/* Whether a piece is valid. It must be checked, because other nodes can write to the pool in which tasks are. Only nodes that have opened a
+ * file can check a range of it. */
 static bool possible(const struct map_job *job, const struct map_piece *piece)
 {
     if (piece->input >= job->input_count || piece->place > MAP_IN_CACHE || piece->length == 0 || piece->length > MAP_LENGTH_MAX ||
@@ -276,8 +274,8 @@ static bool is_here(const struct map_job *job, const struct map_piece *piece)
     return !map_is_apart(job);
 }
 
-/* Over tb, the route to the piece's home can end and come back, and a request or its answer may then be lost. A get then ends with an
- * error. */
+/* Whether a request to the piece's home may be lost. Over tb, the route can end and come back; a get then fails, but a request may be lost
+ * without an error. */
 static bool loses_requests(const struct map_job *job, const struct map_piece *piece)
 {
     weft_link_stats s;
@@ -315,7 +313,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
         if (code && code != ENETDOWN)
             code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;
-        if (code == ENETDOWN || code == EAGAIN) { /* there is or was no route to the node, so the piece has not failed */
+        if (code == ENETDOWN || code == EAGAIN) { /* there was no route to the node, so the piece has not failed */
             weft_release(job->queue, claim);      /* if this fails, the lease ends later */
             slot->lost = true;
         }
@@ -368,8 +366,8 @@ static void wait_to_look(struct map_job *job)
     }
 }
 
-/* Claim a piece that suits this node, and wait for one. Only one idle slot waits for the queue, since that wait polls; the others sleep
- * until that slot stops waiting. Returns 1, or -ETIMEDOUT, or another error. */
+/* Wait for a piece that suits this node, and claim it. Only one idle slot waits for the queue, since that wait polls; the others sleep
+ * until that slot stops waiting. Returns 1 or an error. */
 static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);
@@ -408,13 +406,12 @@ static int take_piece(struct map_job *job, weft_lease *claim, int64_t *start)
     return n;
 }
 
-/* Called by a slot that has claimed a piece: start one more slot if none is idle, since there may be more pieces. So there are never many
- * more slots than there were pieces at the same time. */
+/* Called by a slot that has claimed a piece: start one more slot if none is idle, since there may be more pieces. */
 static void start_another(struct map_job *job)
 {
     pthread_mutex_lock(&job->turn_lock);
     if (!job->waits && !job->asleep && job->slots_started < job->slots && start_slot(job))
-        base_log(BASE_LOG_INFO, "weft map: %s", weft_error()); /* the running slots go on; the next piece tries again */
+        base_log(BASE_LOG_INFO, "weft map: %s", weft_error()); /* the running slots go on; the next claim tries again */
     pthread_mutex_unlock(&job->turn_lock);
 }
 
@@ -453,7 +450,7 @@ static void *slot_main(void *arg)
             atomic_fetch_add_explicit(&slot->line->pieces, 1, memory_order_relaxed);
         map_tally_tell(job);
     }
-    /* Another thread or process is ending the job and all its processes: do nothing more until this process is killed. */
+    /* Another thread or process is ending the job: do nothing more until this process is killed. */
     while (atomic_load_explicit(&job->board->ending, memory_order_relaxed))
         pause();
     map_capture_close(&slot->capture);

@@ -25,9 +25,8 @@ static int claim_from(struct weft_queue *q, struct queue_view *v, weft_lease *ou
         out[i].private_[CLAIM_ID] = c->id;
         out[i].private_[CLAIM_SUBMITTER] = c->submitter;
     }
-    return n < 0
-               ? 0
-               : n; /* a shard that returns an error counts as empty: when its node dies, the submitters place its tasks in other shards */
+    /* A shard that returns an error counts as empty. If its node dies, the submitters place its tasks in other shards. */
+    return n < 0 ? 0 : n;
 }
 
 /* Claim tasks that are ready now, without waiting for more. `deadline`: when the caller's call ends. */
@@ -66,7 +65,7 @@ static bool claim_ready(void *arg)
 {
     struct weft_queue *q = arg;
     _Atomic uint64_t *mem = q->own->shard.mem;
-    /* seq_cst: idle is set before the shards are looked at; pairs with wake_if_idle() in view.c. See SLEEPING in queue.h. */
+    /* seq_cst: see SLEEPING in queue.h; pairs with wake_if_idle() in view.c. */
     if (atomic_load_explicit(&mem[SLOT_IDLE], memory_order_relaxed) != 1)
         atomic_store_explicit(&mem[SLOT_IDLE], 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
@@ -82,7 +81,7 @@ static bool claim_ready(void *arg)
 /* Returns the number of claimed tasks; 0 when none is ready. */
 BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
-    /* load `shut` before looking at the shards: then a task that was submitted before the shutdown is found */
+    /* load `shut` before looking at the shards, so that a task that was submitted before the shutdown is found */
     bool shut = atomic_load_explicit(&q->shut, memory_order_seq_cst);
     uint32_t n = claim_now(q, out, max, deadline);
     if (BASE_UNLIKELY(n == 0 && shut))
@@ -93,7 +92,8 @@ BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_lease *out, uint32_t ma
 
 static BASE_COLD int claim_later(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
-    /* Shards that this process cannot load from are only looked at after each pause. Work often comes soon after the wait has begun. */
+    /* Shards that this process cannot load from are only looked at after each pause. The first pauses are short, because work often comes
+     * soon. */
     for (int64_t pause = CLAIM_FIRST_NS;; pause = 2 * pause < CLAIM_SLICE_NS ? 2 * pause : CLAIM_SLICE_NS) {
         int64_t now = base_now_ns();
         if (now >= deadline)
@@ -130,7 +130,7 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     return rc;
 }
 
-/* Returns the view and the slot of a claim; NULL if the claim is certainly no longer this node's. */
+/* Returns the view and the slot of a claim; NULL if this node certainly does not hold the claim any more. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
@@ -140,15 +140,16 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-/* Send completions to their submitter. False: the submitter has died or left, and the nodes that have its tasks free the slots. */
+/* Send completions to their submitter. False: the submitter is gone, and the homes free its slots. */
 static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
     if (node == q->w->rank) {
         if (incarnation == q->incarnation)
             queue_accept(q, node, dones, count);
-        return true; /* if the incarnations differ, this node has closed the queue since it submitted these tasks, and has opened it again:
-                        the nodes that have the tasks learn of the close, and free the slots */
+        /* If the incarnations differ, this node has closed and reopened the queue since it submitted these tasks. The homes learn of the
+         * close, and free the slots. */
+        return true;
     }
     if (queue_send(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones) == 0)
         return true;
@@ -197,7 +198,7 @@ static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_r
     return true;
 }
 
-/* In a handler, refuse claims in shards that are reached through the fabric: using those shards means waiting. */
+/* In a handler, refuse claims in shards that are reached through the fabric: a handler must not wait. */
 static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease *claims, uint32_t count)
 {
     for (uint32_t i = 0, slot; i < count && fab_in_handler(); i++) {
@@ -211,7 +212,7 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
     return 0;
 }
 
-/* Fetches the slots of several claims together. Otherwise the swap of one would wait for its slot before the next slot is fetched. */
+/* Fetches the slots of several claims together, so that not each swap waits for its own slot. */
 static void claim_fetch(const struct weft_queue *q, const weft_lease *claims, uint32_t n)
 {
     for (uint32_t i = 0, slot; i < n; i++) {
@@ -225,7 +226,7 @@ BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_res
 {
     uint32_t good = 0;
     struct limit limit = {false, 0};
-    /* Windows of 64, so that the bits of one word can mark the claims already handled. Each window sends one message to each submitter. */
+    /* Windows of 64, so that the bits of one word can mark the claims that are already handled. */
     for (uint32_t from = 0; from < count; from += 64) {
         uint32_t n = count - from < 64 ? count - from : 64;
         uint64_t left = n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1;
@@ -294,7 +295,7 @@ int weft_renew(weft_queue *q, weft_lease *claim)
     rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
     if (rc)
         return claim_refused(q, v, rc, "it is not known whether its lease was renewed: renew it again");
-    claim->private_[CLAIM_STATE] = now; /* set last: a call that fails leaves the caller's claim as it was */
+    claim->private_[CLAIM_STATE] = now; /* set last, so that a call that fails leaves the caller's claim as it was */
     return 0;
 }
 

@@ -3,17 +3,18 @@
  * weft_drain(): all work that any living node has submitted is complete.
  *
  * Each node publishes two counters in its shard's header: how many tasks it has submitted, and how many of those are complete. A task may
- * submit other tasks before it is complete. So a single look at all counters can see the parent complete and miss the child.
+ * submit other tasks before it is complete. So one look at all counters can find a task complete, and miss a task that this one has
+ * submitted.
  *
- * A drain therefore looks twice, and ends when both looks find all work complete and the same number of tasks submitted. Proof for one
- * node: the first look reads `completed`, then `submitted`, and finds them equal. Neither counter falls (tasks that found no room and were
- * taken back count as never submitted). So all work of the node was complete between the two reads. The second look finds the same number
- * submitted in the same incarnation of the queue, so nothing was submitted in between. The check is made for each node alone. In a sum over
- * all nodes, new tasks of one node could hide the loss of another node's tasks, when that node dies or reopens the queue.
+ * So a drain looks twice, and ends when both looks find all work complete and the same number of tasks submitted. Proof for one node: the
+ * first look reads `completed`, then `submitted`, and finds them equal. Neither counter falls. So all work of the node was complete between
+ * the two reads. The second look finds the same number submitted in the same incarnation of the queue, so nothing was submitted in between.
+ * Each node is checked alone: in a sum over all nodes, new tasks of one node could hide the lost tasks of a node that died or reopened the
+ * queue.
  *
- * The counters of some nodes are unknown: this node has not handled their HELLO yet, they have no such queue, or their shard is marked
- * closed and they may have reopened the queue. The drain asks these nodes between the two looks. A node that answers "not open here" has no
- * outstanding work. If it opened and closed the queue since the first look, its tasks ended with the close.
+ * The counters of some nodes are unknown: this node has not handled their HELLO, or they have not opened such a queue, or their shard is
+ * marked as closed and they may have reopened the queue. The drain asks these nodes between the two looks. A node that answers "not open
+ * here" has no outstanding work.
  */
 #include "queue/queue.h"
 
@@ -61,7 +62,8 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     if (!fab_alive(q->w, node))
         return true;
     if (v && drain_count(v, &submitted, &completed, &closed))
-        /* A node that has just died or left has no work; one that is alive does not answer (stopped?), so its work is unknown. */
+        /* A node that is gone has no work. If the node is alive, it does not answer, perhaps because it is stopped, and its work is
+         * unknown. */
         return !fab_alive(q->w, node);
     if (closed) {
         f->unknown = true;
@@ -72,7 +74,7 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     return submitted == completed;
 }
 
-/* Read the counters of all living nodes once. True: all work is complete. `*same`: nothing has changed since the previous time. */
+/* Read the counters of all living nodes once. True: all work is complete. `*same`: nothing has changed since the previous call. */
 static bool drain_look(struct drain *d, bool *same)
 {
     *same = true;
@@ -109,12 +111,13 @@ static bool drained(struct drain *d)
     }
     if (!d->asked || !same) {
         d->asked = true;
-        /* the number of the question is chosen after the counters were read, so that an answer to an older question does not count */
+        /* Choose the number of the question after the counters were read, so that an answer to an older question does not count. */
+
         d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1;
         d->ask_at = 0;
     }
-    /* Ask the nodes with unknown counters that have not answered this question. An answer to an older question does not count: since then
-     * the node may have opened the queue, and its HELLO may still be under way. */
+    /* Ask the nodes with unknown counters that have not answered this question. After an answer to an older question, the node may have
+     * opened the queue. */
     bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
         if (d->found[i].unknown && !none_open(q, i, d->ask)) {
@@ -132,13 +135,14 @@ static bool drain_ready(void *arg)
     struct drain *d = arg;
     for (uint32_t i = 0; i < d->q->w->size; i++) {
         struct queue_view *v = queue_view_of(d->q, i);
+        /* A remote shard can only be read by waiting, which this function must not do: weft_drain() reads it between two sleeps. */
         if (v && !v->shard.mem)
-            return false; /* a remote shard can only be read by waiting, which a poll must not: weft_drain() reads it between two sleeps */
+            return false;
     }
     return drained(d);
 }
 
-/* Print which nodes still have incomplete work. Nothing is known about a node that does not answer. */
+/* Print which nodes still have incomplete work. */
 static void say_drain(struct weft_queue *q, const struct fab_patience *p)
 {
     bool open[WEFT_MAX_NUMBERS];
@@ -163,8 +167,7 @@ static int drain_later(struct drain *d, int64_t timeout_ns)
     struct weft_queue *q = d->q;
     struct fab_patience p;
     bool once = timeout_ns == 0;
-    /* Even with time-out 0, wait long enough for the answers of nodes that were asked: without them it is unknown what these nodes have
-     * submitted. */
+    /* Even with time-out 0, wait for the answers of nodes that were asked: nothing else tells what they have submitted. */
     fab_patience_begin(&p, q->w, FAB_LAST, once && d->asked ? QUEUE_LOOK_NS : timeout_ns);
     for (;;) {
         int over = once && !d->asked ? -ETIMEDOUT : queue_check(q, &p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that must arrive and that nobody waits for: completions, requests to settle a slot, the close of a queue. A message for which
- * the receiver has no room is kept and sent later by the upkeep (upkeep.c), also after the queue was closed.
+ * Messages that must arrive, and for which no thread waits: completions, requests to settle a slot, the close of a queue. If there is no
+ * room for a message, it is kept, and upkeep.c sends it later, also after the queue was closed.
  */
 #include "queue/queue.h"
 
@@ -17,16 +17,15 @@ struct queue_unsent {
     uint8_t payload[];
 };
 
-/* Whether message `u` makes the kept message `kept` superfluous. An ANSWER only says where this node's shard is, so one for each node is
- * enough; otherwise a node that asks for ever and receives nothing would fill this node's memory. Of the ASKs of drains only the newest
- * counts. */
+/* Whether message `u` makes the kept message `kept` superfluous. One ANSWER for each node is enough: otherwise a node that asks for ever
+ * and receives nothing would fill this node's memory. Of the ASKs of drains only the newest counts. */
 static bool supersedes(const struct queue_unsent *u, const struct queue_unsent *kept)
 {
     return (u->type == QUEUE_ANSWER || u->type == QUEUE_ASK) && kept->type == u->type && kept->node == u->node && !kept->sending;
 }
 
-/* Whether messages to this node are already waiting. A later message must not overtake them. A CLOSE that overtakes the ANSWER of its queue
- * would announce a closed shard. A CLOSE that overtakes a SETTLE would leave a task in a slot that nobody frees. */
+/* Whether messages to this node are waiting, which a later message must not overtake. For example, if a CLOSE overtook a SETTLE, nobody
+ * would free the slot. */
 static bool others_wait(struct weft_queue *q, uint32_t node)
 {
     bool found = false;
@@ -109,11 +108,11 @@ void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type typ
         queue_keep(q, node, type, to, payload, count, len);
 }
 
-/* Runs in the progress thread only; other threads only append. A message stays in the list until it is sent, so that no later one overtakes
- * it. */
+/* Runs in the progress thread only; other threads only append. A message stays in the list until it is sent, so that no later message
+ * overtakes it. */
 void queue_send_unsent(struct weft_queue *q)
 {
-    uint64_t full[WEFT_MAX_NUMBERS / 64]; /* a bit for each node without room: later messages to it wait as well */
+    uint64_t full[WEFT_MAX_NUMBERS / 64]; /* a bit for each node for which there is no room: later messages to it wait as well */
     base_spin_lock(&q->unsent_lock);
     if (q->unsent)
         memset(full, 0, sizeof full);

@@ -126,13 +126,12 @@ int weft_queue_close(weft_queue *q)
         return base_fail(
             -EBUSY, "queue '%s': %u thread%s of this node wait%s in the queue: let them return first (weft_queue_shutdown() ends claims)",
             q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
-    /* release: stored before any message tells others of the close. A drain that sees it asks whether the queue was reopened. Pairs with
-     * slot_counts(). */
+    /* release: a drain that sees this asks whether the queue was reopened. Pairs with slot_counts(). */
     atomic_store_explicit(&q->own->shard.mem[SLOT_CLOSED], 1, memory_order_release);
     queue_room_leave(q);
     queue_tell_all(q, QUEUE_CLOSE);
-    /* The shard's memory stays allocated until the node closes. A thread of another node may be changing a slot right now, and must not
-     * write into memory that was reused. The handle stays, too, so that a call on it can see that the queue is closed. */
+    /* The shard's memory stays allocated until the node closes, because a thread of another node may be changing a slot. The handle stays,
+     * too, so that a call on it can see that the queue is closed. */
     base_spin_lock(&q->table.lock);
     table_clear(&q->table);
     base_spin_unlock(&q->table.lock);
@@ -146,8 +145,9 @@ void queue_set_force(weft_queue *q, uint32_t force)
     for (uint32_t i = 0; i < q->w->size; i++) {
         struct queue_view *v = queue_view_of(q, i);
         if (v && v != q->own && (force & QUEUE_REMOTE) && (v->shard.tried || queue_view_tried(v, NULL))) {
-            v->shard.mem = NULL; /* safe: tests call this before the queue is used, so no other thread reads it */
-            atomic_store_explicit(&q->views[i], v, memory_order_release); /* for the handler that makes the node's next view from this one */
+            v->shard.mem = NULL; /* no other thread reads this: tests call the function before the queue is used */
+            atomic_store_explicit(&q->views[i], v,
+                                  memory_order_release); /* for the handler that makes the node's next view from this one */
             atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
         }
     }

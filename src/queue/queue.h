@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * queue: the header of this folder. Other folders use only queue_is_shut() and queue_open(); tests use queue_set_force() and
+ * The header of the folder queue. Other folders use only queue_is_shut() and queue_open(). Tests use queue_set_force() and
  * queue_set_lease().
  *
  * Each file calls only those before it:
@@ -17,25 +17,23 @@
  *   room.c    the queues of this node: how they find those of other nodes; messages; what happens when a node dies
  *   queue.c   open, close, shutdown, statistics
  *
- * The way of a task: the submitter chooses a home, which is a node with a shard in its pool. It enters the task in its table as OUT at that
- * home, writes the task into a slot of the home's shard, and wakes a node that may be asleep. A worker claims it from its own shard or
- * another's, and when done swaps the slot to DONE and tells the submitter by message. The submitter finds the id in its table: the first
- * completion counts and can be reaped, any other is dropped; either way it frees the slot.
+ * The way of a task: the submitter chooses a home, a node with a shard in its pool. It enters the task in its table, writes the task into a
+ * slot of the home's shard, and wakes a node that may be asleep. A worker claims the task, from its own shard or another one. When the task
+ * is done, the worker swaps the slot to DONE and sends the submitter a message. The submitter finds the id in its table, and frees the
+ * slot. Only the first completion of a task counts.
  *
  * What happens when a node dies, or closes the queue (room_gone() in room.c):
- *   worker     each home makes the worker's claims ready again; also its tasks that are DONE but not yet freed by the
- *              submitter, since the completion may be lost. If it was not lost, the task runs twice and the submitter
- *              drops the second completion. This can happen although fab_peer_gone() first delivers the last messages
- *              of a dead node: homes and submitters learn of a death at different times.
- *   submitter  each home frees the submitter's tasks, and refuses to complete them.
- *   home       each submitter marks its tasks in that shard as pending, and places them in other shards. A worker that
- *              had claimed such a task is refused. If its completion arrives nevertheless, it counts if it is the first.
+ *   worker each home makes the tasks that the worker has claimed ready again, and also its tasks that are DONE and not freed, since the
+ *   completion may be lost. If it was not lost, the task runs twice, and the submitter drops the second completion.
+ *   submitter  each home frees the submitter's tasks, and refuses completions of them.
+ *   home each submitter marks its tasks in that shard as pending, and places them in other shards. A completion of a worker that had
+ *   claimed such a task is refused; if it arrives nevertheless, it counts if it is the first.
  *
  * SLEEPING. A claimer sets the `idle` word of its own node's header to 1, then looks at the shards, then sleeps. A node that makes work
  * ready loads `idle` afterwards; if it is 1, the node swaps it to 0 and wakes the claimer's node. All four steps are seq_cst (claimer:
- * store idle, load tail; maker: raise tail, load idle), so at least one side sees the other. This covers only the claimer's own shard. Work
- * in other shards is found because a submitter whose chosen node is busy wakes another idle one, and at the latest because a sleeping
- * claimer looks again every CLAIM_SLICE_NS.
+ * store idle, load tail; maker: raise tail, load idle), so at least one side sees the other. This covers only the claimer's own shard. For
+ * work in other shards, a submitter whose chosen node is busy wakes another idle node, and a sleeping claimer looks again every
+ * CLAIM_SLICE_NS.
  */
 #ifndef WEFT_QUEUE_ROOM_H
 #define WEFT_QUEUE_ROOM_H
@@ -47,16 +45,14 @@
 
 #define QUEUE_NAME_BYTES 32u
 #define QUEUES_MAX       64u /* queues that one node may have open at once */
-#define QUEUE_FETCH                                                                                                                        \
-    32u /* calls that complete at least so many tasks fetch the tasks' memory in advance; with fewer tasks, most of it is in the cache and \
-           the fetch only costs time */
+/* Calls that complete at least so many tasks fetch the tasks' memory in advance. With fewer tasks it is mostly in the cache. */
+#define QUEUE_FETCH    32u
 #define QUEUE_SLOTS    4096u
 #define QUEUE_LEASE_NS (60 * WEFT_SECOND)
-#define CLAIM_FIRST_NS \
-    WEFT_MS /* a claimer that waits looks again after this time, and then after twice as long each time, at most CLAIM_SLICE_NS */
+/* A claimer that waits looks again after CLAIM_FIRST_NS. Each further pause is twice as long, up to CLAIM_SLICE_NS. */
+#define CLAIM_FIRST_NS WEFT_MS
 #define CLAIM_SLICE_NS (10 * WEFT_MS)
-/* How long a call waits for the answer of one node. QUEUE_LOOK_NS: a call with time-out 0. QUEUE_ANSWER_NS: any other call; it does not
- * spend more on one silent node, since another may have what it needs. */
+/* How long a call waits for the answer of one node: QUEUE_LOOK_NS with time-out 0, else QUEUE_ANSWER_NS. Then it tries other nodes. */
 #define QUEUE_LOOK_NS   (200 * WEFT_MS)
 #define QUEUE_ANSWER_NS WEFT_SECOND
 
@@ -66,17 +62,17 @@ struct queue_view {
     struct slot_shard shard;
     struct weft_queue *q;
     weft_gaddr at;
-    uint32_t node, incarnation;   /* the shard's node, and the incarnation of the queue there */
-    _Atomic bool gone;            /* the node died, left or closed the queue; set under the table's lock */
-    _Atomic uint32_t attempts;    /* number of attempts to take a slot */
-    _Atomic int64_t silent_until; /* the node did not answer: until this time other nodes are asked first; 0: the node answers. Only a hint,
-                                     so relaxed */
-    uint32_t tried_room;          /* length of shard.tried */
-    _Atomic uint64_t *tried_own;  /* shard.tried, if it is not that of an older view */
-    uint32_t former;              /* number of older views of the same node, kept until this node closes the queue */
+    uint32_t node, incarnation; /* the shard's node, and the incarnation of the queue there */
+    _Atomic bool gone;          /* the node died, left or closed the queue; set under the table's lock */
+    _Atomic uint32_t attempts;  /* number of attempts to take a slot */
+    /* The node did not answer, so other nodes are asked first until this time; 0: the node answers. Only a hint, so relaxed. */
+    _Atomic int64_t silent_until;
+    uint32_t tried_room;         /* length of shard.tried */
+    _Atomic uint64_t *tried_own; /* shard.tried, if it is not that of an older view */
+    uint32_t former;             /* number of older views of the same node, kept until this node closes the queue */
     struct queue_view *retired;
 };
-/* How many times another node may reopen a queue while this node has it open. Later reopenings are ignored. */
+/* How many times another node may reopen a queue while this node has the queue open. Later reopenings are ignored. */
 #define QUEUE_VIEWS_MAX 65536u
 
 /* For tests: ways to force a code path. */
@@ -102,8 +98,8 @@ struct weft_queue {
 
     struct queue_view *own;              /* this node's own shard; with submit_only a header without slots */
     _Atomic(struct queue_view *) *views; /* [size]; NULL: that node's shard is unknown */
-    /* Nodes with a shard, in the order they appeared, the dead included. Entries below the count do not change, except in a cluster that
-     * grows: there a new node may take the entry of a node that is gone. */
+    /* Nodes with a shard, in the order in which they appeared, including dead ones. In a cluster that grows, a new node may take the entry
+     * of a node that is gone; otherwise entries do not change. */
     _Atomic uint32_t *serving;
     _Atomic uint32_t serving_count;
     struct queue_view *retired; /* old views; used by the progress thread, and by the close */
@@ -129,8 +125,8 @@ struct weft_queue {
     int64_t next_scan;
 
     uint32_t users; /* handlers and hooks that are using the queue now; under the lock of struct queue_room */
-    struct weft_queue
-        *closed_before; /* next in queue_room's list of closed queues, by which a second close of the same handle is recognized */
+    /* The next one in queue_room.closed, which shows that a handle is closed for the second time. */
+    struct weft_queue *closed_before;
 };
 
 /* --- messages, all to QUEUE_HANDLER --- */
@@ -145,11 +141,11 @@ enum queue_message_type {
     QUEUE_ASK,    /* asks whether the receiver has the queue open: it replies with ANSWER or NONE */
     QUEUE_NONE,   /* reply to ASK: the queue is not open here. `count` is that of the ASK */
 };
-/* A message names its queue by key and by the incarnations at both ends. It may be handled late, when one end or both have closed the queue
- * and opened it again; the incarnation tells the two queues apart. */
+/* A message names its queue by key and by the incarnations at both ends. If an end has closed and reopened the queue before the message is
+ * handled, the incarnation shows that the message is for the former queue. */
 struct queue_message {
     uint8_t type;
-    uint8_t shut, slot_bits; /* with `shard` in HELLO and ANSWER only; the shard has 2^(slot_bits - 1) slots, or none if slot_bits is 0 */
+    uint8_t shut, slot_bits; /* slot_bits: only in HELLO and ANSWER: `shard` has 2^(slot_bits - 1) slots, or none if slot_bits is 0 */
     uint8_t zero;
     uint32_t count;
     uint32_t incarnation; /* of the sender's queue */
@@ -189,14 +185,14 @@ struct queue_room {
 int queue_open(struct weft_node *w);                             /* called before joining: the first message needs the handler */
 uint32_t queue_room_incarnation(struct weft_node *w);            /* the number for a queue that is being opened */
 int queue_room_enter(struct weft_node *w, struct weft_queue *q); /* finds the queue on other nodes; from now on messages reach q */
-void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q any more; q is freed when the node closes */
+void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q any more. q stays allocated until the node closes */
 
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
-/* Makes shard.tried, the record of what this node has tried to claim through the fabric, for a view that has none. All views of a node
- * share that of the older view `old`, unless it is too short, so that reopening the queue takes no more memory. False: no memory. */
+/* Makes shard.tried for a view that has none. If that of the older view `old` is long enough, the view shares it, so that reopening the
+ * queue takes no more memory. False: no memory. */
 bool queue_view_tried(struct queue_view *v, const struct queue_view *old);
-void queue_view_free(struct queue_view *v); /* no later view of the same node may be in use: it may share shard.tried */
+void queue_view_free(struct queue_view *v); /* no later view of the same node may be in use, since it may share shard.tried */
 /* The view of a node's shard; NULL if the node has none that is known, or is gone. */
 static inline struct queue_view *queue_view_of(const struct weft_queue *q, uint32_t node)
 {
@@ -214,8 +210,8 @@ static inline bool queue_view_usable(const struct queue_view *v)
 {
     return v && v->shard.slots && (v->shard.mem || (!fab_in_handler() && !queue_view_silent(v)));
 }
-/* Bound the waits of this thread's operations on shards, for a call that ends at `deadline`. Returns the former limit, which the caller
- * passes to fab_limit() when it is done. */
+/* Bound the waits of this thread's operations on shards, for a call that ends at `deadline`. Returns the former limit; pass it to
+ * fab_limit() at the end. */
 int64_t queue_limit(int64_t deadline);
 /* The view and slot of a slot's address; NULL if no known shard has such a slot. */
 struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, uint32_t *index);
@@ -225,27 +221,28 @@ static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t
 }
 /* After work was made ready at `v`: wake an idle node, preferably the shard's own. */
 void queue_wake(struct weft_queue *q, struct queue_view *v);
-/* How slots name this node as their owner: by its number and the incarnation of this queue. */
+/* How slots name this node as their owner. */
 static inline uint64_t queue_user(const struct weft_queue *q)
 {
     return slot_user(q->w->rank, q->incarnation);
 }
-/* Store this node's counters where drains look. Under the table's lock. */
+/* Store the numbers of submitted and completed tasks in the header of this node's shard, where weft_drain() of any node reads them. Under
+ * the table's lock. */
 void queue_publish_counts(struct weft_queue *q);
 
 /* --- submit.c --- */
-/* Completions for tasks of this queue, from `worker`. */
+/* Take completions of this node's tasks that `worker` has sent. */
 void queue_accept(struct weft_queue *q, uint32_t worker, const struct queue_done_message *dones, uint32_t count);
 /* Try to place pending tasks again. */
 void queue_place_pending(struct weft_queue *q);
-/* The home behind a view is gone: use the view no more, and mark this node's tasks in that shard as pending. */
+/* Node v->node is gone: use its shard no more, and mark the tasks as pending that this node has placed there. */
 void queue_home_gone(struct weft_queue *q, struct queue_view *v);
 
 /* --- outbox.c --- */
 int queue_send(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
                size_t payload_len);
-/* Send a message; if there is no room now, keep it and send it later. Never waits. A kept message is dropped only when the receiver dies or
- * leaves. */
+/* Send a message, or keep it and send it later if there is no room now. Never waits. A kept message is dropped only when the receiver dies
+ * or leaves. */
 void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type type, uint32_t to, const void *payload, uint32_t count,
                 size_t len);
 /* Keep a message that could not be sent, and send it later. */
@@ -254,8 +251,8 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
 void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
 uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; under unsent_lock */
-/* HELLO or CLOSE to every other node that is alive. SHUTDOWN goes only to nodes whose queue is known; the others get the state in the
- * ANSWER to their HELLO. */
+/* Send HELLO or CLOSE to every other node that is alive, or SHUTDOWN to the nodes whose queue is known. The other nodes learn of a shutdown
+ * by the ANSWER to their HELLO. */
 void queue_tell_all(struct weft_queue *q, enum queue_message_type type);
 
 /* --- wait.c --- */
@@ -268,8 +265,8 @@ int queue_check(struct weft_queue *q, struct fab_patience *p);
 void queue_say(const struct weft_queue *q, const struct fab_patience *p, const char *what, const char *whom);
 
 /* --- upkeep.c --- */
-int64_t queue_tick(struct weft_queue *q,
-                   int64_t now); /* does what is due; returns after how many ns to call it again. In the progress thread */
+/* Does what is due, and returns after how many ns to call it again. Called by the progress thread. */
+int64_t queue_tick(struct weft_queue *q, int64_t now);
 void queue_free_watch(struct slot_watch *watch);
 void queue_destroy(struct weft_queue *q); /* free the queue's private memory; no thread may be using it */
 
@@ -292,6 +289,6 @@ static inline bool queue_is_shut(const struct weft_queue *q)
 
 /* For tests only: call it after all views exist and before the queue is used. */
 void queue_set_force(weft_queue *q, uint32_t force);
-void queue_set_lease(weft_queue *q, int64_t lease_ns); /* the lease of all claims in this node's shard, existing ones included */
+void queue_set_lease(weft_queue *q, int64_t lease_ns); /* the lease of all claims in this node's shard, including existing ones */
 
 #endif

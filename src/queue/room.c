@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The queues of one node, and how those of the same name on different nodes find each other.
+ * The queues of one node, and how queues of the same name on different nodes find each other.
  *
- * A node that opens a queue sends HELLO to every other node. Each node that has the queue open replies with ANSWER. A node that does not
- * have the queue open drops the HELLO. That does no harm, because it sends its own HELLO when it opens the queue. Both messages carry the
- * address of the sender's shard. One handler and one set of hooks serve all queues; they find the queue by its name.
+ * A node that opens a queue sends HELLO to every other node. Each node that has the queue open replies with ANSWER. Both messages carry the
+ * address of the sender's shard. A node that does not have the queue open drops the HELLO, and sends its own HELLO when it opens the queue.
  *
- * A queue may be closed and reopened while messages about the closed one are on their way. So each node numbers its openings; the number is
- * the queue's incarnation. A message names the incarnations that it is about (struct queue_message).
+ * A queue may be closed and reopened while messages about it are on their way. So each node numbers its openings, and messages contain this
+ * number, the incarnation (struct queue_message).
  */
 #include "queue/queue.h"
 
@@ -54,8 +53,7 @@ static void room_shut(struct weft_queue *q)
     fab_wake_here(q->w);
 }
 
-/* A node has died or left, or has closed the queue: see queue.h for what follows. `requeued`: tasks in this node's shard that became ready
- * again. */
+/* A node is gone, or has closed the queue (see queue.h). `requeued`: how many tasks in this node's shard became ready again. */
 static void room_gone(struct weft_queue *q, struct queue_view *v, uint32_t requeued)
 {
     if (v)
@@ -67,7 +65,7 @@ static void room_gone(struct weft_queue *q, struct queue_view *v, uint32_t reque
     fab_wake_here(q->w); /* wake threads that wait for room, for completions or for a drain */
 }
 
-/* Node `from` has closed this incarnation of the queue. It may have opened a newer one since. */
+/* Node `from` has closed this incarnation of the queue, and may have opened a newer one. */
 static void closed(struct weft_queue *q, uint32_t from, uint32_t incarnation)
 {
     struct queue_view *v = atomic_load_explicit(&q->views[from], memory_order_acquire);
@@ -92,7 +90,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
             room_shut(q);
         return;
     }
-    /* The message is about an older incarnation: it was kept for lack of room and arrives after the HELLO of the newer one. */
+    /* A message about an older incarnation, which was kept for lack of room, can arrive after the HELLO of a newer one. */
     if (old && (int32_t)(m->incarnation - old->incarnation) < 0)
         return;
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
@@ -121,8 +119,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     atomic_store_explicit(&q->views[from], v, memory_order_release); /* pairs with queue_view_of() */
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_relaxed);
     bool listed = v->shard.slots == 0;
-    uint32_t at = n; /* use the entry of a node that is gone, if there is one: in a cluster that grows the list would otherwise become
-                        longer and longer */
+    /* In a cluster that grows, use the entry of a node that is gone, so that the list does not become longer and longer. */
+    uint32_t at = n;
     for (uint32_t i = 0; i < n; i++) {
         listed = listed || q->serving[i] == from;
         at = q->w->room > q->w->founders && !fab_alive(q->w, q->serving[i]) ? i : at;
@@ -137,7 +135,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     fab_wake_here(q->w);
 }
 
-/* Settle slots of this node's shard: `from` gave up swaps of their state words without knowing whether they happened. */
+/* Settle slots of this node's shard: node `from` does not know whether swaps of their state words have happened. */
 static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, const void *payload, size_t payload_len)
 {
     struct queue_settle_message m[QUEUE_SETTLES_MAX];
@@ -160,7 +158,7 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     fab_wake_here(q->w); /* wake threads that wait for room */
 }
 
-/* Answer a node that has asked for a queue: this node has no open queue of that name. */
+/* Answer an ASK: this node has no open queue of that name. */
 static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
 {
     struct queue_message m = *ask;
@@ -183,7 +181,7 @@ static void room_handle(weft_node *w, uint32_t from, const void *header, size_t 
         return;
     memcpy(&m, header, sizeof m);
     struct weft_queue *q = enter_named(room, m.key, m.name);
-    if (!q) { /* not open here: only a question is answered; other messages, such as completions for a closed queue, are dropped */
+    if (!q) { /* not open here: only an ASK is answered */
         if (m.type == QUEUE_ASK)
             say_none(w, from, &m);
         return;
@@ -257,7 +255,7 @@ static int64_t room_tick(struct weft_node *w, int64_t now, void *arg)
     return next;
 }
 
-/* The node closes: no thread uses a queue any more. No CLOSE is sent, since the other nodes learn that this node has left. */
+/* The node closes, and no thread uses a queue any more. No CLOSE is sent, since the other nodes learn that this node has left. */
 static void room_close(struct weft_node *w, void *arg)
 {
     struct queue_room *room = arg;

@@ -3,8 +3,8 @@
  * The protocol of one shard: see slot.h for the states and the reasons.
  *
  * Memory orders, for shards that are reached by loads and stores:
- *   (S) state words: a swap is acq_rel, a load acquire. READY is released after the fields; a claimer that loads it
- *       sees them. A claimer's swap is also a release, so its loads of the fields cannot sink below it.
+ *   (S) state words: a swap is acq_rel, a load acquire. READY is released after the fields, so a claimer that loads READY sees the fields.
+ *   A claimer's swap is also a release, so its loads of the fields cannot sink below it.
  *   (T) tail: raised with a release after READY; claimers acquire it. Raises are read-modify-writes, so a later
  *       raise by another submitter carries the earlier ones (release sequence).
  *   (H) head: rules 1 and 2 of slot.h need only the total order of the changes of head, and that a claimer which loads a
@@ -43,8 +43,8 @@ static inline int swap(const struct slot_shard *s, uint32_t word, uint64_t *seen
     return same;
 }
 
-/* Whether a swap through the fabric that ended with error `rc` may have happened. No if the home is gone with all its slots (-ECONNRESET),
- * or if nothing was started (-EDEADLK). */
+/* Whether a swap through the fabric that ended with error `rc` may have happened. Not if the home is gone (-ECONNRESET) or nothing was
+ * started (-EDEADLK). */
 static bool may_have_happened(int rc)
 {
     return rc < 0 && rc != -ECONNRESET && rc != -EDEADLK;
@@ -80,8 +80,8 @@ void slot_fetch(const struct slot_shard *s, uint32_t slot)
         base_fetch_to_write(s->mem + slot_base(s, slot));
 }
 
-/* Calls that go through several slots fetch this many slots in advance. Most of these were last written by another processor, and each swap
- * is a barrier: without the fetch, the loads of one slot would begin only after the swap of the slot before. */
+/* How many slots calls that go through several slots fetch in advance. Each swap is a barrier: without the fetch, the load of a slot would
+ * begin only after the swap of the slot before. */
 #define SLOT_AHEAD 8u
 
 /* Fetches both cache lines of the slot at a position. */
@@ -92,7 +92,8 @@ static inline void fetch_whole(const struct slot_shard *s, uint64_t position)
     base_fetch_to_write(m + SLOT_WORDS / 2);
 }
 
-/* Fetches the first slots of `count` from position `p` on. Nothing for one slot, and for a shard that is reached through the fabric. */
+/* Fetches the first slots of `count` from position `p` on. Does nothing for a single slot, and for a shard that is reached through the
+ * fabric. */
 static inline void fetch_first(const struct slot_shard *s, uint64_t p, uint64_t count)
 {
     for (uint64_t i = 0; s->mem && count > 1 && i < SLOT_AHEAD && i < count; i++)
@@ -115,7 +116,7 @@ static inline int load_fields(const struct slot_shard *s, uint32_t base, struct 
         for (uint32_t i = 0; i < SLOT_TASK_WORDS; i++)
             c->task[i] = atomic_load_explicit(&m[SLOT_TASK + i], memory_order_relaxed);
     } else {
-        /* Read the fields after the state word, in a transfer of their own: one transfer of both could read the fields first. */
+        /* Read the fields in a transfer of their own, after the state word: one transfer of both could read the fields first. */
         uint64_t all[SLOT_WORDS - 1];
         int rc = s->remote->load(s->arg, base + 1, all, SLOT_WORDS - 1);
         if (rc)
@@ -137,8 +138,8 @@ void slot_format(struct slot_shard *s)
 int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *completed, bool *closed)
 {
     uint64_t two[2] = {0};
-    int rc = load(s, SLOT_COMPLETED,
-                  completed); /* read `completed` first: a task that is submitted after this read makes the two counters differ */
+    /* Read `completed` first, so that the counters differ if a task is submitted after this read. */
+    int rc = load(s, SLOT_COMPLETED, completed);
     if (rc)
         return rc;
     if (s->mem) {
@@ -157,14 +158,14 @@ int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t
     return swap(s, (uint32_t)word, &expected, desired);
 }
 
-/* How far the head word is behind `tail`, in slots: at most the length of the ring, which also stands for an invalid head word. */
+/* How many slots the head word is behind `tail`, at most the length of the ring. For an invalid head word, the length of the ring. */
 static inline uint32_t lag_of(const struct slot_shard *s, uint64_t head, uint64_t tail)
 {
     uint32_t lag = (uint32_t)tail - (uint32_t)head;
     return lag > s->slots ? s->slots : lag;
 }
 
-/* Head first, then tail: tail only grows and head never passes it, so the lag is not negative. */
+/* Head first, then tail: tail only grows and head never passes it, so the difference is not negative. */
 static inline int load_ends(const struct slot_shard *s, uint64_t *head, uint64_t *tail)
 {
     int rc = load(s, SLOT_HEAD, head);
@@ -221,7 +222,8 @@ BASE_INLINE int take(const struct slot_shard *s, uint32_t slot, uint64_t user, u
     return rc;
 }
 
-/* Write a task into a slot that take() took, and make it ready. With 0 the task is ready; if *error is set, the home makes it ready later.
+/* Write a task into a slot that take() took, and make it ready. Returns 0 if the task is ready, or if *error is set and the home makes it
+ * ready later.
  */
 BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t writing, uint64_t id,
                      const uint64_t *task, int *error)
@@ -243,7 +245,7 @@ BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, u
 
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count)
 {
-    /* Once a task is placed, this many used slots in a row end the search: the caller has other shards to fill. */
+    /* Once a task is placed, `patience` used slots in a row end the search: the caller has other shards to fill. */
     const uint32_t patience = 16;
     uint64_t tail;
     int rc = load(s, SLOT_TAIL, &tail), error = 0;
@@ -273,7 +275,7 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     if (placed == 0)
         return rc < 0 ? rc : 0;
     if (rc == 0)
-        rc = error; /* after an error the home does not answer: skip further operations, each of which would wait again */
+        rc = error; /* after an error, skip further operations, each of which would wait again */
     if (s->mem)
         rc = 0;
     while (rc >= 0 && tail < last) {
@@ -281,8 +283,7 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
         if (rc)
             break;
     }
-    /* `tail` is the value before it was raised here. If that value was beyond our first position, claimers may have passed our slots while
-     * we wrote them. */
+    /* `tail` is the value before the swap. If it was beyond our first position, claimers may have passed our slots while we wrote them. */
     if (BASE_UNLIKELY(rc >= 0 && tail > first))
         rc = head_lower(s, first);
     /* If the home is gone, the tasks in its shard are lost, and the caller is told of its death. */
@@ -291,16 +292,16 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     return (int)placed;
 }
 
-/* State words that a claimer has read ahead of a shard that is reached through the fabric. Each read takes a round trip, and a run of slots
- * that are not ready may be long where tasks were released or submitted again. */
+/* State words that a claimer has read in advance from a shard that is reached through the fabric. Each read takes a round trip, and many
+ * slots in a row may not be ready. */
 struct look {
     uint64_t from; /* position of the first slot that was read */
     uint32_t count, next;
     uint64_t words[SLOT_LOAD_WORDS];
 };
 
-/* The state of the slot at a position below `tail`. A word that has changed since it was read does no harm: the swap from it fails, and a
- * slot that has become ready meanwhile is one that the claimer passed (rule 1). */
+/* The state of the slot at a position below `tail`. A word that has changed since it was read does no harm: the swap from it fails, and for
+ * a slot that has become ready meanwhile, rule 1 of slot.h holds. */
 static int look_at(const struct slot_shard *s, struct look *l, uint64_t position, uint64_t tail, uint64_t *word)
 {
     if (BASE_LIKELY(s->mem != NULL))
@@ -320,9 +321,9 @@ static int look_at(const struct slot_shard *s, struct look *l, uint64_t position
     return 0;
 }
 
-/* Whether this thread may try to claim the READY `word` of a slot through the fabric: only the first thread of this node to read the word
- * may. No task is lost: if that thread gives its swap up, the home makes claimers look at the slot again. A word up to SLOT_BEHIND versions
- * older than the one tried last is outdated. Relaxed: no other memory is read depending on the entry. */
+/* Whether this thread may try to claim the READY `word` of a slot through the fabric. Only the first thread of this node that reads the
+ * word may. If that thread gives its swap up, the home makes claimers look at the slot again. A word up to SLOT_BEHIND versions older than
+ * the one tried last is outdated. Relaxed, because no other memory is read depending on the entry. */
 static bool try_once(const struct slot_shard *s, uint32_t slot, uint64_t word)
 {
     uint64_t seen = atomic_load_explicit(&s->tried[slot], memory_order_relaxed), mine = (uint64_t)s->incarnation << 32 | word >> 32;
@@ -372,7 +373,7 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
         c->slot = (uint32_t)p & (s->slots - 1);
         if (BASE_UNLIKELY(s->mem == NULL) && !try_once(s, c->slot, word))
             continue;
-        if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): success proves that the fields were not changed while they were copied */
+        if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): if this succeeds, the fields were not changed while they were copied */
             slot_ask_settle(s, rc, c->slot, ready, c->word, SLOT_READY);
             break;
         }
@@ -411,12 +412,11 @@ static BASE_COLD int change_claim_elsewhere(const struct slot_shard *s, uint32_t
             return 0;
         }
         if (rc < 0) {
-            if (to != SLOT_CLAIMED || renewed) /* after two renewals the caller would hold an outdated word, so the claim is given up */
+            if (to != SLOT_CLAIMED || renewed) /* after two renewals the caller would hold an outdated word */
                 slot_ask_settle(s, rc, slot, word, next, SLOT_READY);
             return to == SLOT_CLAIMED && renewed && may_have_happened(rc) ? -ESTALE : rc;
         }
-        /* The slot holds the successor of `word`: an earlier renewal, whose answer was lost, has happened. Nothing else leads from `word`
-         * to it. */
+        /* If the slot holds the successor of `word`, an earlier renewal has happened, whose answer was lost. */
         if (renewed || seen != slot_next_same(word, SLOT_CLAIMED))
             return -ESTALE;
         word = seen;
@@ -462,8 +462,7 @@ int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return 0;
 }
 
-/* Home: make claimers check a slot again, by raising `tail` past the slot's next position. Claimers check the last `slots` positions below
- * `tail`, and never go above `tail`. */
+/* Home: make claimers check a slot again, by raising `tail` past the slot's next position. */
 static void show(const struct slot_shard *s, uint32_t slot)
 {
     uint64_t tail;
@@ -475,8 +474,7 @@ static void show(const struct slot_shard *s, uint32_t slot)
 
 bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then)
 {
-    /* A renewal whose answer was lost may have changed the claim before its owner gave up the next swap. So the renewed word counts as
-     * `from`, too. */
+    /* The claim may have been changed by an earlier renewal whose answer was lost. So the renewed word counts as `from`, too. */
     uint64_t word, renewed = slot_status(from) == SLOT_CLAIMED ? slot_next_same(from, SLOT_CLAIMED) : from;
     if (to && load(s, slot_base(s, slot), &word) == 0)
         while (word == from || word == to || word == renewed) {
@@ -512,8 +510,7 @@ static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return true;
 }
 
-/* The common part of slot_gone() and slot_closed(): take back all slots of a node, or only those of incarnations up to `incarnation` of its
- * queue. */
+/* Take back all slots of a node that is gone, or those of incarnations up to `incarnation` of its queue. */
 static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, uint32_t incarnation)
 {
     uint32_t requeued = 0;
@@ -536,7 +533,7 @@ static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, 
                 rc = taken ? 0 : -ESTALE;
             }
             if (rc != -ESTALE)
-                break; /* else the slot moved on while we looked: look again */
+                break; /* else another thread has changed the slot: look again */
         }
     }
     return requeued;

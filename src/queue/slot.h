@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * slot: the protocol of one shard of a queue, as functions over its words. Knows nothing of nodes, messages or the
- * fabric, so that it can be tested on plain memory and compared line by line with the model (tests/model/slot.pml).
+ * The protocol of one shard of a queue, as functions over its words. It knows nothing of nodes, messages or the fabric, so that it can be
+ * tested on plain memory and compared with the model (tests/model/slot.pml).
  *
  * A shard is a header and a ring of `slots` slots of 128 bytes, in the pool of its home, which is the node that holds it. All of it is
  * 64-bit words that are only accessed atomically. A slot holds at most one task:
@@ -32,23 +32,23 @@
  *      beyond the slot, lowers head to the slot.
  *   2. A claimer raises head only from a word with the version it read before it looked at the first slot.
  * Instead of rule 1, the home may raise tail past the next position of a slot that it made ready. No claimer can have passed that position.
- * Say a slot becomes ready after a claimer has passed it. If rule 1's change of head comes before the claimer's, the
- * claimer's swap fails; if it comes after, it sees the raised head and lowers it. A submitter whose raise of tail
- * starts from at or below its first position needs nothing: no claimer went past tail, so head is not beyond.
+ * Say a slot becomes ready after a claimer has passed it. If rule 1's change of head comes before the claimer's, the claimer's swap fails.
+ * If it comes after, it sees the raised head and lowers it. If a submitter finds tail at or below its first position, it need not change
+ * head, because no claimer goes past tail.
  *
- * SWAPS WITHOUT AN ANSWER. A swap of a shard that is reached through the fabric can end without an answer: the home was stopped past the
- * deadline, or the link broke. The swap may have happened, and it may still happen later. The node that gave up sends the home the expected
- * word, the desired word, and the state that the slot should get. The home then swaps whichever of the two words is there for a third one
- * (slot_settle()). Neither of the two can return, since each change raises the version, so a late swap fails. What the home does with the
- * slot, by the operation that was given up:
- *   take a free slot     makes it free again; also if the fields could not be written
+ * SWAPS WITHOUT AN ANSWER. A swap through the fabric can end without an answer: the home was stopped past the deadline, or the link broke.
+ * Then nobody knows whether the swap has happened, or will happen later. The node that gave up sends the home the expected word, the
+ * desired word, and the state that the slot should get. The home then swaps whichever of the two words is there for a third one
+ * (slot_settle()). Each change raises the version, so neither word can return, and a late swap fails. What the home does with the slot, by
+ * the operation that was given up:
+ *   take a free slot     makes it free again, also if the fields could not be written
  *   make it ready        makes it ready: the task counts as submitted
  *   claim                makes it ready again
  *   complete, release    makes it ready again: the caller is told that it was refused, so another worker must do the task
- *   renew                nothing: the caller keeps its word, and the next call finds that word or its successor in the slot
- *   free                 frees it: through the fabric the home always does this, since the submitter must not wait
+ *   renew                nothing: the next call of the owner finds its word or the successor of this word
+ *   free                 frees it. Through the fabric, the home always frees slots, since the submitter must not wait
  * All threads of a node would swap a READY word for the same claimed word. So a node tries each READY word only once through the fabric
- * (slot_shard.tried): settling a claim that one thread has given up cannot undo the claim of another one.
+ * (slot_shard.tried). Otherwise, settling a claim that one thread has given up could undo the claim of another thread.
  */
 #ifndef WEFT_QUEUE_SLOT_H
 #define WEFT_QUEUE_SLOT_H
@@ -64,7 +64,7 @@
 enum slot_header {
     SLOT_TAIL = 0,  /* a position; written by submitters */
     SLOT_HEAD = 16, /* version(32) . low 32 bits of a position; written by claimers */
-    SLOT_IDLE = 32, /* 1: a claimer of the home may be asleep; a node that swaps this to 0 must wake it */
+    SLOT_IDLE = 32, /* 1: a claimer of the home may be asleep, and the node that swaps this to 0 must wake it */
     /* The home alone writes these three. */
     SLOT_COMPLETED = 48, /* completed tasks that the home node submitted to any shard */
     SLOT_SUBMITTED = 49, /* tasks that the home node submitted to any shard */
@@ -75,9 +75,8 @@ enum slot_header {
 /* Words of a slot. The state and the words that a claim reads first share a cache line; the task fills the slot's second line. */
 enum slot_field { SLOT_STATE = 0, SLOT_ID = 1, SLOT_SUBMITTER = 2, SLOT_TASK = 8 };
 
-/* The user of a slot, as submitter or worker: a node and the incarnation of its queue (its openings are numbered from 1). The incarnation
- * keeps operations meant for a closed queue from changing the queue that was opened after it. The slot's word for its submitter:
- * incarnation(32) . node(32). */
+/* The submitter or worker of a slot: incarnation(32) . node(32). Each opening of a queue at a node has a new incarnation, so that
+ * operations for a closed queue cannot change the queue that was opened after it. */
 static inline uint64_t slot_user(uint32_t node, uint32_t incarnation)
 {
     return (uint64_t)incarnation << 32 | node;
@@ -133,16 +132,16 @@ static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
     return slot_next(word, slot_user(slot_owner(word), slot_incarnation(word)), slot_attempt(word), status);
 }
 
-/* How to reach a shard that this process cannot load from and store to. Each returns 0 or a negative errno. After an error, `out` and `in`
- * are touched no more: they are on the caller's stack. A load has at most SLOT_LOAD_WORDS. */
+/* How to reach a shard that this process cannot load from and store to. Each function returns 0 or a negative errno. After an error, it
+ * must not touch `out` and `in` any more: they are on the caller's stack. A load has at most SLOT_LOAD_WORDS. */
 #define SLOT_LOOK       16u /* slots whose state words a claimer reads at once */
 #define SLOT_LOAD_WORDS ((SLOT_LOOK - 1) * SLOT_WORDS + 1)
 struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
     int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* visible before any later swap */
     int (*swap)(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old);
-    /* Returns a new number at each call. It makes two attempts of this node to take the same slot distinguishable; otherwise settling a
-     * given-up attempt could undo a later one. */
+    /* Returns a new number at each call, by which two attempts of this node to take the same slot differ. Otherwise, settling the first
+     * attempt could undo the second one. */
     uint32_t (*number)(void *arg);
     /* Ask the home, by message, to call slot_settle(). */
     void (*settle)(void *arg, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
@@ -155,7 +154,7 @@ struct slot_shard {
     uint32_t slots;       /* a power of two; 0: the shard has only a header */
     uint32_t incarnation; /* of the home's queue, for `tried` */
     /* [slots]; only of a shard that is reached through the fabric: the READY word that this node has last tried to claim, as
-     * incarnation(32) . version(32). Shards of several incarnations may share it. */
+     * incarnation(32) . version(32). Views of several incarnations may share the array. */
     _Atomic uint64_t *tried;
 };
 
@@ -180,41 +179,40 @@ int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *compl
 /* Compare-and-swap of a header word. Returns 1 if swapped, 0 if not, or an error. */
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired);
 
-/* Submitter `user`: place up to `count` tasks (task i: words at tasks + i * SLOT_TASK_WORDS). Returns how many were placed, always the
- * first ones; 0 if there is no room. */
+/* Submitter `user`: place the first of `count` tasks, as many as find room. Task i: words at tasks + i * SLOT_TASK_WORDS. Returns how many
+ * were placed. */
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count);
 
-/* Worker `user`: claim up to `max` tasks; with `half`, at most half of the ready ones. Skips slots whose submitter number is not below
- * `nodes`. Returns how many were claimed. */
+/* Worker `user`: claim up to `max` tasks, and with `half` at most half of the ready ones. Skips slots whose submitter is not below `nodes`.
+ * Returns how many were claimed. */
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half);
 
 /* Starts to load the slot's memory, because a call that changes the slot will follow soon. */
 void slot_fetch(const struct slot_shard *s, uint32_t slot);
-/* Worker: change a claim; `word` is the claimed word. Return -ESTALE if the slot has another word now; on success `*now` is the new word.
- * Any other error comes from the fabric, and the change may have happened or not. */
+/* Worker: change a claim; `word` is the claimed word. On success `*now` is the new word. -ESTALE: the slot has another word now. After any
+ * other error, which comes from the fabric, it is not known whether the change has happened. */
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
-/* Home: settle a swap of `from` for `to` that may have happened or may still happen. If the slot has either word, it becomes FREE or READY
- * as `then` says, and claimers will find it if READY. With `to` 0 it only makes claimers look at the slot again. Returns true if claimers
- * should look. */
+/* Home: settle a swap of `from` for `to` that ended without an answer. If the slot has one of the two words, it becomes `then`: FREE, or
+ * READY, and then claimers find it. With `to` 0 the function only makes claimers look at the slot again. Returns true if claimers should
+ * look. */
 bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 
-/* Submitter: free the slot after accepting the completion that left `word` (DONE) in it. Returns -ESTALE if the home has taken the slot
- * back. */
+/* Submitter: free a slot whose completion was accepted; `word` is its DONE word. -ESTALE: the home has taken the slot back. */
 int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
-/* Positions that claimers have not looked at yet: an upper bound of the number of ready tasks; 0 if none is ready. */
+/* An upper bound of the number of ready tasks; 0 if none is ready. */
 uint32_t slot_backlog(const struct slot_shard *s);
-/* Whether a submitter would find room at once. False may be wrong: there may be room nevertheless. */
+/* Whether a submitter would find room at once. False may be wrong. */
 bool slot_room(const struct slot_shard *s);
 
 /* Home: `node` has died or left. Frees its tasks and makes its claims ready again. Returns how many became ready. */
 uint32_t slot_gone(const struct slot_shard *s, uint32_t node);
-/* Home: node and incarnation `user` has closed its queue but is alive. Does the same as slot_gone() for tasks and claims of that
- * incarnation and earlier ones, and leaves those of a newer incarnation alone. A slot in state WRITING belongs to the newer one, since a
- * node that has closed a queue submits nothing more to it. */
+/* Home: the node in `user` is alive but has closed the incarnation of the queue in `user`. Like slot_gone(), but only for tasks and claims
+ * of that incarnation and earlier ones. A slot in state WRITING belongs to a newer one, since a node submits nothing to a queue that it has
+ * closed. */
 uint32_t slot_closed(const struct slot_shard *s, uint64_t user);
 
 /* Set in[node] for each node that has claimed tasks of this submitter. Approximate, and slow: for messages to people. */
@@ -230,11 +228,10 @@ struct slot_watch {
     int64_t clock;  /* ns of time that counts towards leases */
 };
 
-/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was planned. If it
- * comes more than a lease too late, this node was stopped, and so perhaps were the workers (Ctrl-Z stops a whole job). Then only the
- * planned time counts towards leases, so that workers do not lose their claims because of the stop. Each look counts some time, so every
- * lease ends. The function also lowers head to ready slots behind it, which a node leaves there if it dies between making a slot ready and
- * lowering head. Cheap on an unused shard. */
+/* Home: end the leases of claims whose word has not changed for lease_ns; returns how many. `due_ns`: when this look was planned. A look
+ * that comes more than a lease too late means that this node was stopped, and perhaps the workers, too (Ctrl-Z stops a whole job). Then
+ * only the planned time counts, so that workers keep their claims. Also lowers head to ready slots behind it: a node may have died after it
+ * made a slot ready, and before it lowered head. Cheap on an unused shard. */
 uint32_t slot_expire(const struct slot_shard *s, struct slot_watch *watch, int64_t due_ns, int64_t now_ns, int64_t lease_ns);
 
 #endif

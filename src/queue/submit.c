@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The submitter's side: placing tasks, accepting completions, and placing tasks again that were in the shard of a node that died.
+ * The submitter's side: placing tasks, accepting completions, and placing tasks again when their home died.
  */
 #include "queue/queue.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define SUBMIT_RUN      64u /* tasks placed in one shard at a time */
-#define SUBMIT_OWN      64u /* up to this backlog a node prefers its own shard: that needs no traffic, and other nodes can steal */
+#define SUBMIT_OWN      64u /* up to this backlog a node prefers its own shard, which needs no traffic; other nodes can steal from it */
 #define SUBMIT_SLICE_NS WEFT_MS
 #define PENDING_RUN     16u
 
@@ -39,8 +39,7 @@ static struct queue_view *submit_choose(struct weft_queue *q, uint32_t avoid)
 static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_task *tasks, uint32_t count, uint64_t *ids)
 {
     struct table *t = &q->table;
-    /* Enter the tasks in the table first: a completion may arrive before slot_submit() returns, and if the home dies meanwhile,
-     * queue_home_gone() must find the tasks in the table. */
+    /* Enter the tasks in the table first, because a completion may arrive, or the home may die, before slot_submit() returns. */
     base_spin_lock(&t->lock);
     bool gone = atomic_load_explicit(&v->gone, memory_order_relaxed);
     uint32_t noted = gone ? 0 : table_add(t, v->node, tasks, count, ids);
@@ -53,8 +52,7 @@ static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_t
     uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
     if (BASE_UNLIKELY(kept < noted)) {
         base_spin_lock(&t->lock);
-        /* Remove the last ones first, so that the first ones stay. Either all are still in the table, or the shard's node is gone and none
-         * is. */
+        /* Remove the last ones first, so that the first ones stay. If the home is gone, none of them is in the table any more. */
         for (uint32_t i = noted; i-- > kept;)
             if (!table_remove(t, ids[i], v->node)) {
                 kept = i + 1;
@@ -120,7 +118,7 @@ static BASE_COLD int submit_later(struct weft_queue *q, const weft_task *tasks, 
                              "queue '%s': no shard had room before the deadline: claim tasks faster, or open the queue with more slots",
                              q->name);
         struct room_wait r = {q, atomic_load_explicit(&q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed)};
-        int64_t slice = now + SUBMIT_SLICE_NS; /* other nodes that free slots do not wake this one, so it looks again after a while */
+        int64_t slice = now + SUBMIT_SLICE_NS; /* other nodes that free slots do not wake this node, so look again after a while */
         int rc = fab_wait(q->w, room_ready, &r, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
             return rc;
@@ -213,7 +211,7 @@ static bool reap_ready(void *arg)
     return atomic_load_explicit(&q->reapable, memory_order_relaxed) != 0;
 }
 
-/* Print which nodes have claimed the work that this node waits for. For a shard on another host, print only the node that has it. */
+/* Print which nodes have claimed the work that this node waits for. For a shard on another host, print only its home. */
 static void say_reap(struct weft_queue *q, const struct fab_patience *p)
 {
     bool homes[WEFT_MAX_NUMBERS], in[WEFT_MAX_NUMBERS] = {false};
@@ -261,7 +259,7 @@ static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t m
     fab_patience_begin(&p, q->w, FAB_LAST, timeout_ns);
     for (;;) {
         queue_place_pending(q);
-        int64_t slice = base_now_ns() + 10 * WEFT_MS; /* look again now and then: another thread may have reaped the last completion */
+        int64_t slice = base_now_ns() + 10 * WEFT_MS; /* look again after this time: another thread may have reaped the last completion */
         int64_t next = fab_patience_next(&p);
         int rc = fab_wait(q->w, reap_ready, q, slice < next ? slice : next);
         if (rc && rc != -ETIMEDOUT)

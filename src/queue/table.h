@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * table: what this node has submitted to one queue and not reaped yet. Private memory: no other node can write it.
+ * The tasks that this node has submitted to one queue and not reaped yet, in private memory that no other node can write.
  *
- * A task's id is its entry's index and generation, so that an id is found without a search and an outdated id is recognised. An entry is
- * OUT (its task is in the shard of some node, its home), PENDING (the home died, and the task waits for another one), or COMPLETE. The
- * first completion of an OUT or PENDING entry counts, any other is a duplicate.
+ * A task's id is the index and generation of its entry, so that an id is found without a search and an outdated id is recognised. An entry
+ * is OUT (the task is in the shard of its home), PENDING (the home is gone, and the task waits for another one), or COMPLETE. Only the
+ * first completion of an entry counts.
  *
- * The caller of every function here, except table_init() and table_clear(), holds `lock`, and does not wait meanwhile.
+ * Callers of all functions except table_init() and table_clear() hold `lock`, and do not wait meanwhile.
  */
 #ifndef WEFT_QUEUE_TABLE_H
 #define WEFT_QUEUE_TABLE_H
@@ -20,8 +20,8 @@
 
 enum table_state { TABLE_FREE, TABLE_OUT, TABLE_PENDING, TABLE_COMPLETE };
 
-/* The submitter writes the task. What a completion reads and writes is on a cache line of its own, so that only this line moves from the
- * submitter's processor to the worker's and back. */
+/* What a completion reads and writes is on a cache line of its own, so that only this line moves from the submitter's processor to the
+ * worker's and back. */
 struct table_entry {
     _Alignas(BASE_CACHE_LINE) weft_task task;
     _Alignas(BASE_CACHE_LINE) uint32_t generation; /* generation of the current id; never 0 */
@@ -39,8 +39,8 @@ struct table_list {
     uint32_t first, last, count;
 };
 
-/* The complete entries, oldest first: a ring of their indices, with room for all entries. Not a list through the entries, because another
- * processor has written these: the entries of a ring can be fetched together, those of a list only one after the other. */
+/* The indices of the complete entries, oldest first. This is a ring, because the entries of a ring can be fetched together, and those of a
+ * list only one after the other. */
 struct table_ring {
     uint32_t *index;
     uint32_t room; /* a power of two, or 0 */
@@ -60,10 +60,9 @@ struct table {
 int table_init(struct table *t);
 void table_clear(struct table *t);
 
-/* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added: less than `count` only if memory is
- * short. */
+/* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added: fewer if memory is short. */
 uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint32_t count, uint64_t *ids);
-/* Undo table_add() for a task that found no room. False if the entry is no longer OUT at `home`: the home has died meanwhile, and the task
+/* Undo table_add() for a task that found no room. False: the home has died meanwhile, so the entry is no longer OUT there, and the task
  * counts as submitted. */
 bool table_remove(struct table *t, uint64_t id, uint32_t home);
 

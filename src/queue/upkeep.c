@@ -38,8 +38,8 @@ void queue_destroy(struct weft_queue *q)
     free(q);
 }
 
-/* Free tasks whose submitter is gone. A stopped node that was declared dead here may continue and submit tasks before it notices. No worker
- * can complete such a task, since its submitter is gone; without this function it would become ready again after every lease, for ever. */
+/* Free tasks whose submitter is gone. A stopped node that was declared dead may continue, and submit tasks before it notices. No worker can
+ * complete such a task, so it would become ready again after every lease. */
 static void free_orphans(struct weft_queue *q)
 {
     for (uint32_t i = 0; i < q->w->size; i++)
@@ -60,8 +60,8 @@ int64_t queue_tick(struct weft_queue *q, int64_t now)
             atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
             queue_wake(q, q->own);
         }
-        /* Checking a long ring takes long: spend at most a hundredth of a processor on it. The cost is processor time, not elapsed time: on
-         * a busy machine, elapsed time would delay the end of leases. */
+        /* Checking a long ring takes long: spend at most a hundredth of a processor on it. Elapsed time would be wrong here: on a busy
+         * machine it would delay the end of leases. */
         int64_t cost = base_cpu_ns() - began;
         q->next_scan = now + (cost * 100 > scan ? cost * 100 : scan);
     }

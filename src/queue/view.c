@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How this node reaches the shards. It uses loads and stores for its own shard and those of its host, and one-sided operations of the
- * fabric, each of which waits, for all others.
+ * How this node reaches the shards: by loads and stores on its own host, and elsewhere by puts, gets and atomics, each of which waits.
  */
 #include "queue/queue.h"
 
@@ -23,8 +22,7 @@ static int view_answered(struct queue_view *v, int rc)
     return rc;
 }
 
-/* A load that has timed out may still store its result later, when the caller's stack frame is gone. So the result goes to other memory
- * first. */
+/* A load that has timed out may store its result when the caller's stack frame is gone. So the result goes to other memory first. */
 _Static_assert(SLOT_LOAD_WORDS * sizeof(uint64_t) <= FAB_NOW_BYTES, "what weft_get_blocking() reads into memory of its own");
 
 static int remote_load(void *arg, uint32_t word, uint64_t *out, uint32_t count)
@@ -56,7 +54,7 @@ static void remote_settle(void *arg, uint32_t slot, uint64_t from, uint64_t to, 
 {
     struct queue_view *v = arg;
     struct queue_settle_message m = {from, to, slot, (uint32_t)then};
-    weft_fence(v->q->w, v->node); /* earlier puts of fields, which may be late, must not be written after the home settles the slot */
+    weft_fence(v->q->w, v->node); /* late puts of fields must arrive before the home settles the slot */
     queue_post(v->q, v->node, QUEUE_SETTLE, v->incarnation, &m, 1, sizeof m);
 }
 
@@ -150,7 +148,7 @@ void queue_wake(struct weft_queue *q, struct queue_view *v)
 {
     if (wake_if_idle(q, v))
         return;
-    /* The shard's own node is not asleep: wake another node, which will steal the task. Look at a few nodes only; the others look again by
+    /* The shard's own node is not asleep: wake another node, which will steal the task. Try only a few nodes; the others look again by
      * themselves. */
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
     uint32_t start = atomic_load_explicit(&q->next, memory_order_relaxed);
@@ -164,7 +162,7 @@ void queue_wake(struct weft_queue *q, struct queue_view *v)
 void queue_publish_counts(struct weft_queue *q)
 {
     _Atomic uint64_t *mem = q->own->shard.mem;
-    /* release: a drain (drain.c) that sees a task complete also sees the tasks that its worker submitted before */
+    /* release: a drain that sees a task complete also sees the tasks that its worker submitted before */
     atomic_store_explicit(&mem[SLOT_SUBMITTED], q->table.submitted, memory_order_release);
     atomic_store_explicit(&mem[SLOT_COMPLETED], q->table.completed, memory_order_release);
 }

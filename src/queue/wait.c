@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Begins and ends waits in a queue, which cannot be closed meanwhile, and prints which nodes a wait is for.
+ * Begins and ends waits in a queue, and prints which nodes a wait is for. The queue cannot be closed meanwhile.
  */
 #include "queue/queue.h"
 
@@ -27,8 +27,7 @@ void queue_end_wait(struct weft_queue *q)
     base_spin_unlock(&q->waiting_lock);
 }
 
-/* Check whether a wait is still possible. The loss of other nodes does not end it if this node claims tasks itself: then it can do the work
- * alone. */
+/* Check whether a wait is still possible. If this node claims tasks itself, it can do the work without the nodes that are gone. */
 int queue_check(struct weft_queue *q, struct fab_patience *p)
 {
     int rc = fab_patience_check(p);

@@ -72,6 +72,9 @@ class Words(unittest.TestCase):
         self.assertIn("NVIDIA RTX PRO 5000 Blackwell: link x4 at 16.0 GT/s", self.only("mac-gpu")["seen"])
         self.assertIn("0000:17:00.0: link x8 at 16.0 GT/s PCIe; its driver is vfio-pci", self.only("linux-gpu")["seen"])
 
+    def test_a_device_of_libfabric(self):
+        self.assertIn("only by libfabric (ofi), if that has a provider for it, as for EFA", self.only("linux-efa")["remedy"])
+
     def test_memory_of_gpus(self):
         code, got = findings("linux-gpu-direct")
         self.assertEqual((code, [(g["gpu"], g["direct"], g["device"]) for g in got["gpus"]]),

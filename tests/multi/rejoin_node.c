@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cluster/join.h"
+#include "fabric/ofi/ofi.h"
 #include "gateway/gateway.h"
 #include "rejoin_test.h"
 #include "weft/service.h"
@@ -168,6 +169,30 @@ static void post(weft_node *w, const struct place *to)
     board->sent = 1;
 }
 
+/* The node replaces its endpoint, as if nothing got through to a peer. Meanwhile its other threads may use it. */
+static void renew(weft_node *w)
+{
+    struct ofi *o;
+    for (uint32_t i = 0; w->ofi && (o = ofi_device_at(w, i)); i++) {
+        base_spin_lock(&o->receiving);
+        o->renew = true;
+        base_spin_unlock(&o->receiving);
+    }
+    fab_kick(w);
+}
+
+static uint32_t endpoints(weft_node *w)
+{
+    struct ofi *o;
+    uint32_t count = 0; /* 0: another transport */
+    for (uint32_t i = 0; w->ofi && (o = ofi_device_at(w, i)); i++) {
+        base_spin_lock(&o->receiving);
+        count += o->generation;
+        base_spin_unlock(&o->receiving);
+    }
+    return count;
+}
+
 void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
@@ -212,6 +237,11 @@ void live(weft_node *w, struct place *place)
             post(w, &board->place[2]);
             place->obeyed = POST;
         }
+        if (place->order == RENEW && place->obeyed != RENEW) {
+            renew(w);
+            place->obeyed = RENEW;
+        }
+        place->renewed = endpoints(w);
         usleep(500);
     }
     _exit(weft_close(w) ? 1 : 0);

@@ -14,7 +14,7 @@
 #define LONG    patience_ns(60)
 #define BYTES   4096u
 
-enum order { GO_ON, END, BARRIER, SERVE, LIE, POST };
+enum order { GO_ON, END, BARRIER, SERVE, LIE, POST, RENEW };
 
 /* Shared by the test and all nodes. */
 struct board {
@@ -29,6 +29,7 @@ struct board {
         _Atomic uint32_t gone[NUMBERS]; /* [number]: 1 if this node no longer counts it as alive */
         _Atomic uint32_t refused;       /* operations on old addresses that have failed, as they must */
         _Atomic uint32_t here;          /* how many nodes of its host this node counts */
+        _Atomic uint32_t renewed;       /* ofi: how many endpoints it has had */
     } place[SLOTS];
     _Atomic uint64_t area[NUMBERS]; /* by number */
     _Atomic uint32_t dead[NUMBERS]; /* [number]: 1: the test has killed it, and all others have noticed */

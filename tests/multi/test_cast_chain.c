@@ -23,17 +23,6 @@
 #define GUARDED  0xa5
 #define HELD_FOR 50 /* how often to check, once a millisecond, that a node which must wait does not go on */
 
-/* Replacements for the functions of talk.c that chain.c calls. */
-void cast_wait(pthread_cond_t *changed, pthread_mutex_t *lock, int64_t ns)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += ns;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_cond_timedwait(changed, lock, &until);
-}
-
 struct seen {
     _Atomic uint32_t put[NODES]; /* blocks that each node has put to the next one */
     _Atomic uint32_t over;

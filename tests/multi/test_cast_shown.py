@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 import unittest
+import urllib.parse
 
+import processes
 from cast_test import LIMIT, WEFT, Cast, until
 
 
@@ -183,7 +185,7 @@ class Shown(Cast):
         go_on()
         rest = p.communicate(timeout=LIMIT)[1].decode()
         self.assertEqual(p.returncode, 0, rest)
-        self.assertRegex(rest, r"weft cast: node 0 \(pid \d+\) on this host goes on, after [1-9]\d+ s\n")
+        self.assertRegex(rest, r"weft cast: node 0 \(pid \d+\) on this host is continued: it was stopped for [1-9]\d+ s\n")
         self.assertNotIn("no answer", rest)  # the other hosts were not silent: nobody listened
 
     def test_the_launcher_prints(self):
@@ -206,6 +208,27 @@ class Shown(Cast):
         t.p.send_signal(signal.SIGINT)
         t.end()
 
+    def test_a_node_does_not_answer(self):
+        """`all` includes a node that lives but is silent: it is asked again, and if that does not help, the command says so and fails."""
+        self.file("src/a", b"1")
+        pid = [n["pid"] for n in json.loads(self.weft("status", "--json").stdout)["nodes"] if n["node"] == 3][0]
+        os.kill(pid, signal.SIGSTOP)
+        self.addCleanup(processes.go_on, pid)
+        self.assertEqual(len(self.summary(self.src, "1,2:" + self.dest)["hosts"]), 2)  # it is not needed
+        p = self.cast("--json", self.src, "all:" + self.dest, code=1)
+        got = json.loads(p.stdout)
+        self.assertEqual((got["ok"], [h["complete"] for h in got["hosts"]]), (False, [True] * 2))
+        self.assertRegex(p.stderr, r"weft cast: '\S+' is left out, because its node \(3\) does not answer: see `weft status`\n")
+        self.same(1)
+        self.same(2)
+        p = subprocess.Popen([WEFT, "cast", "--json", self.src, "all:" + self.dest], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(2)  # whether it has asked or not: it waits for the node
+        os.kill(pid, signal.SIGCONT)
+        said, err = p.communicate(timeout=LIMIT)
+        self.assertEqual((p.returncode, err), (0, b""))
+        self.assertEqual([h["complete"] for h in json.loads(said)["hosts"]], [True] * 3)
+        self.same(3)
+
     def test_not_sent(self):
         """What cannot be sent is named at the end. The hosts have all that can be sent; the exit status says that this is not all."""
         self.file("src/a", b"1")
@@ -223,6 +246,28 @@ class Shown(Cast):
         self.file("src/b", b"2")
         said = self.cast(self.src, "1,2:" + self.dest, code=1).stderr
         self.assertIn("; 1 of 2 hosts have all that could be sent; ", said)
+
+    def test_not_sent_as_json(self):
+        """Names that are no text arrive in JSON, too: readable, and encoded without any loss."""
+        self.file("src/a", b"1")
+        long = "/".join(["d" * 200] * 12)
+        os.makedirs(os.path.join(self.src, long))
+        names = [b"no text \xff\xfe", b"half of a \xc3", b"\xe2\x82 one \xe2\x82\xac", b"two\nlines 100%", "h\u00e4user".encode(), os.fsencode(long + "/pipe")]
+        for name in names:
+            os.mkfifo(os.path.join(os.fsencode(self.src), name))
+        p = self.cast("--json", self.src, "1,2:" + self.dest, code=1)
+        got = json.loads(p.stdout)
+        root = os.fsencode(self.src) + b"/"
+        self.assertEqual({urllib.parse.unquote_to_bytes(path) for path in got["not_sent_encoded"]}, {root + name for name in names})
+        for path in got["not_sent_encoded"]:
+            self.assertRegex(path, "^([A-Za-z0-9._~/-]|%[0-9A-F]{2})*$")
+        self.assertEqual([urllib.parse.unquote_to_bytes(path).decode(errors="replace").count("\ufffd") > 0 for path in got["not_sent_encoded"]],
+                         ["\ufffd" in path for path in got["not_sent"]])
+        self.assertEqual({path[len(root):] for path in got["not_sent"]} - {"half of a \ufffd", "no text \ufffd\ufffd"},
+                         {"\ufffd\ufffd one \u20ac", "two\nlines 100%", "h\u00e4user", long + "/pipe"})
+        # The messages have them, too.
+        self.assertEqual(len([m for m in got["messages"] if m["failure"]]), len(names), got["messages"])
+        self.assertTrue(all(m["text"] for m in got["messages"]))
 
     def test_special_modes(self):
         """One line counts what has lost its set-user-ID or set-group-ID bit."""

@@ -13,9 +13,11 @@
 
 #include "cluster_test.h"
 
-enum { MOST = 5 << 20, HEADER = 24 };
+enum { MOST = 5 << 20 };
 static const size_t sizes[] = {8, 200, 4096, 9000, 65537, 1 << 20, MOST - 3};
-static const size_t messages[] = {0, 8, 1000, 3840};
+static const struct {
+    size_t header, payload;
+} messages[] = {{24, 0}, {24, 8}, {0, 1000}, {24, 3840}, {5, 0}, {1, 1}, {13, 999}, {0, 0}}; /* rc pads headers to 8 bytes */
 
 static void on_message(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                        void *arg)
@@ -59,12 +61,12 @@ static void counted(weft_node *w, void *arg)
         before = stats(w, 1);
         uint64_t sum = 0;
         for (uint32_t i = 0; i < sizeof messages / sizeof messages[0]; i++) {
-            OK(weft_send(w, 1, 1, outside, HEADER, outside, messages[i], NULL));
-            sum += HEADER + messages[i];
+            OK(weft_send(w, 1, 1, outside, messages[i].header, outside, messages[i].payload, NULL));
+            sum += messages[i].header + messages[i].payload;
             wait_for(came, i + 1);
+            now = since(w, &before);
+            CHECK(now.sent_bytes == (counts ? sum : 0) && now.fetched_bytes == 0);
         }
-        now = since(w, &before);
-        CHECK(now.sent_bytes == (counts ? sum : 0) && now.fetched_bytes == 0);
     }
     meet(phase + 1, 2);
 }

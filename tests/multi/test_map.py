@@ -256,7 +256,7 @@ class Map(unittest.TestCase):
         slow = ["sh", "-c", f"[ {{#}} = 1 ] && mv {names[1]} {names[699]}; cat"]
         code, out, err = run("--nodes", "1", "--retries", "0", *names, "--", *slow, **limited)
         self.assertEqual(code, 1)
-        self.assertIn(f"{names[699]}: the file was replaced by another one", err)
+        self.assertIn(f"{names[699]}: the file was replaced by another one during the job; run the job again\n", err)
 
     def test_long_lines(self):
         data = b"".join(b"x" * rng.randrange(300_000) + b"\n" for _ in range(30)) + b"y" * 100_000

@@ -364,9 +364,22 @@ class Hosts(Map):
                 self.assertEqual(out.replace(b"old\n", b""), b"")
                 if way == "shortened" or job.returncode:
                     self.assertEqual(job.returncode, 1)
-                    self.assertIn(b"replaced by another one" if way == "replaced" else b"truncated during the job", err)
+                    self.assertIn(f"{path}: the file was replaced by another one during the job; run the job again\n" if way == "replaced"
+                                  else "truncated during the job", err.decode())
                 else:
                     self.assertEqual(len(out), 200_000)
+
+    def test_file_replaced_before_it_is_cut(self):
+        """The job cuts standard input first. Meanwhile a file of another host is replaced."""
+        path, begun = self.path("later", b"old\n" * 50_000), self.path("begun", b"")
+        job = start("--slots", "1", "--block", "20K", "-", f"1:{path}", "--", "sh", "-c", f"echo >>{begun}; cat", stdin=subprocess.PIPE)
+        job.stdin.write(b"first\n" * 50_000)
+        job.stdin.flush()
+        until("it works", lambda: read(begun))
+        os.rename(self.path("new", b"new\n" * 50_000), path)
+        out, err = job.communicate(timeout=LIMIT)
+        self.assertEqual((job.returncode, out.replace(b"first\n", b"")), (1, b""))
+        self.assertIn(f"{path}: the file was replaced by another one during the job; run the job again\n", err.decode())
 
     def test_host_of_a_file_dies(self):
         """What others have read of the file is printed, the rest fails, and the errors name the reason."""

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * A mixed cluster, under over_network.py and over_softverbs.py with devices that can only send and receive: nodes 0 and 1 have such
- * devices, node 2 has none. So 0 and 1 use tb, and both reach node 2 over TCP. Everything works between all of them, and goes on between
- * the others when a node of either kind is killed.
+ * A mixed cluster, under over_network.py and over_softverbs.py: nodes 0 and 1 have devices, node 2 has none. So 0 and 1 use tb, if the
+ * devices can only send and receive, or rc, and both reach node 2 over TCP, of which they are warned. Everything works between all of them,
+ * and goes on between the others when a node of either kind is killed.
+ *
+ * Usage: test_mixed tb|rc
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -16,6 +18,8 @@
 
 #define PLAIN 2 /* the node without devices */
 
+static const char *fast; /* the transport of the devices */
+
 struct plan {
     unsigned number; /* of the run: each has a port of its own */
     int victim;      /* -1: none */
@@ -28,12 +32,37 @@ static void check_transports(weft_node *w)
         if (i == weft_rank(w))
             continue;
         OK(weft_link_stat(w, i, &s, sizeof s));
-        const char *expected = i == PLAIN || weft_rank(w) == PLAIN ? "ofi" : "tb";
+        const char *expected = i == PLAIN || weft_rank(w) == PLAIN ? "ofi" : fast;
         if (strcmp(s.transport, expected) != 0)
             fprintf(stderr, "node %u reaches node %u over %s, not %s\n", weft_rank(w), i, s.transport, expected);
         CHECK(strcmp(s.transport, expected) == 0);
-        /* libfabric's provider, and the peer's address */
-        CHECK(expected[0] == 't' ? strstr(s.devices, "rdma_") != NULL : strstr(s.devices, " 10.77.0.") != NULL);
+        /* of ofi: libfabric's provider, and the peer's address */
+        const char *named = expected != fast ? " 10.77.0." : strcmp(fast, "tb") == 0 ? "rdma_" : "sv0";
+        CHECK(strstr(s.devices, named) != NULL);
+    }
+}
+
+/* Opens the node, and checks what it says of the slow way: each node warns of each pair of which only one node has devices. */
+static void open_warned(weft_node **w, int rank)
+{
+    static char said[16384];
+    int fd[2], own = dup(2);
+    CHECK(own >= 0 && pipe(fd) == 0 && dup2(fd[1], 2) == 2);
+    int rc = weft_open(w, NULL);
+    CHECK(dup2(own, 2) == 2);
+    close(own);
+    close(fd[1]);
+    ssize_t n = read(fd[0], said, sizeof said - 1); /* less than a pipe holds */
+    close(fd[0]);
+    fprintf(stderr, "%s", said);
+    OK(rc);
+    CHECK(n > 0);
+    for (int i = 0; i < 3; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "node %d is reached over ofi, although %s node has RDMA devices: ", i, rank == PLAIN ? "that" : "this");
+        const char *at = strstr(said, text);
+        CHECK((at != NULL) == (i != rank && (i == PLAIN || rank == PLAIN)));
+        CHECK(!at || strstr(at, rank == PLAIN ? "/nonexistent" : "`weft doctor` on that node's host says why")); /* the reason */
     }
 }
 
@@ -49,7 +78,7 @@ static int mixed_node(int rank, void *arg)
     unsetenv("WEFT_TRANSPORT");
     if (rank == PLAIN)
         setenv("WEFT_VERBS_LIBRARY", "/nonexistent", 1);
-    OK(weft_open(&w, NULL));
+    open_warned(&w, rank);
     check_transports(w);
     check_everything(w, 4);
     weft_gaddr word = symmetric_alloc(w, 64);
@@ -105,8 +134,11 @@ static void test_with_device_killed(void **state)
     run(1);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc != 2)
+        return 2;
+    fast = argv[1];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_together),
         cmocka_unit_test(test_plain_killed),

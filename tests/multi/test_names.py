@@ -107,7 +107,7 @@ class Names(unittest.TestCase):
         for family, address, room in (("-6", "fd77:0::2", "/64"), ("-4", "10.77.0.2", "/24")):
             on(1, "ip", family, "addr", "del", address + room, "dev", "net0")
             try:
-                self.assertIn(f" at {'10.77.0.1' if family == '-6' else '[fd77::1]'}:", self.meet(f"meet:{PORT}")[0][1])
+                self.assertIn(f" at address {'10.77.0.1' if family == '-6' else '[fd77::1]'}:", self.meet(f"meet:{PORT}")[0][1])
             finally:
                 on(1, "ip", family, "addr", "add", address + room, "dev", "net0", *(["nodad"] if family == "-6" else []))
 
@@ -127,6 +127,30 @@ class Names(unittest.TestCase):
             self.assertIn(f"listen at '{coord}:{PORT}': Address already in use; another program listens there: choose another port", zero)
             self.assertIn("node 0", one)
 
+    def test_data_is_silent(self):
+        """A firewall lets the nodes join, and drops without an error all that they send each other over libfabric: in bounded time both fail, and
+        say why."""
+        self.addCleanup(on, 1, "ip", "neigh", "del", "10.77.1.1", "dev", "net1")
+        on(1, "ip", "neigh", "add", "10.77.1.1", "lladdr", "02:00:00:00:00:99", "dev", "net1", "nud", "permanent")
+        began = time.monotonic()
+        (_, zero, status), (_, one, other) = self.nodes(f"{FOUR}:{PORT}", WEFT_OFI_INTERFACE="net1", WEFT_RECONNECT="3s")
+        self.assertLess(time.monotonic() - began, patience(30))
+        self.assertNotEqual(status, 0)
+        self.assertNotEqual(other, 0)
+        # The node that gives the other one up first knows the reason; the other only sees that it is gone.
+        self.assertRegex(zero + one, r"node \d .* is dead: nothing that was sent to it over \S+ at 10\.77\.1\.\d:\d+ got through for .*firewall")
+
+    def test_all_is_silent(self):
+        """A firewall drops without an error what a node sends to node 0: both say who is missing when the time to join is over."""
+        self.addCleanup(on, 1, "ip", "neigh", "del", FOUR, "dev", "net0")
+        on(1, "ip", "neigh", "replace", FOUR, "lladdr", "02:00:00:00:00:99", "dev", "net0", "nud", "permanent")
+        (_, zero, status), (_, one, other) = self.nodes(f"{FOUR}:{PORT}", 2)
+        self.assertNotEqual(status, 0)
+        self.assertNotEqual(other, 0)
+        self.assertIn("node 1 of 2 did not join at", zero)
+        self.assertIn("cannot connect to '10.77.0.1:7654'", one)
+        self.assertIn("firewall", one)
+
     def test_provider_port_taken(self):
         """libfabric takes a port of its own: the next one of its range, or if there is none, the error names the setting."""
         def ports(first, last):
@@ -134,12 +158,23 @@ class Names(unittest.TestCase):
         with Taken(0, FOUR, port=PORT + 1):
             nodes = self.nodes(f"{FOUR}:{PORT}", **ports(PORT + 1, PORT + 2))
             self.assertEqual([status for _, _, status in nodes], [0, 0], nodes)
-            self.assertIn(f" at {FOUR}:{PORT + 2}", nodes[0][1])
+            self.assertIn(f" at address {FOUR}:{PORT + 2}", nodes[0][1])
             (_, zero, status), (_, one, other) = self.nodes(f"{FOUR}:{PORT}", 5, **ports(PORT + 1, PORT + 1))
             self.assertNotEqual(status, 0)
             self.assertNotEqual(other, 0)
             for err in (zero, one):
                 self.assertIn("PORT_HIGH_RANGE", err)
+
+
+    def test_no_such_interface(self):
+        """An interface that no host has; an address that only the first one has. Each node says so, of itself or of the other."""
+        for what, why in (("net7", "'net7' is neither an interface"), ("10.77.1.1", "10.77.1.1 is not an address of this host"),
+                          ("fd77:1::1", "fd77:1::1 is not an address of this host")):
+            for _, err, status in (nodes := self.nodes(f"{FOUR}:{PORT}", 5, WEFT_OFI_INTERFACE=what)):
+                self.assertNotEqual(status, 0)
+                self.assertIn(f"WEFT_OFI_INTERFACE: {why}", err)
+            if what != "net7":
+                self.assertIn(f" at address {what if '.' in what else '[fd77:1::1]'}:", nodes[0][1])
 
 
 if __name__ == "__main__":

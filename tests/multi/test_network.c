@@ -17,6 +17,7 @@
 
 #include "cluster_test.h"
 #include "fabric/ofi/ofi.h"
+#include "fabric/transports.h"
 
 #define WORDS 4096u
 
@@ -292,6 +293,48 @@ static void test_cut(void **state)
     assert_int_not_equal(atomic_load(&c->reasons), 0);
 }
 
+/* --- a pool of several memory regions --- */
+
+/* The pool has two regions, which end at 1 GiB. Puts, gets and additions at the last bytes of the one and the first of the other. */
+static void regions(weft_node *w, void *arg)
+{
+    enum { EDGE = 1 << 30, POOL = EDGE + (64 << 20), SIDE = 300000 };
+    static uint8_t out[2 * SIDE], in[2 * SIDE];
+    uint32_t me = weft_rank(w), used, budget;
+    weft_gaddr a;
+    uint64_t old;
+    (void)arg;
+    OK(weft_alloc_aligned(w, POOL - (32 << 20), 64, &a));
+    uint64_t skip = EDGE - weft_gaddr_offset(a) - SIDE;
+    uint8_t *mine = weft_ptr(w, a + skip, 2 * SIDE);
+    CHECK(mine && (mine - w->pool_base) + SIDE == EDGE);
+    fab_ofi.regions(w, &used, &budget);
+    CHECK(((struct ofi_link *)w->links[1 - me].impl)->own.count + used == 2);
+    OK(weft_barrier(w, patience_ns(60)));
+    if (me == 0) {
+        for (uint32_t i = 0; i < 2 * SIDE; i++)
+            out[i] = (uint8_t)(i % 251 + 1);
+        weft_gaddr there = on_node(a, 1) + skip;
+        OK(weft_put_blocking(w, there, out, sizeof out));
+        OK(weft_get_blocking(w, in, there, sizeof in));
+        CHECK(memcmp(in, out, sizeof in) == 0);
+        OK(weft_get_blocking(w, in, there + SIDE - 20, 40)); /* small: not by RMA */
+        CHECK(memcmp(in, out + SIDE - 20, 40) == 0);
+        OK(weft_fetch_add_blocking(w, there + SIDE, 0, &old));
+        CHECK(memcmp(&old, out + SIDE, 8) == 0);
+    }
+    OK(weft_barrier(w, patience_ns(60)));
+    for (uint32_t i = 0; i < 2 * SIDE && me == 1; i++)
+        CHECK(mine[i] == (uint8_t)(i % 251 + 1));
+}
+
+static void test_regions(void **state)
+{
+    (void)state;
+    static const char *const environment[] = {"WEFT_POOL=1088M", NULL};
+    assert_int_equal(nodes_failed_with(2, regions, NULL, environment), 0);
+}
+
 /* --- stopped peers --- */
 
 enum { PIECE = 8 << 10, PIECES = 48 }; /* puts of the smallest size for which ofi uses RMA: together more than it has under way to a peer */
@@ -472,6 +515,59 @@ static void test_blocked(void **state)
     assert_int_equal(nodes_failed(2, blocked, shared_words(64)), 0);
 }
 
+/* Opens the node's endpoint anew, with a completion queue that has a descriptor to sleep on or, as for a provider that wakes nobody, none.
+ */
+static void reopen(struct ofi *o, bool wakes)
+{
+    base_spin_lock(&o->receiving);
+    CHECK((o->fd >= 0) != wakes);
+    uint32_t before = o->generation, now = before;
+    o->traits.wakes = wakes;
+    o->renew = true;
+    base_spin_unlock(&o->receiving);
+    fab_kick(o->w);
+    for (int64_t end = now_ns() + patience_ns(60); now == before && now_ns() < end; usleep(1000)) {
+        base_spin_lock(&o->receiving);
+        now = o->generation;
+        CHECK(now == before || (o->ep && (o->fd >= 0) == wakes));
+        base_spin_unlock(&o->receiving);
+    }
+    CHECK(now != before);
+}
+
+/* The provider of the test wakes threads, and weft sleeps on its descriptor. Of a provider that does not, weft polls the queue; then all
+ * goes on, too, also what only another node's operation begins. */
+static void polled(weft_node *w, void *arg)
+{
+    _Atomic uint32_t *phase = arg;
+    uint32_t me = weft_rank(w), other = 1 - me;
+    weft_gaddr a = symmetric_alloc(w, (WORDS + 8) * sizeof(uint64_t));
+    struct ofi *o = ((struct ofi_link *)w->links[other].impl)->ofi;
+    static uint64_t out[WORDS], in[WORDS];
+    CHECK(o->traits.wakes && o->fd >= 0);
+    meet(&phase[0], 2);
+    for (uint32_t round = 0; round < 2; round++) {
+        if (me == 0)
+            reopen(o, round == 1);
+        meet(&phase[1 + round], 2);
+        for (uint64_t r = 0; r < 10; r++) {
+            fill(out, r);
+            OK(weft_put_blocking(w, on_node(a, other), out, sizeof out));
+            OK(weft_get_blocking(w, in, on_node(a, other), sizeof in));
+            CHECK(memcmp(in, out, sizeof in) == 0);
+            OK(weft_fetch_add_blocking(w, on_node(a, other) + WORDS * 8, 1, NULL));
+            OK(weft_wait_until(w, a + WORDS * 8, WEFT_GE, 10 * round + r + 1, NULL, patience_ns(60)));
+        }
+        meet(&phase[3 + round], 2);
+    }
+}
+
+static void test_polled(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, polled, shared_words(64)), 0);
+}
+
 /* --- signals --- */
 
 static const int signals[] = {SIGINT, SIGTERM, SIGABRT, SIGILL, SIGBUS, SIGSEGV};
@@ -504,6 +600,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
         cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
         cmocka_unit_test(test_late),      cmocka_unit_test(test_middle),  cmocka_unit_test(test_misbehaves),
+        cmocka_unit_test(test_regions),
+        cmocka_unit_test(test_polled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Nodes whose libfabrics have different providers: each pair uses one that both have, or says that there is none.
 
-Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER
+Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER POOR_LIBRARY    (poor_library.c)
 
 The providers of each node are named in WEFT_OFI_PROVIDER, as if its libfabric had no others.
 """
@@ -15,7 +15,7 @@ import unittest
 sys.dont_write_bytecode = True
 from processes import clean_env, patience  # noqa: E402
 
-PEER = os.path.abspath(sys.argv[1])
+PEER, POOR = (os.path.abspath(path) for path in sys.argv[1:3])
 LIMIT = patience(60)
 HOSTS = os.environ["TEST_NAMESPACES"].split(":")
 COORD = os.environ["TEST_COORD"]
@@ -53,7 +53,7 @@ class Providers(unittest.TestCase):
     def test_same(self):
         """One device serves all pairs."""
         for _, err, _ in self.check([BOTH, BOTH, BOTH], [{1: NET, 2: NET}, {0: NET, 2: NET}, {0: NET, 1: NET}]):
-            self.assertEqual(len(re.findall(r"info: libfabric's ", err)), 1, err)
+            self.assertEqual(len(re.findall(r"info: this node uses libfabric's provider ", err)), 1, err)
 
     def test_by_themselves(self):
         """Nodes with a list meet one that takes the best of its libfabric."""
@@ -81,6 +81,12 @@ class Providers(unittest.TestCase):
             taken.stdin.close()
         self.assertRegex(err, r"info: provider net of libfabric: .*; weft uses another provider")
 
+    def test_poor(self):
+        """A provider without RMA; and one that takes only small messages, and copies nothing that it sends."""
+        for how in ("messages", "small"):
+            with self.subTest(how):
+                self.check([NET, NET], [{1: NET}, {0: NET}], WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=how)
+
     def test_none(self):
         found = self.nodes([NET, RXM], seconds=5)
         self.assertTrue(all(status for _, _, status in found), found)
@@ -95,4 +101,4 @@ class Providers(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

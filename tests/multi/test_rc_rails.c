@@ -46,11 +46,16 @@ static void carry(weft_node *w, void *arg)
             sum += bytes;
         }
         CHECK(sum == len && is.rail_bytes[3] == 0);
+        CHECK(is.sent_bytes - was.sent_bytes == len && is.fetched_bytes == was.fetched_bytes);
         meet(&stage->there, 2 * (3 * i + 2));
         CHECK(filled(came + at, len, 2 * i + peer) && byte_at(came + at - 1) == before && byte_at(came + at + len) == after);
         memset(from, 0, 4 * LARGE);
         OK(weft_get_blocking(w, from + 5, on_node(ours, peer) + at, len));
         CHECK(filled(from + 5, len, 2 * i + me) && from[4] == 0 && from[len + 5] == 0);
+        was = is;
+        is = stats(w, peer);
+        CHECK(is.fetched_bytes - was.fetched_bytes == len && is.sent_bytes == was.sent_bytes);
+        CHECK(is.rail_bytes[0] + is.rail_bytes[1] + is.rail_bytes[2] == was.rail_bytes[0] + was.rail_bytes[1] + was.rail_bytes[2] + len);
         meet(&stage->there, 2 * (3 * i + 3));
     }
     weft_link_stats was = stats(w, peer); /* small operations, and those on memory outside the pool, use the first rail */

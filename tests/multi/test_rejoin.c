@@ -450,6 +450,53 @@ static void test_queued(void **state)
     end();
 }
 
+/* --- new endpoints --- */
+
+/* The node of this slot replaces its endpoint, within its next round of work. */
+static void renews(uint32_t slot)
+{
+    board->place[slot].order = GO_ON;
+    board->place[slot].obeyed = GO_ON;
+    board->place[slot].order = RENEW;
+}
+
+/* While a node joins, a member replaces its endpoint (src/fabric/ofi/watch.c), at any moment. The newcomer reaches the new one, all bytes
+ * are right, and nobody counts as dead who is not. */
+static void test_renewed(void **state)
+{
+    (void)state;
+    uint64_t seed = 5;
+    uint32_t highest = 2, number, died = 0, member;
+    if (!getenv("TEST_NAMESPACES")) { /* over other transports nodes have no endpoints to replace */
+        skip();
+        return;
+    }
+    founders(3);
+    for (uint32_t round = 0; round < repeats(24); round++) {
+        member = round % 3;
+        uint32_t before = board->place[member].renewed;
+        start(3, 0, 0, NULL, NULL);
+        usleep((useconds_t)(random_next(&seed) % 60000));
+        renews(member);
+        if (round % 4 == 3) /* two of them */
+            renews((member + 1) % 3);
+        highest = joined(3, highest);
+        if (round % 4 == 2) { /* and the newcomer, as soon as it has joined */
+            renews(3);
+            until(&board->place[3].renewed, 2, "a new endpoint", 3);
+        }
+        until(&board->place[member].renewed, before + 1, "a new endpoint", member);
+        go_on();
+        number = killed(3);
+        for (uint32_t slot = 0; slot < 3; slot++)
+            for (uint32_t i = 0; i < number; i++)
+                died += board->place[slot].died[i] != board->dead[i];
+        assert_int_equal(died, 0);
+        go_on();
+    }
+    end();
+}
+
 /* --- the last numbers --- */
 
 static void on_none(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
@@ -521,7 +568,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_from_one),    cmocka_unit_test(test_in_turn),  cmocka_unit_test(test_broken_off),
         cmocka_unit_test(test_meanwhile),   cmocka_unit_test(test_secret),   cmocka_unit_test(test_liar),
         cmocka_unit_test(test_barrier),     cmocka_unit_test(test_services), cmocka_unit_test(test_queued),
-        cmocka_unit_test(test_last_number),
+        cmocka_unit_test(test_last_number), cmocka_unit_test(test_renewed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,6 +20,7 @@
 
 #include "base/base.h"
 #include "cluster_test.h"
+#include "fabric/tb/tb.h"
 
 #define DOMAINS 11 /* protection domains of a tb5 device */
 
@@ -381,6 +382,53 @@ static void test_uncopied(void **state)
     assert_int_equal(nodes_failed(2, uncopied, shared_words(4096)), 0);
 }
 
+/* weft_link_stat() shows each counter of the link as what it is. The counters are raised here, because most need a fault to rise. */
+static void shown(weft_node *w, void *arg)
+{
+    (void)arg;
+    weft_gaddr area = symmetric_alloc(w, 64);
+    uint32_t other = 1 - weft_rank(w);
+    OK(weft_fetch_add_blocking(w, on_node(area, other), 1, NULL)); /* now there is a link */
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    struct tb_link *l = w->links[other].impl;
+    weft_link_stats before = stats(w, other);
+    base_spin_lock(&l->r.lock);
+    struct tb_stream_counts *s = &l->r.endpoint.stream.counts;
+    struct tb_bulk_counts *b = &l->r.endpoint.bulk.counts;
+    s->frames += UINT64_C(1) << 32;
+    s->retransmitted += UINT64_C(2) << 32;
+    s->received += UINT64_C(3) << 32;
+    s->damaged += UINT64_C(4) << 32;
+    b->sent_bytes += UINT64_C(5) << 32;
+    b->received_bytes += UINT64_C(6) << 32;
+    b->rejected += UINT64_C(7) << 32;
+    b->repairs += UINT64_C(8) << 32;
+    l->r.endpoint.counts.sent_bytes += UINT64_C(9) << 32;
+    b->put_bytes += UINT64_C(10) << 32;
+    l->r.endpoint.counts.fetched_bytes += UINT64_C(20) << 32;
+    b->get_bytes += UINT64_C(30) << 32;
+    base_spin_unlock(&l->r.lock);
+    weft_link_stats after = stats(w, other);
+    /* what the link itself adds meanwhile is little */
+    CHECK((after.frames_sent - before.frames_sent) >> 32 == 1);
+    CHECK((after.frames_retransmitted - before.frames_retransmitted) >> 32 == 2);
+    CHECK((after.frames_received - before.frames_received) >> 32 == 3);
+    CHECK((after.frames_damaged - before.frames_damaged) >> 32 == 4);
+    CHECK((after.bulk_sent_bytes - before.bulk_sent_bytes) >> 32 == 5);
+    CHECK((after.bulk_received_bytes - before.bulk_received_bytes) >> 32 == 6);
+    CHECK((after.bulk_rejected - before.bulk_rejected) >> 32 == 7);
+    CHECK((after.bulk_repairs - before.bulk_repairs) >> 32 == 8);
+    CHECK((after.sent_bytes - before.sent_bytes) >> 32 == 19);
+    CHECK((after.fetched_bytes - before.fetched_bytes) >> 32 == 50);
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+}
+
+static void test_shown(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(2, shown, NULL), 0);
+}
+
 static void meets(weft_node *w, void *arg)
 {
     (void)arg;
@@ -398,9 +446,9 @@ int main(void)
 {
     signal(SIGHUP, SIG_DFL); /* nohup sets it to be ignored */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ended),          cmocka_unit_test(test_forked),          cmocka_unit_test(test_struck_joining),
-        cmocka_unit_test(test_struck_closing), cmocka_unit_test(test_pulled),          cmocka_unit_test(test_uncopied),
-        cmocka_unit_test(test_other_way),      cmocka_unit_test(test_nothing_is_left),
+        cmocka_unit_test(test_ended),          cmocka_unit_test(test_forked),    cmocka_unit_test(test_struck_joining),
+        cmocka_unit_test(test_struck_closing), cmocka_unit_test(test_pulled),    cmocka_unit_test(test_uncopied),
+        cmocka_unit_test(test_shown),          cmocka_unit_test(test_other_way), cmocka_unit_test(test_nothing_is_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,8 +3,8 @@
  * A simulated world for the tb protocol: nodes with pools, cables between some of them, devices that lose, delay, damage and reorder, and a
  * clock that only events move. One seed decides everything, so every schedule can be repeated.
  *
- * world.c has the clock and the nodes' loops, devices.c the devices, work.c the nodes' operations, and work_check.c the checks of their
- * results.
+ * world.c has the clock and the events, nodes.c the nodes' loops and sessions, devices.c the devices, work.c the nodes' operations, and
+ * work_check.c the checks of their results.
  */
 #ifndef TEST_TB_SIM_H
 #define TEST_TB_SIM_H
@@ -170,7 +170,19 @@ void sim_at(struct world *w, int64_t at, const struct event *e);
 /* Runs one world to its end; sim_fail() reports a failure. */
 void sim_draw(struct config *c, uint64_t seed);
 uint64_t sim_run(const struct config *c, bool verbose); /* counts the steps */
+void sim_wake(struct world *w, uint32_t node, int64_t at);
+static inline struct end *sim_end_of(struct world *w, uint32_t node, uint32_t peer)
+{
+    return &w->nodes[node].ends[peer];
+}
+
+/* --- nodes.c --- */
 void sim_pump(struct end *e);
+void node_wake(struct world *w, uint32_t node); /* the node handles its completions, then pumps */
+void node_come_up(struct world *w, struct end *e, uint32_t session);
+void node_drop_messages(struct end *e);
+void node_restart(struct world *w, uint32_t a, uint32_t b); /* the session between two nodes ends, and a new one begins a little later */
+void node_pull(struct world *w, uint32_t a, uint32_t b);
 
 /* --- devices.c --- */
 uint32_t device_room(const struct world *w, const struct queue *q);
@@ -180,7 +192,6 @@ void device_leave(struct world *w, struct queue *q);
 void device_arrive(struct world *w, struct queue *q, struct event *e);
 void device_completed(struct world *w, const struct event *e);
 uint64_t device_sum(const uint8_t *at, uint32_t bytes);
-void sim_wake(struct world *w, uint32_t node, int64_t at);
 
 /* --- work.c, work_check.c --- */
 void work_begin(struct world *w, struct end *e); /* begins one operation, or a chain */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A case of the bulk protocol that the simulated worlds of tests/tb do not reach. A put is complete at the receiver, but the receiver
- * cannot send DONE yet. Meanwhile the sender gives the put up, and uses its number for another put. The DONE of the first put must then not
- * be sent, because it would be taken for the DONE of the second.
+ * What the simulated worlds of tests/tb do not reach or do not check: what the bulk protocol counts, and this case. A put is complete at the
+ * receiver, but the receiver cannot send DONE yet. Meanwhile the sender gives the put up, and uses its number for another put. The DONE of
+ * the first put must then not be sent, because it would be taken for the DONE of the second.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -254,12 +254,108 @@ static void test_half_is_told_of(void **state)
     assert_int_equal(t.stream.order - before, 2); /* the number of frames */
 }
 
+/* --- what is counted --- */
+
+enum { LENGTH = 3 * MESSAGE + 100 }; /* four pieces, the last of which overlaps the third */
+
+static void ready_for(uint32_t first, uint32_t count)
+{
+    assert_int_equal(hear(TB_READY, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = first, .a = first, .b = count}), 0);
+    pump();
+    leave_all();
+    for (uint32_t i = 0; i < count; i++)
+        tb_bulk_left(&t.bulk, 0);
+}
+
+/* Each byte of a put counts when it is sent, and once. What the lane has sent counts as often as it was sent. */
+static void test_put_is_counted(void **state)
+{
+    (void)state;
+    const struct tb_bulk_counts *c = &t.bulk.counts;
+    assert_true(tb_bulk_put(&t.bulk, AT, AT, LENGTH, 0, 0, 0, &t));
+    drain();
+    assert_int_equal(c->put_bytes, 0);
+    ready_for(0, 2);
+    assert_int_equal(c->put_bytes, 2 * MESSAGE);
+    assert_int_equal(c->sent_bytes, 2 * MESSAGE);
+    assert_int_equal(hear(TB_RESEND, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = 1, .a = 1}), 0); /* one was lost */
+    pump();
+    leave_all();
+    tb_bulk_left(&t.bulk, 0);
+    assert_int_equal(c->sent_bytes, 3 * MESSAGE);
+    assert_in_range(c->put_bytes, 2 * MESSAGE, 3 * MESSAGE); /* which piece it was is not kept */
+    ready_for(2, 2);
+    assert_int_equal(c->sent_bytes, 5 * MESSAGE);
+    assert_int_equal(c->put_bytes, LENGTH);
+    assert_int_equal(hear(TB_DONE, 0, t.bulk.begun, &(struct tb_words){0}), 0);
+    assert_int_equal(c->put_bytes, LENGTH);
+    assert_int_equal(c->get_bytes + c->received_bytes, 0);
+}
+
+/* The peer has all of a put, although this node has sent only a part of it over the lane. */
+static void test_put_is_counted_at_its_end(void **state)
+{
+    (void)state;
+    assert_true(tb_bulk_put(&t.bulk, AT, AT, LENGTH, 0, 0, 0, &t));
+    drain();
+    ready_for(0, 1);
+    assert_int_equal(t.bulk.counts.put_bytes, MESSAGE);
+    assert_int_equal(hear(TB_DONE, 0, t.bulk.begun, &(struct tb_words){0}), 0);
+    assert_int_equal(t.bulk.counts.put_bytes, LENGTH);
+    assert_int_equal(t.bulk.counts.sent_bytes, MESSAGE);
+}
+
+/* A piece has landed, and its checksum arrives. */
+static void land(uint32_t number, uint64_t at, bool damaged)
+{
+    tb_bulk_landed(&t.bulk, 0, 1);
+    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation,
+                          &(struct tb_words){.token = number, .a = base_hash(t.pool + at, MESSAGE, 0) + damaged}),
+                     0);
+}
+
+/* Each byte of a get counts when it has arrived. A damaged piece counts as rejected, and the lane is repaired. */
+static void test_get_is_counted(void **state)
+{
+    (void)state;
+    const struct tb_bulk_counts *c = &t.bulk.counts;
+    assert_true(tb_bulk_get(&t.bulk, AT, AT, LENGTH, &t));
+    drain();
+    assert_int_equal(said(TB_READY), 1);
+    land(0, AT, false);
+    assert_int_equal(c->get_bytes, MESSAGE);
+    land(1, AT + MESSAGE, false);
+    assert_int_equal(c->get_bytes, 2 * MESSAGE);
+    assert_int_equal(c->rejected + c->repairs, 0);
+    land(2, AT + 2 * MESSAGE, true);
+    assert_int_equal(c->get_bytes, 2 * MESSAGE);
+    assert_int_equal(c->rejected, 1);
+    drain();
+    assert_int_equal(said(TB_QUIESCE), 1);
+    assert_int_equal(c->repairs, 1);
+    land(3, AT + LENGTH - MESSAGE, false);
+    assert_int_equal(c->get_bytes, 3 * MESSAGE);
+    assert_int_equal(c->received_bytes, 0); /* counts whole transfers */
+    assert_int_equal(hear(TB_QUIET, 0, t.bulk.lanes[0].generation, &(struct tb_words){0}), 0);
+    tb_bulk_pump(&t.bulk, WEFT_SECOND);
+    drain();
+    assert_int_equal(said(TB_READY), 2); /* for the damaged piece again */
+    land(4, AT + 2 * MESSAGE, false);
+    assert_int_equal(c->get_bytes, LENGTH);
+    assert_int_equal(c->received_bytes, LENGTH);
+    assert_int_equal(c->rejected, 1);
+    assert_int_equal(c->put_bytes + c->sent_bytes, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_number_used_again_before_done_was_said, setup, teardown),
         cmocka_unit_test_setup_teardown(test_done_is_said_when_there_is_room, setup, teardown),
         cmocka_unit_test_setup_teardown(test_half_is_told_of, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_put_is_counted, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_put_is_counted_at_its_end, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_get_is_counted, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@ Usage: test_commands.py PATH-OF-WEFT PATH-OF-SOFTVERBS PATH-OF-LIBIBVERBS FOLDER
 """
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +158,17 @@ class Generic(Base):
         got = self.json("probe", "regions", "--count", "20", "--size", "64K")
         self.assertEqual((got["device"], got["regions"], got["errno"], got["region_bytes"]), ("sv0", 20, 0, 65536))
         self.assertIn("none of 2 was refused", self.weft("probe", "regions", "--count", "2"))
+
+    def test_probe_regions_time(self):
+        """The time that it prints, for each region, against the time that the command takes."""
+        for form in ("--json", "--markdown"):
+            with self.subTest(form):
+                began = time.monotonic()
+                said = self.weft("probe", "regions", "--count", "20", "--size", "64K", form)
+                took_ns = (time.monotonic() - began) * 1e9
+                each_ns = json.loads(said)["register_ns"] if form == "--json" else float(re.search(r" ([\d.]+) us ", said)[1]) * 1000
+                self.assertGreater(each_ns, 0)
+                self.assertLessEqual(20 * each_ns, took_ns)
 
     def test_probe_pool(self):
         got = self.json("probe", "pool", "--count", "96", "--size", "20000")

@@ -11,13 +11,13 @@ import shutil
 import subprocess
 import sys
 import time
-import unittest
 
 sys.dont_write_bytecode = True
+import over_ssh  # noqa: E402
 import test_ssh  # noqa: E402
+from over_ssh import LIMIT, LONG  # noqa: E402
 from processes import patience, until  # noqa: E402
 
-LIMIT = test_ssh.LIMIT
 MODULES = "sch_netem,sch_ingress,cls_u32,act_gact,wireguard"
 SLOW = ["root", "netem", "delay", "50ms", "loss", "1%", "rate", "10mbit"]
 
@@ -33,7 +33,7 @@ def sent(interface):
 
 class Network(test_ssh.Ssh):
     """With the tests of test_ssh.py, which run here over TCP."""
-    if not test_ssh.LONG:
+    if not LONG:
         lines, jobs = 60_000, 1
         test_node_killed = test_interrupted = None  # test_ssh.py and test_death.c have them
 
@@ -59,7 +59,7 @@ class Network(test_ssh.Ssh):
         for k in (0, 1):
             said = [line for line in err.splitlines() if line.startswith(f"[{k}]") and "in the clear" in line]
             self.assertEqual(len(said), 1, err)
-            self.assertIn(f" at 10.77.0.{k + 1}:", said[0])
+            self.assertIn(f" at address 10.77.0.{k + 1}:", said[0])
 
     def test_away(self):
         """The interface goes down for 1 and for 20 s, and the work goes on."""
@@ -123,7 +123,7 @@ class Network(test_ssh.Ssh):
         here("sh", "-ec", make.format(key=keys[0], own=1, peer=public[1], other=2))
         try:
             _, err = self.well(self.begin(20, "leave", WEFT_OFI_INTERFACE="wg0", WEFT_LOG="info"))
-            self.assertIn(" at 10.99.0.1:", err)
+            self.assertIn(" at address 10.99.0.1:", err)
             self.assertGreater(sent("wg0"), 100_000)
         finally:
             here("ip", "link", "del", "wg0")
@@ -131,11 +131,8 @@ class Network(test_ssh.Ssh):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--inside":
-        test_ssh.setting()
-        unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
-    if not shutil.which("wg"):
+    if sys.argv[1] != "--inside" and not shutil.which("wg"):
         print("no wg: install wireguard-tools (tools/deps test)", file=sys.stderr)
         sys.exit(1 if os.environ.get("CI") else 77)
-    sys.exit(test_ssh.on_machines(__file__, ["--modules", MODULES], test_ssh.SSHD_CONFIG.replace("ListenAddress 10.77.0.2", "AddressFamily any"),
-                                  "vm2,fd77::2", 600, 900))
+    over_ssh.main(__file__, ["--modules", MODULES], over_ssh.SSHD_CONFIG.replace("ListenAddress 10.77.0.2", "AddressFamily any"),
+                  "vm2,fd77::2", 600, 900)

@@ -2,103 +2,36 @@
 # SPDX-License-Identifier: MIT
 """weft run and weft map --hostfile between two virtual machines, by ssh and a real sshd, over the kernel's own software RDMA.
 
-Everything that sshd needs is made for the test: the host's key, the user's, and the files that say whom to trust. It runs
-in the second machine only; the first has the launcher and node 0, and what is checked on the second is asked by ssh.
-Without WEFT_TEST_LONG=1 it is a cluster of which a node is killed, one that is interrupted, and two jobs of map.
+The first machine has the launcher and node 0. Without WEFT_TEST_LONG=1 it is a cluster of which a node is killed, one that is interrupted, and
+two jobs of map.
 
 Usage: test_ssh.py RUN WEFT PEER    (tests/vm/run; the command weft; multi_peer)
 """
-import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(os.path.dirname(HERE), "multi"))
-import processes  # noqa: E402
+import over_ssh  # noqa: E402
+from over_ssh import LIMIT, LONG  # noqa: E402
 
-SSHD = "/usr/sbin/sshd"
-LIMIT = processes.patience(100)  # seconds until what should have ended is called a failure; an emulated machine is slow
-LONG = os.environ.get("WEFT_TEST_LONG") == "1"
 long_only = unittest.skipUnless(LONG, "one of the long forms (WEFT_TEST_LONG=1)")
 
-SSHD_CONFIG = """
-ListenAddress 10.77.0.2
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
-PidFile /run/sshd.pid
-StrictModes no
-PasswordAuthentication no
-UsePAM no
-LogLevel ERROR
-KexAlgorithms curve25519-sha256
-"""
 
-# The first machine tests; the second serves until the first has tested. Accounts are this host's, which may be locked, and whose
-# shell may begin with what somebody has set up there. Neither is of this test, nor are keys that take an emulated processor seconds.
-BOTH = """
-if [ $VM_INDEX = 1 ]; then exec python3 "$@"; fi
-grep -q ^sshd: /etc/passwd || echo sshd:x:999:65534::/run/sshd:/usr/sbin/nologin >>/etc/passwd
-sed -i 's,^root:.*,root:x:0:0:root:/root:/bin/sh,' /etc/passwd
-rm -f /etc/shadow; echo 'root:*:20000:0:99999:7:::' >/etc/shadow
-mkdir -p /run/sshd
-exec {sshd} -D -e -f {folder}/sshd_config
-"""
-
-
-# --- in the first machine ---
-
-class Ssh(unittest.TestCase):
-    maxDiff = None
-    weft = peer = None
-    ssh = []
-    other = "root@vm2"
-    hosts = [{"ssh": "vm1", "ips": ["10.77.0.1"]}, {"ssh": other, "ips": ["10.77.0.2"]}]
-
-    @classmethod
-    def setUpClass(cls):
-        processes.until("sshd answers", lambda: cls.far("true").returncode == 0, LIMIT)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.far("kill $(cat /run/sshd.pid)")
-
+class Ssh(over_ssh.Machines):
     lines, jobs = 200_000, 2  # of test_map: its input, and how many of its two jobs
 
-    @classmethod
-    def far(cls, command):
-        """Runs a command on the second machine. All use one connection, because making one takes a second or two here."""
-        return subprocess.run([*cls.ssh, "-oControlMaster=auto", "-oControlPath=/tmp/way-%h", "-oControlPersist=yes", cls.other,
-                               command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              timeout=2 * LIMIT, check=False)
-
     def start(self, *args, sub="run", stdout=subprocess.PIPE, **env):
-        with open("/tmp/hosts.json", "w", encoding="utf-8") as file:
-            json.dump({"weft": 1, "hosts": self.hosts, "settings": {"pool": "8M", "deadline": "120s", "join_timeout": "60s"}}, file)
-        return subprocess.Popen([self.weft, sub, "--hostfile", "/tmp/hosts.json", "--nodes", "2", *args], text=True,
-                                env=processes.clean_env(**{"WEFT_SSH": " ".join(self.ssh), **env}), start_new_session=True,
-                                stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE)
+        self.write_hostfile()
+        return subprocess.Popen([self.weft, sub, "--hostfile", self.hostfile, "--nodes", "2", *args], text=True, env=self.env(**env),
+                                start_new_session=True, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE)
 
     def run_weft(self, *args, **env):
         process = self.start(*args, **env)
         out, err = process.communicate(timeout=LIMIT)
         return process.returncode, out, err
-
-    def nothing_stays(self):
-        """Checks that no process of a node or of weft, and no file, is left on either machine. Processes that are ending get some time."""
-        look = f"""for i in $(seq {LIMIT * 5}); do
-            left=$(pgrep -af '[a]s-node|[m]ulti_peer|[s]leep 1007'; ls -A /dev/shm /tmp | grep weft)
-            [ "$left" ] || exit 0
-            sleep 0.2
-        done
-        echo "$left"; exit 1"""
-        for where, left in (("there", self.far(look)), ("here", subprocess.run(
-                ["sh", "-c", look], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False))):
-            self.assertEqual((left.returncode, left.stdout), (0, ""), f"left {where}")
 
     def peers(self, times, end, **env):
         code, out, err = self.run_weft("-t", "--", "sh", "-c", f"hostname; echo to err >&2; exec {self.peer} {times} {end}", **env)
@@ -193,46 +126,5 @@ class Ssh(unittest.TestCase):
         self.nothing_stays()
 
 
-def setting():
-    folder, Ssh.weft, Ssh.peer = os.environ["FOLDER"], os.environ["COMMAND"], os.environ["PEER"]
-    Ssh.ssh = ["ssh", "-F", "none", "-i", f"{folder}/user", "-o", f"UserKnownHostsFile={folder}/known", "-o",
-               "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
-
-
-# --- on the host ---
-
-def key(path):
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "of-the-test", "-f", path], check=True)
-    with open(path + ".pub", encoding="utf-8") as file:
-        return file.read()
-
-
-def on_machines(test, options, config, names, short, long):
-    """Runs the file `test` in the first machine. `names`: those of the second one, as ssh knows it."""
-    run, weft, peer = (os.path.abspath(path) for path in sys.argv[1:4])
-    if not os.path.exists(SSHD):
-        print(f"no {SSHD}: install openssh-server (tools/deps test)", file=sys.stderr)
-        return 1 if os.environ.get("CI") else 77
-    with tempfile.TemporaryDirectory(prefix="vm-ssh-") as folder:
-        key(f"{folder}/user")
-        for name, text in (("known", f"{names} " + key(f"{folder}/host")), ("unknown", ""),
-                           ("sshd_config", config.format(folder=folder))):
-            with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
-                file.write(text)
-        script = BOTH.format(folder=folder, sshd=SSHD)
-        slowness = processes.slowness()
-        # No paths of programs among the arguments: the test looks for processes that have them.
-        status = subprocess.run([sys.executable, run, "--machines", "2", *options, "--timeout",
-                                 str(int((long if LONG else short) * slowness)), "--see", folder, "--env", "WEFT_TEST_LONG",
-                                 "--env", f"TEST_SLOWNESS={slowness:.2f}", "--env", f"PEER={peer}",
-                                 "--env", f"COMMAND={weft}", "--env", f"FOLDER={folder}", "--",
-                                 "sh", "-c", script, "sh", os.path.abspath(test), "--inside", *sys.argv[4:]],
-                                stdin=subprocess.DEVNULL, check=False).returncode
-    return 1 if status == 77 and os.environ.get("CI") else status
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "--inside":
-        setting()
-        unittest.main(argv=sys.argv[:1], verbosity=2)
-    sys.exit(on_machines(__file__, ["--modules", "rdma_rxe"], SSHD_CONFIG, "vm2", 400, 900))
+    over_ssh.main(__file__, ["--modules", "rdma_rxe"], over_ssh.SSHD_CONFIG, "vm2", 400, 900)

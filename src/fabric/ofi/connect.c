@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * When two nodes join, they talk over their side connection. Each sends the other the providers that it can use. Then each sends its
- * endpoint's address, its pool's address and the keys of the pool's regions. Nothing is sent over libfabric yet: the provider connects at
- * the first operation.
+ * Two nodes that join each other first exchange, over their side connection, which providers they can use. Then they exchange the address
+ * of the endpoint, the address of the pool and the keys of its regions. The provider connects at the first operation.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -161,7 +160,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     struct fab_link *link = l->r.link;
     struct ofi_hello mine, theirs = {0};
     int err = 0;
-    base_spin_lock(&o->receiving); /* this node may be replacing its endpoint, and with it the domain */
+    base_spin_lock(&o->receiving); /* this node may be replacing its endpoint and its domain */
     base_spin_lock(&o->calls);
     if (!o->ep)
         err = base_fail(-ENOTCONN, "provider %s of libfabric has failed on this node; restart it", o->info->fabric_attr->prov_name);

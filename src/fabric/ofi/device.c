@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * A node's libfabric objects (fabric, domain, address vector, completion queue, endpoint), the registered regions of its pool, and the
- * buffers into which frames are received. Each receive and each request is a struct in an array; the struct's address is the context of the
- * provider's operation.
+ * buffers into which frames are received.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -195,8 +194,8 @@ void ofi_receive_owed_locked(struct ofi *o)
     }
 }
 
-/* In libfabric 1.17, fi_trywait() of `net` does nothing: the signal of the first completion is never cleared, and the descriptor stays
- * readable. fi_wait() on a wait set clears the signal, so the queue gets a wait set. Later versions have no `net`. */
+/* Gives the queue a wait set. In libfabric 1.17, fi_trywait() of `net` does not clear the signal of a completion, so the descriptor stays
+ * readable; fi_wait() on a wait set does. */
 static void device_wait_set(struct ofi *o)
 {
     struct fi_wait_attr attr = {.wait_obj = FI_WAIT_FD};
@@ -294,9 +293,8 @@ static int device_memory(struct ofi *o)
     return 0;
 }
 
-/* A provider accepts a certain number of requests for all peers together. In a large cluster this is less than the sum of the peers' shares
- * (OFI_SHARE). Then half of the requests are common to all peers: some peers have to wait for their share, but any peer can have more than
- * its share. */
+/* A provider accepts a certain number of requests for all peers together. If this is less than the sum of the peers' shares (OFI_SHARE),
+ * half of the requests are common to all peers. */
 static void device_count(struct ofi *o)
 {
     const struct fi_info *info = o->info;
@@ -309,9 +307,9 @@ static void device_count(struct ofi *o)
     o->requests_count = o->common + shares;
 }
 
-/* If each connection has its own receive queue, ofi_rxm posts receives to connections that it has closed, and crashes (libfabric 1.17 to
- * 2.4, libfabric's issue 11828). The environment variable that avoids this is not set here: the program may have threads, so its
- * environment must not be changed. */
+/* If each connection has its own receive queue, ofi_rxm crashes, because it posts receives to connections that it has closed (libfabric
+ * 1.17 to 2.4, libfabric's issue 11828). weft does not set the environment variable that avoids this, because the program may have threads.
+ */
 static int device_refuse(const struct fi_info *info)
 {
     const char *provider = info->fabric_attr->prov_name, *shared = getenv("FI_OFI_RXM_USE_SRX");
@@ -377,8 +375,8 @@ static void device_shut_endpoint(struct ofi *o)
     o->armed = false;
 }
 
-/* Closes everything else. `net` of libfabric 1.17 leaves the sockets open of connections that it had accepted and that had sent no request.
- * An object that cannot be closed because something still belongs to it is never freed. Nothing uses it, because nobody polls it. */
+/* Closes everything except the endpoint. An object that cannot be closed, because something still belongs to it, is never freed. `net` of
+ * libfabric 1.17 does not close accepted connections that have sent no request. */
 static void device_shut_objects(struct ofi *o)
 {
     device_shut_regions(o);
@@ -393,9 +391,8 @@ static void device_shut_objects(struct ofi *o)
     o->fd = -1;
 }
 
-/* Over TCP the domain is replaced, too. When an endpoint of `net` of libfabric 1.17 is closed while a part of a get's bytes has arrived,
- * the domain gets the get's entry back twice. Later it uses this entry for two requests at the same time: one is lost, or its bytes are
- * written where those of the other belong. A domain in which a connection was just being made may also crash. */
+/* Over TCP the domain is replaced, too. If an endpoint of `net` of libfabric 1.17 is closed while bytes of a get arrive, the domain later
+ * uses the entry of this get for two requests at the same time. A domain in which a connection was being made may crash. */
 void ofi_device_shut_locked(struct ofi *o)
 {
     device_shut_endpoint(o);
@@ -426,11 +423,11 @@ static int device_insert_peers(struct ofi *o)
 int ofi_device_again_locked(struct ofi *o)
 {
     if (o->traits.hardware && o->traits.bind_regions)
-        return base_fail(-EOPNOTSUPP,
-                         "%s of libfabric cannot replace its endpoint: the memory of this node would get keys that the other nodes do not "
-                         "know; set WEFT_OFI_PROVIDER to another provider, on "
-                         "all nodes",
-                         o->info->fabric_attr->prov_name);
+        return base_fail(
+            -EOPNOTSUPP,
+            "libfabric's provider %s cannot replace its endpoint, because the other nodes could then not access the memory of this node; "
+            "set WEFT_OFI_PROVIDER to another provider on all nodes",
+            o->info->fabric_attr->prov_name);
     int rc = o->traits.tcp ? device_objects(o) : device_queue_again(o);
     rc = rc || !o->traits.tcp ? rc : region_of_frames(o);
     rc = rc ? rc : device_endpoint(o);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * libfabric, loaded at run time. weft is not linked with it, so weft also runs on systems without libfabric. Only the functions listed here
- * are symbols of the library; the rest of its API is tables of functions in its objects.
+ * Loads libfabric at run time, so that weft also runs on systems without libfabric. Only the functions listed here are symbols of the
+ * library; its other functions are in tables of its objects.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -83,13 +83,12 @@ static int library_open(struct ofi_library *l, void **handle)
     return base_fail(-ENOENT, "no libfabric (%s); " WHO_HAS_IT, first);
 }
 
-/* Load libfabric without its signal handlers: libinfinipath, which Debian's libfabric needs, installs handlers when it is loaded (at
- * SIGTERM it calls exit(1)), and then measures the clock for 0.1 s. Signals belong to the program: one that comes during the loading waits
- * until the program's handlers are back. */
+/* Load libfabric, and restore the program's signal handlers: libinfinipath, which Debian's libfabric needs, installs handlers when it is
+ * loaded. Signals that come meanwhile are delayed. */
 static int library_open_quietly(struct ofi_library *l, void **handle)
 {
     static const int taken[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}; /* faults during the loading: they cannot be delayed */
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}; /* faults cannot be delayed */
     struct base_dispositions before;
     sigset_t later, mask;
     sigfillset(&later);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links of ofi: creates them, and sends for their endpoints (records/endpoint.h). A frame is a message to the peer; a move, which is a
- * large put or get, is an RMA request.
+ * Links of ofi: creates them, and sends for their endpoints (records/endpoint.h). A frame is sent as a message, a large put or get (a move)
+ * as an RMA request.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 
 #define LINK_FRAMES ((size_t)TB_SLOTS * TB_FRAME_BYTES)
-/* long, because the provider itself repeats what the network loses: this is only for frames lost with a broken connection */
+/* long, because only frames that are lost with a broken connection must be sent again */
 #define RTO_LEAST    (500 * WEFT_MS)
 #define RTO_MOST     (4 * WEFT_SECOND)
 #define FRAMES_FIRST 4u /* frames under way at most, until it is known how fast the network is, ... */
@@ -20,12 +20,13 @@
 
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
 {
-    /* mmap(), not calloc(), which could write zeros to all of it: ofi uses only a small part of an endpoint */
+    /* mmap() instead of calloc(), which could write zeros to the whole struct, of which ofi uses a small part */
     struct ofi_link *l = mmap(NULL, sizeof *l, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (l == MAP_FAILED)
         return NULL;
     l->ofi = o;
-    atomic_store_explicit(&o->used, true, memory_order_relaxed); /* before the link is published: from then on the device is polled */
+    atomic_store_explicit(&o->used, true,
+                          memory_order_relaxed); /* before the link is published, so that the device is polled from then on */
     l->r.w = o->w;
     l->r.link = link;
     l->r.earliest = &o->due;
@@ -35,8 +36,8 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
     return l;
 }
 
-/* Keep a link's own frames, from which the provider may still be sending, until ofi_device_close() has closed the endpoint. If there is no
- * memory to record them, they are never freed. */
+/* Keep a link's own frames until ofi_device_close() has closed the endpoint, because the provider may still be sending from them. If there
+ * is no memory to record them, they are never freed. */
 static void link_keep_frames(struct ofi_link *l)
 {
     struct ofi_late *late = malloc(sizeof *late);
@@ -56,8 +57,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. But a provider that was only busy connecting
- * to the peer reports none afterwards, so the timer is set, too. */
+/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. The timer is for a provider that was only
+ * busy connecting, which reports no completion. */
 static bool link_no_room(struct ofi_link *l)
 {
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
@@ -65,7 +66,7 @@ static bool link_no_room(struct ofi_link *l)
     return false;
 }
 
-/* Several moves share the window, so that on a slow network, too, one ends every now and then: watch.c takes that for progress. */
+/* Several moves share the window, so that even on a slow network one of them ends before watch.c misses progress. */
 static void link_share(struct ofi_link *l)
 {
     uint64_t share = l->window.size / 4 < OFI_MOVE_LEAST ? OFI_MOVE_LEAST : l->window.size / 4;
@@ -109,7 +110,7 @@ void ofi_link_open_locked(struct ofi_link *l)
 {
     l->shut = false;
     l->open_at = l->pause = 0;
-    l->r.endpoint.stream.ack_now = true; /* so that something is sent in any case: the peer may wait for it */
+    l->r.endpoint.stream.ack_now = true; /* so that something is sent in any case, for which the peer may wait */
     tb_stream_again(&l->r.endpoint.stream);
 }
 
@@ -197,8 +198,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     return link_no_room(l);
 }
 
-/* Whether local memory can be moved by RMA. If the provider needs local memory to be registered, only memory in the pool can; other memory
- * is copied into frames. */
+/* Whether RMA can use this local memory. If the provider needs local memory to be registered, only the pool can be used. */
 static bool link_movable(void *ctx, const uint8_t *local, uint64_t len)
 {
     const struct ofi_link *l = ctx;

@@ -12,10 +12,10 @@
  *   connect.c     when two nodes join: they agree on a provider, and exchange addresses and keys
  *   transport.c   opening, joining, the end of a link; the transport's table
  *
- * A node has one reliable datagram endpoint for all peers that it reaches by the same provider: a device (struct ofi). It has a second
- * device only if it reaches some peers by another provider, because their libfabric has another version. Small operations are records in
- * frames, as on tb: frames that are lost with a broken connection are sent again, and each record is executed once. Large puts and gets
- * (moves) are RMA between the pools, if the provider supports it.
+ * A device (struct ofi) is one reliable datagram endpoint, for all peers that a node reaches by the same provider. A node has a second
+ * device only if some peers need another provider, because their libfabric has another version. Small operations are records in frames, as
+ * on tb: frames that are lost with a broken connection are sent again, and each record is executed once. Large puts and gets (moves) are
+ * RMA, if the provider supports it.
  *
  * Locks, outer first: ofi->receiving (held by the thread that polls), a link's lock, ofi->calls. ofi->calls is held during every call of
  * libfabric that uses the endpoint or its queue (FI_THREAD_DOMAIN).
@@ -36,22 +36,24 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES      128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS      256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
-#define OFI_SHARE         2u         /* more requests for each peer, which no other peer can use */
-#define OFI_MOVE_BYTES    (1u << 20) /* bytes of one RMA request */
-#define OFI_MOVES         32u        /* the most RMA requests under way to a peer */
-#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES) /* the most bytes of these: few, because frames wait behind them */
-#define OFI_MOVES_FIRST   (16u << 10)           /* the most bytes of these at first, until it is known how fast the network is, ... */
-#define OFI_MOVES_LEAST   (16u << 10)           /* ... and if it is slow */
-#define OFI_MOVE_LEAST    8192u                 /* bytes from which RMA is used; fewer are faster in frames */
-#define OFI_SEGMENT_SHIFT 30u                   /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u                  /* bytes of a provider's address */
-#define OFI_RETRY         (WEFT_MS) /* after so long the progress thread tries again to send a frame for which the provider had no room */
+#define OFI_RECEIVES    128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS    256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
+#define OFI_SHARE       2u         /* further requests for each peer, which no other peer can use */
+#define OFI_MOVE_BYTES  (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVES       32u        /* the most RMA requests under way to a peer */
+#define OFI_MOVES_BYTES (4u * OFI_MOVE_BYTES) /* the most bytes of RMA requests under way to a peer: few, because frames wait behind them \
+                                               */
+#define OFI_MOVES_FIRST   (16u << 10)         /* the same at first, until it is known how fast the network is, ... */
+#define OFI_MOVES_LEAST   (16u << 10)         /* ... and if it is slow */
+#define OFI_MOVE_LEAST    8192u               /* a smaller put or get is faster in frames than by RMA */
+#define OFI_SEGMENT_SHIFT 30u                 /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS       256u                /* bytes of a provider's address */
+/* After so long the progress thread tries again to send a frame for which the provider had no room. */
+#define OFI_RETRY (WEFT_MS)
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
 
-/* An operation that the provider is executing, and that ends with a completion. The address of this struct is the operation's context. */
+/* An operation that the provider is executing. The address of this struct is the context of its completion. */
 struct ofi_request {
     struct fi_context2 context; /* must be the first member: some providers keep their own state in it */
     struct ofi_request *next;   /* in the list `free` or `owed` */
@@ -67,7 +69,7 @@ struct ofi_request {
     void *cookie;   /* the cookie of the endpoint's move() */
 };
 
-/* The pool, registered for a peer or for all: one region for each segment. Under `calls`. */
+/* The pool, registered for one peer or for all peers: one region for each segment. Under `calls`. */
 struct ofi_regions {
     struct fid_mr **list; /* [count] */
     uint64_t *keys;       /* [count] as they were sent to the peer */
@@ -89,21 +91,20 @@ struct ofi_link {
     uint64_t base;                /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
     uint32_t shift;               /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
-    uint64_t *keys;         /* the keys of the peer's segments, as the peer has sent them; see ofi_key() */
+    uint64_t *keys;         /* the keys of the peer's segments, as the peer has sent them (ofi_key()) */
     uint64_t keys_shift;    /* what is added to them now; under the link's lock */
     bool fixed;             /* the peer's keys do not change */
-    uint8_t *frames;        /* frames to send from, if one of the two nodes joined later; NULL: the link uses a part of ofi->memory */
+    uint8_t *frames;        /* memory for frames to send, if one of the two nodes joined later; NULL: a part of ofi->memory */
     struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
     char name[64];          /* the peer's address as text */
-    /* After the provider has refused an operation, nothing is sent before retry_at; each refusal doubles the pause. Under the link's
-     * lock. */
+    /* When the provider has refused an operation, nothing is sent before retry_at. Each refusal doubles `pause`. Under the link's lock. */
     int64_t retry_at, pause;
     char error[160]; /* the reason of the last refusal; "": there was none */
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
     uint64_t stand;       /* the sum of acknowledged frames and finished moves at the last check */
-    int64_t still_at;     /* since when `stand` has not changed although something is under way; 0: the link makes progress or is idle */
-    uint64_t moves_stand; /* the same for RMA requests alone: how many have ended, and since when that has not changed */
+    int64_t still_at;     /* since when `stand` has not changed although something is under way; 0: not so */
+    uint64_t moves_stand; /* the same for RMA requests alone */
     int64_t moves_at;
     bool heard;       /* at least one frame has arrived from the peer */
     bool renewed;     /* this node has replaced its endpoint once because of this link */
@@ -115,17 +116,18 @@ struct ofi_link {
     bool shut;    /* nothing is sent now */
     bool tell;    /* this node's new address must be sent to the peer */
     bool awaits;  /* the peer has not confirmed this node's new address yet */
-    bool probes;  /* the connection to the peer's former endpoint, whose address is `was`, may still exist */
+    bool probes;  /* the connection to the peer's former endpoint, at address `was`, may still exist */
     bool confirm; /* the peer's endpoint number `theirs` must be confirmed */
     uint32_t theirs;
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    int64_t renew_at;    /* this node replaces its endpoint then, because the peer's new one has the address of the former one; 0: no */
-    int64_t renewed_for; /* when it has last done that; 0: never */
-    int64_t gone_at;     /* if it is not gone by then, this node replaces its endpoint */
-    int64_t settle_at; /* the former connection is gone; this node confirms the new endpoint at this time, not earlier; 0: it is not gone */
-    int64_t open_at;   /* at this time the link opens again, even if nothing has come from the peer; 0: no time is set */
+    int64_t
+        renew_at; /* when this node replaces its endpoint, because the peer's new endpoint has the address of its former one; 0: not so */
+    int64_t renewed_for; /* when this node last did that; 0: never */
+    int64_t gone_at;     /* if the former connection still exists then, this node replaces its endpoint */
+    int64_t settle_at;   /* when this node confirms the new endpoint, because the former connection is gone; 0: it is not gone */
+    int64_t open_at;     /* when the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
 
 struct ofi_late {
@@ -144,11 +146,11 @@ struct ofi {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
-    struct fid_wait *wait;   /* the wait set that the queue signals, if fi_trywait() does not work (device_wait_set()); else NULL */
-    struct fid_ep *ep;       /* NULL: there is none; written under `receiving` and `calls`, like the objects above */
-    int fd;                  /* the completion queue's descriptor; -1: the provider has none, so the queue is polled. Written like `ep` */
-    bool armed;              /* ofi_idle() found no completion: the progress thread may sleep on fd; written like `ep` */
-    struct ofi_regions pool; /* if registering is expensive: the pool, registered once for all peers */
+    struct fid_wait *wait;       /* the wait set that the queue signals; NULL: none, since fi_trywait() works (device_wait_set()) */
+    struct fid_ep *ep;           /* NULL: there is none; written under `receiving` and `calls`, like the objects above */
+    int fd;                      /* the completion queue's descriptor, written like `ep`; -1: there is none, so the queue is polled */
+    bool armed;                  /* ofi_idle() has found no completion, so the progress thread may sleep on fd; written like `ep` */
+    struct ofi_regions pool;     /* the pool, registered once for all peers, if registering is expensive */
     struct ofi_regions *regions; /* all that are registered; under `calls` */
     uint32_t shift;
     uint8_t *memory; /* frames to send and to receive */
@@ -159,8 +161,8 @@ struct ofi {
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
     struct ofi_request *free, *owed; /* free requests; receives that the provider had no room for. Under `calls` */
-    /* Requests to a peer that is slow or stopped end late. So that such peers cannot hold all of them, each peer has OFI_SHARE of its own
-     * and takes more only from those that are common to all. Under `calls`. */
+    /* Each peer has OFI_SHARE requests of its own, and shares the common ones. So peers that are slow or stopped cannot hold all requests.
+     * Under `calls`. */
     uint32_t common;         /* how many of the common requests are free */
     uint16_t *held;          /* [room] how many requests are under way to each peer */
     struct ofi_link **links; /* [size]; NULL for peers that use another transport or device */
@@ -168,9 +170,9 @@ struct ofi {
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
-    _Atomic int64_t due; /* when the earliest timer of all links expires; the value may be too early, never too late */
+    _Atomic int64_t due; /* when the earliest timer of all links expires, or a time before that */
     uint32_t looks;
-    _Atomic bool used;   /* a peer has, or had, a link of this device: until then nothing can come, so nothing is polled */
+    _Atomic bool used;   /* a peer has, or had, a link of this device, so the device must be polled */
     uint32_t generation; /* counts the endpoints that this node has had */
     bool renew;          /* the endpoint should be replaced; under `receiving` */
 };
@@ -187,7 +189,7 @@ struct ofi_node {
     _Atomic uint32_t devices_count;
 };
 
-/* The device at this index; NULL: there are fewer. Needs no lock. */
+/* The device at this index, or NULL. Needs no lock. */
 static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 {
     struct ofi_node *n = w->ofi;
@@ -197,8 +199,9 @@ static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 
 /* device.c */
 int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out);
-void ofi_device_close(struct ofi *o);                          /* closes the device and frees its memory */
-int ofi_register_locked(struct ofi *o, struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next two */
+void ofi_device_close(struct ofi *o); /* closes the device and frees its memory */
+int ofi_register_locked(struct ofi *o,
+                        struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next function */
 int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* with other keys */
 void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r);
 /* The sum of a key and what ofi_key_shift() returns. */
@@ -211,7 +214,7 @@ static inline bool ofi_keys_change(const struct ofi_link *l)
 {
     return l->ofi->traits.tcp && l->own.count && l->ofi->info->domain_attr->mr_key_size >= sizeof(uint64_t);
 }
-/* What is added to the keys of a peer's memory after this node has opened its endpoint number `number`. */
+/* What is added to the keys of a peer's memory when this node has opened its endpoint number `number`. */
 static inline uint64_t ofi_key_shift(uint32_t number)
 {
     return number * UINT64_C(0x9e3779b97f4a7c15);
@@ -244,7 +247,7 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
 void ofi_link_open_locked(struct ofi_link *l); /* under the link's lock; the caller pumps the link */
-/* A request has ended. With an error, the operation begins again. Under the link's lock */
+/* A request has ended; after an error, the operation begins again. Under the link's lock. */
 void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now);
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
@@ -267,8 +270,8 @@ void ofi_renew(struct ofi *o, const char *why);
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
-/* The providers that a node can use. When two nodes join, they send each other these lists first. They use the first provider in the list
- * of the node with the lower number that the other node has, too. */
+/* The providers that a node can use. Two nodes first send each other these lists. They use the first provider of the node with the lower
+ * number that the other node has, too. */
 struct ofi_offer {
     uint64_t magic;
     uint32_t count, reserved;
@@ -288,7 +291,7 @@ struct ofi_hello {
     char provider[OFI_PROVIDER_NAME];
     uint8_t address[OFI_ADDRESS];
 };
-/* Whether those fields are valid that do not depend on this node's provider. A pure function. */
+/* Whether the fields that do not depend on this node's provider are valid. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
 /* Agrees with the peer on a provider. Returns its index in `choices` of this node, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);

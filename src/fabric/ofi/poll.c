@@ -9,7 +9,7 @@
 
 #define BATCH  16
 #define ROUNDS 8u  /* the most batches of completions read in one call */
-#define CLOCK  16u /* the clock is read once in this many polls that find nothing */
+#define CLOCK  16u /* of so many polls that find nothing, one reads the clock */
 
 /* A completion, copied out of the queue so that it can be handled without the lock `calls`. */
 struct event {
@@ -18,7 +18,7 @@ struct event {
     int error; /* libfabric's, positive; 0: none */
 };
 
-/* Handles a received frame. `alone`: no other frame arrived with it, so its acknowledgement is sent at once. */
+/* Handles a received frame. `alone`: no other frame has arrived with it, so it is acknowledged at once. */
 static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = o->receive_frames + (size_t)q->slot * TB_FRAME_BYTES;
@@ -210,18 +210,18 @@ bool ofi_idle(struct weft_node *w)
     return quiet;
 }
 
-/* The descriptor; -1 if ofi_idle() was not called just before: then a thread of the program polls, and each frame would needlessly wake the
- * progress thread. */
+/* The descriptor; -1 unless ofi_idle() was called just before. Otherwise a thread of the program polls, and each frame would wake the
+ * progress thread, too. */
 static int poll_armed(struct ofi *o)
 {
-    base_spin_lock(&o->calls); /* another thread may be replacing the completion queue, and with it the descriptor */
+    base_spin_lock(&o->calls); /* another thread may be replacing the completion queue and its descriptor */
     int fd = o->armed ? o->fd : -1;
     o->armed = false;
     base_spin_unlock(&o->calls);
     return fd;
 }
 
-/* The descriptor of the next device that is armed. Those that earlier calls have returned are no longer armed. */
+/* The descriptor of the next device that is armed. A device whose descriptor was returned is no longer armed. */
 int ofi_fd(struct weft_node *w, uint32_t i)
 {
     struct ofi *o;

@@ -20,13 +20,12 @@
 
 #define ASKED_VERSION FI_VERSION(1, 17)
 
-/* Best first: two nodes use the first one that both have. Of a layered provider ("tcp;ofi_rxm") the first name counts. A provider that is
- * not in this list is used only if WEFT_OFI_PROVIDER names it; so is verbs, because the transports rc and tb are faster on its devices.
- * `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without a layer between, with two thirds of the latency of
- * "tcp;ofi_rxm" and a fortieth of its memory (bench/run ofi).
+/* Best first: two nodes use the first provider that both have. Of a layered provider ("tcp;ofi_rxm") the first name counts. Providers that
+ * are not in this list, and verbs, are used only if WEFT_OFI_PROVIDER names them: on the devices of verbs, the transports rc and tb are
+ * faster. `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without another layer.
  *
- * WAKES only for those whose descriptor was seen to wake a thread. That of psm3 becomes readable when psm3 has made progress, and psm3
- * makes none while nobody polls. efa has no descriptor. */
+ * WAKES: a test has shown that the descriptor wakes a thread. That of psm3 does not, because psm3 makes no progress while nobody polls. efa
+ * has no descriptor. */
 enum { PLAIN = 1, WAKES = 2, TRIED = 4 };
 static const struct known {
     const char *name;
@@ -94,7 +93,7 @@ static struct fi_info *provider_hints(const struct ofi_library *lib, const char 
     return h;
 }
 
-/* All suitable providers, in libfabric's order: those with RMA, or if there are none, those without. */
+/* All suitable providers, in libfabric's order: those with RMA, or those without if none has RMA. */
 static int provider_ask(const struct ofi_library *lib, const char *provider, const char *host, struct fi_info **out)
 {
     int rc = -FI_ENOMEM;
@@ -111,7 +110,7 @@ static int provider_ask(const struct ofi_library *lib, const char *provider, con
     return rc;
 }
 
-/* Find an address of the interface, as a number: IPv4 is preferred to IPv6, and a global address to a link-local one. */
+/* Find a numeric address of the interface: rather IPv4 than IPv6, rather a global address than a link-local one. */
 static int interface_address(const char *name, char *out, size_t room)
 {
     struct ifaddrs *all, *best = NULL;
@@ -144,12 +143,42 @@ static int interface_address(const char *name, char *out, size_t room)
     return rc;
 }
 
-static bool is_address(const char *text)
+/* The number of bytes of a numeric address, which is stored at `bytes`; 0: the text is no address. The interface in "fe80::1%eth0" is left
+ * out. */
+static size_t address_bytes(const char *text, uint8_t bytes[16])
 {
-    unsigned char bytes[16];
     char plain[64];
     snprintf(plain, sizeof plain, "%.*s", (int)strcspn(text, "%"), text);
-    return inet_pton(AF_INET, plain, bytes) == 1 || inet_pton(AF_INET6, plain, bytes) == 1;
+    return inet_pton(AF_INET, plain, bytes) == 1 ? 4 : inet_pton(AF_INET6, plain, bytes) == 1 ? 16 : 0;
+}
+
+/* Checks that a numeric address is one of this host. All addresses from 127.0.0.0 to 127.255.255.255 are, but are not listed. */
+static int address_check(const char *text)
+{
+    uint8_t wanted[16];
+    size_t n = address_bytes(text, wanted);
+    bool found = n == 4 && wanted[0] == 127;
+    struct ifaddrs *all = NULL;
+    if (!found && getifaddrs(&all))
+        return base_fail(-errno, "the network interfaces cannot be listed: %s", base_strerror(errno));
+    for (const struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+        if (n == 4 && i->ifa_addr && i->ifa_addr->sa_family == AF_INET) {
+            memcpy(&four, i->ifa_addr, sizeof four);
+            found = memcmp(&four.sin_addr, wanted, n) == 0;
+        } else if (n == 16 && i->ifa_addr && i->ifa_addr->sa_family == AF_INET6) {
+            memcpy(&six, i->ifa_addr, sizeof six);
+            found = memcmp(&six.sin6_addr, wanted, n) == 0;
+        }
+    }
+    if (all)
+        freeifaddrs(all);
+    return found ? 0
+                 : base_fail(-ENODEV,
+                             "WEFT_OFI_INTERFACE: %s is not an address of this host; set it to an address that this host has, or to the "
+                             "name of an interface, which may be the same on all hosts; `ip address` lists both",
+                             text);
 }
 
 /* The choices found so far. */
@@ -158,7 +187,7 @@ struct choices {
     uint32_t count;
 };
 
-/* Adds a provider to the list, behind those that are as good as it; if the user has named it, at the end. Of a provider with several infos
+/* Adds a provider to the list: at the end if the user has named it, else behind those that are equally good. Of several infos of a provider
  * the first one counts, because libfabric lists the requested address first. */
 static int choices_add(const struct ofi_library *lib, struct choices *c, struct fi_info *info, bool named)
 {
@@ -179,9 +208,8 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
     return 0;
 }
 
-/* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses. Peers
- * could not reach an IP provider at another address. `bound`: the user has named the interface, perhaps of a tunnel. Then providers without
- * IP addresses, which would not use it, are added only if there are no others. */
+/* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses. `bound`:
+ * the user has named the interface. Then providers without IP addresses, which would not use it, are added only if there are no others. */
 static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, bool bound, int *refused)
 {
     int rc = 0;
@@ -203,8 +231,12 @@ static int choices_ask(const struct ofi_library *lib, struct choices *c, const c
 /* The numeric address that IP providers are to use. */
 static int choose_host(const struct ofi_want *want, char *host, size_t room)
 {
-    if (*want->interface && !is_address(want->interface))
+    uint8_t bytes[16];
+    if (*want->interface && !address_bytes(want->interface, bytes))
         return interface_address(want->interface, host, room);
+    int rc = *want->interface ? address_check(want->interface) : 0;
+    if (rc)
+        return rc;
     snprintf(host, room, "%s", *want->interface ? want->interface : *want->address ? want->address : "127.0.0.1");
     return 0;
 }

@@ -26,17 +26,17 @@ int ofi_load(const struct ofi_library **out);
 
 /* The properties of a provider that weft depends on. */
 struct ofi_traits {
-    bool rma;      /* supports RMA, and a put is complete only when its bytes are at the target */
-    bool local;    /* local memory must be registered */
-    bool virtual;  /* RMA names the target by its virtual address, not by an offset */
-    bool hardware; /* registering memory is expensive, so memory is registered once for all peers, with keys that the provider chooses */
+    bool rma;          /* supports RMA, and a put is complete only when its bytes are at the target */
+    bool local;        /* local memory must be registered */
+    bool virtual;      /* RMA names the target by its virtual address, not by an offset */
+    bool hardware;     /* registering memory is expensive, so weft registers it once for all peers, with keys that the provider chooses */
     bool bind_regions; /* regions belong to the endpoint (FI_MR_ENDPOINT) */
     bool plain;        /* uses an ordinary network, where others could read the data */
     bool inet;         /* the provider's addresses are IP addresses */
     bool wakes;        /* the completion queue's descriptor becomes readable when something arrives; false: the queue must be polled */
-    bool tcp;          /* nodes have connections over TCP; after a connection is closed, the kernel still sends the bytes that are in it */
-    bool tried;        /* weft was run with it; the others follow their documentation */
-    uint32_t rank;     /* the provider with the smallest rank is the best; OFI_NEVER: the provider is used only if it is named */
+    bool tcp;          /* nodes have connections over TCP, whose bytes the kernel sends even after they are closed */
+    bool tried;        /* weft was run with this provider */
+    uint32_t rank;     /* the smallest rank is the best; OFI_NEVER: used only if the user names the provider */
 };
 #define OFI_NEVER 1000u
 
@@ -47,8 +47,8 @@ struct ofi_want {
 };
 #define OFI_CHOICES       8u  /* the most providers that a node offers to its peers */
 #define OFI_PROVIDER_NAME 48u /* bytes of a provider's name, with the null */
-/* The providers that this node can use, best first, each name once; each to be freed by lib->freeinfo(). Returns how many, or a negative
- * errno with base_fail(). */
+/* The providers that this node can use, best first, each name once. The caller frees each by lib->freeinfo(). Returns how many, or a
+ * negative errno with base_fail(). */
 int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info *found[OFI_CHOICES]);
 struct ofi_traits ofi_traits_of(const struct fi_info *info);
 

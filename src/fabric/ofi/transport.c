@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * ofi, the transport over libfabric. This file has its table, opening and closing, joining, the end of a link, and statistics.
+ * The transport ofi, over libfabric: its table, opening and closing, joining, the end of a link, and statistics.
  */
 #include "fabric/ofi/ofi.h"
 #include "fabric/transports.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAST_MOVES (20 * WEFT_MS) /* how long to wait for the provider to complete requests to a peer that is gone */
+#define LAST_MOVES (20 * WEFT_MS) /* how long the provider has to complete requests to a peer that is gone */
 
 static int ofi_open(struct weft_node *w)
 {
@@ -22,7 +22,7 @@ static int ofi_open(struct weft_node *w)
     return 0;
 }
 
-/* Opens the device of a choice. It is published when it is complete, because other threads may be polling. */
+/* Opens the device of a choice. Publishes it only when it is complete, because other threads may be polling. */
 static int transport_open_device(struct ofi_node *n, uint32_t choice)
 {
     uint32_t at = atomic_load_explicit(&n->devices_count, memory_order_relaxed);
@@ -31,7 +31,7 @@ static int transport_open_device(struct ofi_node *n, uint32_t choice)
         return rc;
     const struct ofi *o = n->devices[at];
     atomic_store_explicit(&n->devices_count, at + 1, memory_order_release); /* pairs with the acquire in ofi_device_at() */
-    base_log(BASE_LOG_INFO, "libfabric's %s at %s%s", o->info->fabric_attr->prov_name, o->name,
+    base_log(BASE_LOG_INFO, "this node uses libfabric's provider %s at address %s%s", o->info->fabric_attr->prov_name, o->name,
              o->traits.plain ? ": data travels in the clear, and only joining is authenticated (man weft-networks)" : "");
     return 0;
 }
@@ -124,8 +124,8 @@ static const char *ofi_broken(struct weft_node *w, struct fab_link *link)
     return l && atomic_load_explicit(&l->r.broken, memory_order_acquire) ? l->r.why : NULL;
 }
 
-/* Handles everything that a peer has sent before it was gone, limited to the peer's credit. If the peer is alive after all, frames that it
- * sends during this are ignored. */
+/* Handles everything that a peer has sent before it was gone, limited to the peer's credit, since the peer may be alive and still be
+ * sending. */
 static void ofi_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct ofi_link *l = link->impl;
@@ -166,8 +166,8 @@ static uint32_t transport_give_up(struct ofi *o, const struct ofi_link *l, struc
     return left;
 }
 
-/* Ends all RMA requests to a peer. When puts and gets have failed, the program may reuse their memory, so the provider must have stopped
- * using it. If the provider does not complete the requests in time, the endpoint is replaced, which ends them. */
+/* Ends all RMA requests to a peer: the program may reuse the memory of failed puts and gets, so the provider must not use it any more. If
+ * the provider does not complete the requests in time, the endpoint is replaced. */
 static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending *e)
 {
     for (int64_t end = base_deadline(LAST_MOVES); base_now_ns() < end; base_sleep_ns(WEFT_MS)) {
@@ -184,8 +184,7 @@ static void transport_end_moves(struct ofi *o, struct ofi_link *l, struct ending
     ofi_renew(o, "requests to a node that is gone do not end");
 }
 
-/* Ends a link: stops sending to the peer, then revokes the peer's keys, so that it can no longer write here, then fails the pending
- * operations. */
+/* Ends a link: stops sending to the peer, revokes the peer's keys so that it can no longer write here, and fails the pending operations. */
 static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
 {
     struct ofi_link *l = link->impl;

@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * Watches for links that make no progress although the peer is alive. A broken connection needs no help: the provider reconnects, and the
- * stream sends again what was lost. If nevertheless nothing is acknowledged for long, this node asks the peer over the side connection
- * whether its process is running. If the peer answers, this node replaces its endpoint, once; if that does not help within WEFT_RECONNECT,
- * it gives the peer up. If the peer does not answer, the liveness check decides about it.
+ * Watches for links that make no progress although the peer is alive. After a broken connection, the provider usually reconnects, and the
+ * stream sends again what was lost. If nothing is acknowledged for long, this node asks the peer over the side connection whether its
+ * process is running. If the peer answers, this node replaces its endpoint, once. If that does not help within WEFT_RECONNECT, it gives the
+ * peer up. If the peer does not answer, it is dead after WEFT_LIVENESS (peer.c).
  *
  * A new endpoint has a new address, which this node sends to all peers over their side connections. Until a peer has confirmed it, nothing
  * is sent on the link, for two reasons:
  *
- *   - This node has begun again the puts that were under way, but their bytes may still be on the way in the former connection: this
- *     node's kernel sends what a closed socket holds. If the peer received them after the second put, they could overwrite newer bytes.
- *     Also the peer's own requests on the former connection end only with it. So the peer first sees to it that the former connection is
- *     gone: it waits for its end, which comes at once if the network works (watch_probe()), and otherwise replaces its own endpoint, too.
- *     A connection that the peer's provider is still making counts as gone, because nothing was received through it. For what may come
- *     later through such a connection, the peer changes the keys of its memory: a put that names the former key is refused.
- *   - When one connection ends, `net` of libfabric 1.17 forgets all requests for connections that have come and are not handled yet. Such
- *     a request is never answered, and the node that made it never connects. So no connection is made before the end of the former one is
- *     handled, and not by both nodes at the same time. The node with the lower address begins: if its request is lost, the peer's is
- *     accepted, but not the other way round.
+ *   - This node begins the puts that were under way again, but their bytes may still come through the former connection, because the kernel
+ *   sends what a closed socket holds. If they came after the second put, they could overwrite newer bytes. So the peer first waits for the
+ *   end of the former connection, which comes at once if the network works (watch_probe()); otherwise it replaces its own endpoint, too. A
+ *   connection that the peer's provider is still making counts as gone. What may come through it later is refused, because the peer changes
+ *   the keys of its memory.
+ *   - When one connection ends, `net` of libfabric 1.17 forgets requests for connections that have come and are not handled yet, and never
+ *   answers them. So no connection is made before the end of the former one is handled, and not by both nodes at the same time. The node
+ *   with the lower address begins: if its request is lost, the peer's is accepted, but not the other way round.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -29,10 +27,10 @@
 #define POLL       WEFT_MS         /* how often a queue without a descriptor to sleep on is polled */
 #define LEAST      WEFT_SECOND     /* shorter silences are ignored */
 #define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
-#define MOVES_RATE (64u << 10)     /* bytes a second: RMA requests that are slower than this, by more than WEFT_RECONNECT, count as lost */
+#define MOVES_RATE (64u << 10)     /* bytes a second: RMA requests that take WEFT_RECONNECT longer than at this rate count as lost */
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
-#define RENEW      WEFT_SECOND     /* time between two renewals because a peer's new endpoint has the same address as the former one */
+#define RENEW      WEFT_SECOND     /* time between two replacements of the endpoint for ofi_link.renew_at */
 #define GONE       WEFT_SECOND     /* how long this node waits for the end of a former connection before it replaces its endpoint */
 #define FIRST      8               /* the node with the higher address waits WEFT_RECONNECT / FIRST for the other to begin */
 #define SIDE_MAGIC 0x32696677u     /* "wfi2" */
@@ -79,7 +77,7 @@ bool ofi_side_valid(const void *bytes, size_t len)
            (m.kind == SIDE_ADDRESS) == (m.address_bytes != 0);
 }
 
-/* Has the link send what it can, although no event leads to that. Under o->receiving. */
+/* Makes the link send what it can, although it had no event. Under o->receiving. */
 static void watch_touch(struct ofi_link *l)
 {
     l->touched = true;
@@ -123,16 +121,16 @@ static void watch_open(struct ofi_link *l, int64_t now)
     else if (l->shut)
         l->open_at = now + watch_patience(l->ofi) / FIRST;
     base_spin_unlock(&l->r.lock);
-    l->still_at = l->still_at ? now : 0; /* until now nothing could get through */
+    l->still_at = l->still_at ? now : 0; /* while the link was shut, nothing could get through */
     watch_touch(l);
 }
 
-/* Whether a TCP connection to the peer's former address still exists. A send into it succeeds, even if the peer has closed it; then the
- * kernel of the peer's host answers that it is gone. If there is no connection, the provider begins to connect, and the send fails for now.
- * Providers that do not use TCP send nothing more from a closed endpoint. */
+/* Whether a TCP connection to the peer's former address still exists: then a send succeeds, even if the peer has closed it, and the kernel
+ * of the peer's host answers that it is gone. If there is no connection, the send fails for now. Providers that do not use TCP send nothing
+ * more from a closed endpoint. */
 static bool watch_connected(struct ofi_link *l)
 {
-    static const uint8_t nothing; /* too short for a frame: ignored if it is received after all */
+    static const uint8_t nothing; /* too short for a frame, so it is ignored if it is received */
     struct ofi *o = l->ofi;
     if (!o->traits.tcp)
         return false;
@@ -168,7 +166,7 @@ static void watch_probe(struct ofi_link *l, int64_t now)
         return;
     }
     if (!l->settle_at && watch_connected(l)) {
-        o->renew = o->renew || now >= l->gone_at; /* that closes this end of the connection, whatever the network does */
+        o->renew = o->renew || now >= l->gone_at; /* this closes this end of the connection, whatever the network does */
         return;
     }
     l->settle_at = l->settle_at ? l->settle_at : now + SETTLE;
@@ -178,8 +176,8 @@ static void watch_probe(struct ofi_link *l, int64_t now)
     l->confirm = true;
 }
 
-/* Takes over the peer's new address, after which nothing is sent until the link is open again. Under `calls`. False: the provider does not
- * accept the address. `probes`: keep the former one as l->was. */
+/* Takes over the peer's new address. `probes`: keep the former one as l->was. False: the provider does not accept the address. Under
+ * `calls`. */
 static bool watch_follow_locked(struct ofi_link *l, const struct side_message *m, bool probes)
 {
     struct ofi *o = l->ofi;
@@ -201,7 +199,7 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
 {
     struct ofi *o = l->ofi;
     int64_t now = base_now_ns();
-    if ((int32_t)(m->number - l->theirs) <= 0) { /* not a new one: it is confirmed again at most */
+    if ((int32_t)(m->number - l->theirs) <= 0) { /* this endpoint is known: it may only need another confirmation */
         l->confirm = l->confirm || (m->number == l->theirs && !l->probes);
         return;
     }
@@ -210,9 +208,9 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
             &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
         return;
     }
-    /* While this node waits for a confirmation, it has sent nothing from its own new endpoint, so that has no connection to the peer. */
+    /* While this node waits for a confirmation, its own new endpoint has no connection to the peer. */
     bool probes = !l->probes && !l->awaits && !l->confirm;
-    /* The new endpoint may have got the port of the former one. Then nothing but a new endpoint here tells their connections apart. */
+    /* If the new endpoint has the port of the former one, only a new endpoint here tells their connections apart. */
     bool same = memcmp(l->address, m->address, m->address_bytes) == 0;
     base_spin_lock(&l->r.lock);
     base_spin_lock(&o->calls);
@@ -236,7 +234,8 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
         l->probe_at = 0;
         l->settle_at = 0;
         l->gone_at = now + GONE;
-        int64_t next = l->renewed_for ? l->renewed_for + RENEW : now; /* a peer that misbehaves must not keep this node renewing */
+        int64_t next = l->renewed_for ? l->renewed_for + RENEW
+                                      : now; /* so that a faulty peer cannot make this node replace its endpoint all the time */
         l->renew_at = !same ? 0 : next > now ? next : now;
     }
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
@@ -256,7 +255,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     }
     memcpy(&m, bytes, sizeof m);
     if (m.kind == SIDE_QUESTION)
-        (void)watch_say(l, SIDE_ANSWER); /* sending fails only if the peer does not read; then the peer needs no answer */
+        (void)watch_say(l, SIDE_ANSWER); /* this fails only if the peer does not read */
     else if (m.kind == SIDE_ANSWER && l->asked && !l->answered)
         l->answered = base_now_ns();
     base_spin_lock(&o->receiving);
@@ -311,18 +310,17 @@ void ofi_renew(struct ofi *o, const char *why)
         base_spin_unlock(&l->r.lock);
         l->tell = rc == 0;
         l->awaits = true;
-        l->confirm = l->confirm ||
-                     l->probes; /* this node's end of the connection to the peer's former endpoint was the endpoint that is closed now */
+        l->confirm = l->confirm || l->probes; /* the connection to the peer's former endpoint was closed with this node's endpoint */
         if (l->probes)
             watch_forget(l);
         if (rc)
             records_break(&l->r, "this node could not open a new endpoint: %s", base_error());
     }
-    fab_kick(o->w); /* all peers wait until the progress thread has told them, and it may be about to sleep for a second */
+    fab_kick(o->w); /* all peers wait for the progress thread, which may be about to sleep for a second */
 }
 
-/* Whether the provider has lost RMA requests: some are under way, and none has ended for long, although frames get through. In that time
- * all of them would have ended at MOVES_RATE. */
+/* Whether the provider has lost RMA requests: frames get through, but no request has ended in the time that all of them need at MOVES_RATE,
+ * plus WEFT_RECONNECT. */
 static bool watch_moves_lost(struct ofi_link *l, int64_t now)
 {
     base_spin_lock(&l->r.lock);
@@ -337,7 +335,7 @@ static bool watch_moves_lost(struct ofi_link *l, int64_t now)
     return is;
 }
 
-/* Whether something is under way to the peer. `*stand` is a value that changes with each frame or move that gets through. */
+/* Whether something is under way to the peer. `*stand` changes with each frame or move that gets through. */
 static bool watch_under_way(struct ofi_link *l, uint64_t *stand)
 {
     base_spin_lock(&l->r.lock);
@@ -387,8 +385,8 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     }
     if (!l->answered || now - l->answered < AFTER)
         return;
-    /* Not for a peer that was never heard: many nodes may be connecting, slowly, on a busy machine, and would have to begin again. */
-    if (!l->renewed && l->heard) { /* ask the peer again afterwards: it may get through to the new endpoint */
+    /* Not for a peer that was never heard: on a busy machine, connecting may be slow, and would have to begin again. */
+    if (!l->renewed && l->heard) { /* ask the peer again afterwards, which may get through to the new endpoint */
         l->renewed = o->renew = true;
         l->asked = false;
         return;

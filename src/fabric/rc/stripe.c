@@ -54,7 +54,7 @@ static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
     struct rc_slot s = {.work = p->work};
     if (!p->work)
         return;
-    if (status && !p->work->op) /* no op reports the error: the next flush does */
+    if (status && !p->work->op) /* the operation was started without an op, so the next flush reports the error */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
     p->work = NULL;
     rc_finish(l, &s, status);

@@ -185,7 +185,7 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status)
         struct tb_ask *ask = &e->asks[i], was = *ask;
         if (!was.used)
             continue;
-        ask->op = NULL; /* the answer finds no op and is dropped */
+        ask->op = NULL; /* nobody waits for the answer any more: it is dropped when it comes */
         ask->work = NULL;
         ask->old = NULL;
         ask->to = NULL;

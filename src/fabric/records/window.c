@@ -6,22 +6,43 @@
 
 #include "weft/types.h"
 
-#define SOON     (250 * WEFT_MS) /* beyond the shortest time: the window may grow */
-#define LATE     (500 * WEFT_MS) /* beyond twice the shortest time: the window shrinks. A quarter of the usual WEFT_LIVENESS */
-#define OWN_MOST WEFT_SECOND     /* a longer time is not the network's own */
+#define SOON     (250 * WEFT_MS)    /* beyond the shortest time: the window may grow */
+#define LATE     (500 * WEFT_MS)    /* beyond twice the shortest time: the window shrinks. A quarter of the usual WEFT_LIVENESS */
+#define OWN_MOST WEFT_SECOND        /* a longer time is not the network's own */
+#define MEASURE  (10 * WEFT_SECOND) /* time between two measurements */
+#define ALONE    1                  /* size: only what is sent while nothing else is under way */
+
+/* The size after something has taken this time. */
+static uint32_t window_next(const struct records_window *w, int64_t took, bool used)
+{
+    if (took > 2 * w->shortest + LATE)
+        return w->size / 2 > w->least ? w->size / 2 : w->least;
+    if (used && took < w->shortest + SOON)
+        return w->size < w->most / 2 ? 2 * w->size : w->most;
+    return w->size;
+}
 
 void records_window_took(struct records_window *w, int64_t began, int64_t now, bool used)
 {
     int64_t took = now > began ? now - began : 1; /* another thread's clock reading may be a little older */
     int64_t own = took < OWN_MOST ? took : OWN_MOST;
-    w->shortest = w->shortest && w->shortest < own ? w->shortest : own;
-    if (began < w->changed)
-        return; /* sent when the window had another size */
+    bool current = began >= w->changed; /* otherwise sent when the window had another size */
     uint32_t size = w->size;
-    if (took > 2 * w->shortest + LATE)
-        size = size / 2 > w->least ? size / 2 : w->least;
-    else if (used && took < w->shortest + SOON)
-        size = size < w->most / 2 ? 2 * size : w->most;
+    if (w->size_after && current) { /* it was alone */
+        w->shortest = own;
+        size = w->size_after;
+        w->size_after = 0;
+    } else {
+        w->shortest = w->shortest && w->shortest < own ? w->shortest : own;
+        if (!current || w->size_after)
+            return;
+        size = window_next(w, took, used);
+        if (used && took >= w->shortest + SOON && now - w->measured >= MEASURE) {
+            w->measured = now;
+            w->size_after = size;
+            size = ALONE;
+        }
+    }
     if (size == w->size)
         return;
     w->size = size;

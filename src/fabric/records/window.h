@@ -2,7 +2,13 @@
  *
  * window: how much a node may have under way to a peer, in any unit. What is under way on a slow line delays everything behind it,
  * heartbeats too, and must not look like silence. A window is small at first. It doubles while what is sent arrives soon, and halves when
- * it takes long. A state machine without a clock or a lock of its own.
+ * it takes long, compared to the shortest time that anything has taken, which is the network's own.
+ *
+ * That time becomes longer if the route changes. What is under way together with other bytes does not show whether the network is long or
+ * the line is slow. So if something takes long, the window is closed now and then until nothing is under way. The time of what is then sent
+ * alone becomes the network's own.
+ *
+ * A state machine without a clock or a lock of its own.
  */
 #ifndef WEFT_RECORDS_WINDOW_H
 #define WEFT_RECORDS_WINDOW_H
@@ -11,10 +17,12 @@
 #include <stdint.h>
 
 struct records_window {
-    uint32_t size;        /* what may be under way now */
+    uint32_t size;        /* what may be under way now. Something larger may be sent while nothing is under way */
     uint32_t least, most; /* bounds of it */
     int64_t changed;      /* when `size` was changed last */
-    int64_t shortest;     /* the shortest time that anything has taken: the network's own; 0: unknown */
+    int64_t shortest;     /* the network's own time; 0: unknown */
+    int64_t measured;     /* when a measurement was begun last */
+    uint32_t size_after;  /* the size after a measurement that is under way; 0: none is */
 };
 
 /* Something that was sent at `began` has arrived. `used`: at least half of the window was under way then; if not, the time says nothing

@@ -33,7 +33,7 @@ size_t copy_class_bytes(unsigned class); /* the smallest size of the class, whic
 unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX]);
 /* Measures the ways of a class now; pass the result to copy_choose(). False: no memory to measure with. */
 bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX]);
-/* The way for a copy of `len` bytes. Counts the copy: a class is measured when several copies of it were requested. */
+/* The way for a copy of `len` bytes. Also counts the copies of each class (size range), and measures a class after several copies. */
 const struct copy_way *copy_way_for(size_t len);
 
 #endif
