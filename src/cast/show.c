@@ -2,6 +2,7 @@
  *
  * Node 0: messages and the summary. A message handler only queues a message, and the main thread prints it.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -345,5 +346,9 @@ int cast_show_run(struct cast *c)
                 c->config.hosts[c->config.head.source]);
     bool right = s->over && all_complete(c) && s->result == 0 && s->failures == 0;
     sum_up(c, right);
-    return fflush(stdout) == 0 && right ? 0 : 1;
+    if (fflush(stdout) || ferror(stdout)) {
+        fprintf(stderr, "weft %s: cannot write to standard output: %s\n", c->sub, base_strerror(errno));
+        right = false;
+    }
+    return right ? 0 : 1;
 }

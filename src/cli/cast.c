@@ -389,6 +389,9 @@ static int take_paths(struct cast_command *k, int count, char **args)
     char *rest;
     if (count < 2)
         return cli_usage(k->sub, "expected at least one SRC, and DEST");
+    for (int i = k->cp ? 0 : count - 1; i < count; i++) /* a script whose variable is empty */
+        if (args[i][0] == ':')
+            return cli_usage(k->sub, "'%s': there is no host before ':'; for a path that begins with ':', write './%s'", args[i], args[i]);
     char *hosts = cut_host(args[count - 1], &rest);
     if (hosts && k->to)
         return cli_usage(k->sub, "the hosts are given twice: name them by --to or before DEST, not both");
