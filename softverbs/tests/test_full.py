@@ -49,7 +49,7 @@ class Full(unittest.TestCase):
             said = re.findall(r"^(\w+) (?:(\d+) )?(\d+)$", p.stdout, re.M)
             self.assertTrue(said or "no room" in p.stderr, (size, p.stdout, p.stderr))
             if said:  # each of the two programs, once, though it was refused often
-                self.assertEqual(len(re.findall("its file system is full: .*SOFTVERBS_DIR", p.stderr)), 2, (size, p.stderr))
+                self.assertEqual(len(re.findall("its file system is full, .*SOFTVERBS_DIR", p.stderr)), 2, (size, p.stderr))
             for kind, count, error in said:
                 if kind == "context" and error == "0":  # of those it wants only some
                     continue
