@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Part of the suite services: `weft cast` beside programs that copy files. All receivers are folders of this host, on its disk or in its memory."""
+"""Part of the suite services: `weft cast` beside programs that copy files. All receivers are folders of this host, on its disk or in its memory;
+over rc they are nodes of a softverbs switch, with a folder each in this host's memory."""
 import os
 import shutil
 import subprocess
 import tempfile
 import time
 
-from rig import Missing, Row, Side, end, free_port, scaled, start, wait_listening
+from rig import Missing, Row, Side, ask, end, free_port, scaled, start, wait_listening
 from suites.ssh import Server
 
 BYTES = int(os.environ.get("BENCH_CAST_BYTES", 1 << 30))  # the issue's: 4294967296
@@ -14,18 +15,24 @@ FILES, FILE_BYTES = 10000, 4096
 MEMORY = "/dev/shm"
 # group: (receivers, where)
 GROUPS = {**{f"cast {n}": (n, "disk") for n in (1, 2, 3)}, **{f"cast {n} memory": (n, "memory") for n in (1, 2, 3)}, "cast files": (1, "files")}
+OVER_RC = {f"cast {n} rc": (n, "memory, rc") for n in (1, 3)}
+IN_MEMORY = ("memory", "memory, rc")
 TIMEOUT = 600
 
 
 def rows(context):
     scale = 0.1 if context.quick else 1
+    size = scaled(BYTES, scale) >> 20
 
     def name(n, where):
-        return f"a file of {scaled(BYTES, scale) >> 20} MiB to {n} {'folder' if n == 1 else 'folders'} {'on one disk' if where == 'disk' else 'in memory'}"
+        return f"a file of {size} MiB to {n} {'folder' if n == 1 else 'folders'} {'on one disk' if where == 'disk' else 'in memory'}"
     return [*(Row(group, name(n, where), "MB/s", "higher", {1: 0.9, 3: 5}.get(n), ["cp" if n == 1 else "rsync daemon"])
               for group, (n, where) in GROUPS.items() if where != "files"),
             *(Row(f"3 to 1, {where}", f"the time to 3 folders by the time to 1, {where}", "times", "lower", 1.15, [One.peer])
               for where in ("disk", "memory")),
+            Row("cast 1 rc", f"a file of {size} MiB to 1 folder in memory, by RDMA (softverbs)", "MB/s", "higher", 0.9, ["cp or link"]),
+            Row("cast 3 rc", f"a file of {size} MiB to 3 folders in memory, by RDMA (softverbs)", "MB/s", "higher"),
+            Row("3 to 1, memory, rc", "the time to 3 folders by the time to 1, by RDMA (softverbs)", "times", "lower", 1.15, [One.peer]),
             Row("cast files", f"{scaled(FILES, scale):,} files of 4 KiB to one folder on the disk", "s", "lower", 1, ["rsync daemon", "tar, ssh"])]
 
 
@@ -33,10 +40,10 @@ class Place:
     """A folder with a source and room for the copies, for one group."""
 
     def __init__(self, group, scale):
-        self.receivers, self.where = GROUPS[group]
-        if self.where == "memory" and not os.access(MEMORY, os.W_OK):
+        self.receivers, self.where = {**GROUPS, **OVER_RC}[group]
+        if self.where in IN_MEMORY and not os.access(MEMORY, os.W_OK):
             raise Missing(f"{MEMORY} is not there")
-        self.top = tempfile.mkdtemp(prefix="weft-bench-", dir=MEMORY if self.where == "memory" else None)
+        self.top = tempfile.mkdtemp(prefix="weft-bench-", dir=MEMORY if self.where in IN_MEMORY else None)
         self.source = os.path.join(self.top, "source")
         self.bytes = scaled(BYTES, scale, 1 << 20)
         needed, free = self.bytes * (self.receivers + 1), shutil.disk_usage(self.top).free
@@ -119,7 +126,7 @@ class Copier(Side):
 def measure(side, group, scale, env=None):
     place = Place(group, scale)
     try:
-        seconds = each(side.commands(place), env, place.where != "memory")
+        seconds = each(side.commands(place), env, place.where not in IN_MEMORY)
         for i in range(place.receivers):
             if not os.listdir(place.to(i)):
                 raise Missing(f"{side.peer} ended well and copied nothing")
@@ -149,7 +156,84 @@ class One(Side):
     peer = "the time to 1"
 
     def measure(self, group, scale):
-        return {f"3 to 1, {GROUPS[group][1]}": 1.0} if group in GROUPS and GROUPS[group][0] == 3 else {}
+        receivers, where = {**GROUPS, **OVER_RC}.get(group, (0, ""))
+        return {f"3 to 1, {where}": 1.0} if receivers == 3 else {}
+
+
+class Standing:
+    """A standing cluster, until close(). `env`: the environment of its commands. `why`: not None if it did not start."""
+
+    def __init__(self, weft, words):
+        self.weft, self.folder = weft, tempfile.mkdtemp(prefix="weft-bench-")
+        self.env = {**os.environ, "XDG_RUNTIME_DIR": self.folder}
+        got = subprocess.run([weft, "up", *words], env=self.env, stderr=subprocess.PIPE, check=False)
+        self.why = f"weft up failed: {got.stderr.decode(errors='replace').strip()[-200:]}" if got.returncode else None
+
+    def close(self):
+        if not self.why:
+            subprocess.run([self.weft, "down"], env=self.env, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def cast(place, weft):
+    hosts = ",".join(str(n + 1) for n in range(place.receivers))
+    return [[[weft, "cast", place.source, f"{hosts}:{place.top}/copy-{{node}}/"]]]
+
+
+def cast_over(side, group, scale, words):
+    """A cast on a cluster of its own: on softverbs idle nodes need some processor time, too, which other groups must not lose."""
+    cluster = Standing(side.weft, words)
+    try:
+        if cluster.why:
+            raise Missing(cluster.why)
+        return measure(side, group, scale, cluster.env)
+    finally:
+        cluster.close()
+
+
+class Shm(Side):
+    """The same cast by shared memory, beside RDMA."""
+    peer = "weft, shm"
+
+    def __init__(self, context):
+        self.weft = os.path.join(context.build, "src", "cli", "weft")
+        self.seconds = {}
+
+    def commands(self, place):
+        return cast(place, self.weft)
+
+    def measure(self, group, scale):
+        return cast_over(self, group, scale, ["-n", "4"]) if group in OVER_RC else {}
+
+
+class CpOrLink(Cp):
+    """What one receiver of `cast` over rc can reach at the most: what cp writes into memory, or what perftest writes to another host of the same
+    kind, whichever is less."""
+    SIZE, COUNT = 1 << 20, 2000
+
+    def __init__(self, context):
+        super().__init__()
+        self.peer, self.softverbs = "cp or link", os.path.join(context.build, "softverbs", "cli", "softverbs")
+
+    def missing(self):
+        return super().missing() or (None if shutil.which("ib_write_bw") else "perftest is not installed (Debian: perftest)")
+
+    def measure(self, group, scale):
+        if group not in OVER_RC:
+            return {}
+        return {group: min(measure(self, group, scale)[group], self.link(scale))}
+
+    def link(self, scale):
+        with tempfile.TemporaryDirectory(prefix="weft-bench-", dir=MEMORY) as folder:
+            def on(host, port, *more):
+                return start([self.softverbs, "run", "--fabric", "bench", "--host", str(host), "--", "ib_write_bw", "-F", "-N", "-s", str(self.SIZE),
+                              "-n", str(scaled(self.COUNT, scale, 200)), "-p", str(port), *more], env={"SOFTVERBS_DIR": folder})
+            out = ask(lambda port: on(1, port), lambda port: on(0, port, "127.0.0.1"), 120, 30)
+        for line in out.splitlines():
+            fields = line.split()
+            if len(fields) > 4 and fields[0] == str(self.SIZE):
+                return float(fields[4]) * self.SIZE  # millions of messages a second
+        raise Missing("ib_write_bw's output is not understood")
 
 
 class Rsync(Copier):
@@ -224,5 +308,5 @@ class TarSsh(Scp):
         return [[["tar", "-C", place.top, "-cf", "-", "source"], [*self.command, f"tar -C {place.to(i)} -xf -"]] for i in range(place.receivers)]
 
 
-def sides():
-    return [Cp(), One(), Rsync(), Scp(), TarSsh(), Udpcast()]
+def sides(context):
+    return [Cp(), One(), Rsync(), Scp(), TarSsh(), Udpcast(), Shm(context), CpOrLink(context)]

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 
 from rig import Missing, Ours, Row, Side, end, nodes, run, scaled, start, values
@@ -15,6 +14,7 @@ TITLE = "programs that a node starts for others"
 
 # group: (test, nodes, iterations, warm-up)
 EXEC, EXECS = "exec", 200  # whole commands, one after the other
+CASTS = [*copies.GROUPS, *copies.OVER_RC]
 TESTS = {"spawn own": ("spawn", 1, 500, 50), "spawn": ("spawn", 2, 500, 50), "1,000 spawns": ("many", 2, 1000, 10)}
 
 
@@ -28,7 +28,7 @@ def rows(context):
 
 
 def groups(context):
-    return [*TESTS, EXEC, *copies.GROUPS]
+    return [*TESTS, EXEC, *CASTS]
 
 
 class Weft(Ours):
@@ -42,34 +42,31 @@ class Weft(Ours):
         return values(nodes(count, [self.program, word]), lambda line: group)
 
     def measure(self, group, scale):
-        return self.exec(scale) if group == EXEC else self.cast(group, scale) if group in copies.GROUPS else self.test(group, scale)
+        return self.exec(scale) if group == EXEC else self.cast(group, scale) if group in CASTS else self.test(group, scale)
 
     def cast(self, group, scale):
-        if not self.is_up:
-            raise Missing("weft up failed")
-        return copies.measure(self, group, scale, self.env)
+        if group in copies.OVER_RC:
+            return copies.cast_over(self, group, scale, ["--softverbs", "switch:4"])
+        if self.cluster.why:
+            raise Missing(self.cluster.why)
+        return copies.measure(self, group, scale, self.cluster.env)
 
     def commands(self, place):
-        hosts = ",".join(str(n + 1) for n in range(place.receivers))
-        return [[[self.weft, "cast", place.source, f"{hosts}:{place.top}/copy-{{node}}/"]]]
+        return copies.cast(place, self.weft)
 
     def prepare(self):
         """A standing cluster of four nodes."""
         self.seconds = {}
-        self.folder = tempfile.mkdtemp(prefix="weft-bench-")
-        self.env = {**os.environ, "XDG_RUNTIME_DIR": self.folder}
         self.weft = os.path.join(self.context.build, "src", "cli", "weft")
-        self.is_up = subprocess.run([self.weft, "up", "-n", "4"], env=self.env, stderr=subprocess.DEVNULL, check=False).returncode == 0
+        self.cluster = copies.Standing(self.weft, ["-n", "4"])
 
     def finish(self):
-        if self.is_up:
-            subprocess.run([self.weft, "down"], env=self.env, check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.cluster.close()
 
     def exec(self, scale):
-        if not self.is_up:
-            raise Missing("weft up failed")
-        value = each([self.weft, "exec", "--on", "1", "--", "true"], scale, self.env)
+        if self.cluster.why:
+            raise Missing(self.cluster.why)
+        value = each([self.weft, "exec", "--on", "1", "--", "true"], scale, self.cluster.env)
         return {"exec": value, "exec again": value}
 
 
@@ -80,7 +77,7 @@ class Posix(Ours):
     test = Weft.test
 
     def measure(self, group, scale):
-        if group in copies.GROUPS:
+        if group in CASTS:
             return {}
         if group == EXEC:
             value = each(["/bin/true"], scale)  # what a whole command costs at the least
@@ -172,4 +169,4 @@ def each(argv, scale, env=None):
 
 
 def sides(context):
-    return [Weft(context), Posix(context), Parallel(), Pdsh(), Ssh(), SshMaster(), *copies.sides()]
+    return [Weft(context), Posix(context), Parallel(), Pdsh(), Ssh(), SshMaster(), *copies.sides(context)]

@@ -7,8 +7,9 @@
  * closed. The end of a kernel does not close its files.
  *
  * The gateway reads a piece of a file from its disk once, however many nodes and kernels read it. weft_device_file_read() copies from the
- * gateway's memory straight to `dst`, in any pool or arena of any node. If a call reads more than one piece, or calls read one piece after
- * the other, the next four pieces are read ahead.
+ * gateway's memory straight to `dst`, in any pool or arena of any node. If several nodes of other hosts have the file open, they get whole
+ * pieces from each other, as weft/file.h describes: then the bytes go through this node's pool, where they are checked. If a call reads
+ * more than one piece, or calls read one piece after the other, the next four pieces are read ahead.
  *
  * Waiting. A request to read never waits for the disk, because that would delay the requests behind it in the ring. Instead the call sends
  * the request again and again, at most until weft_device.deadline_ns. Requests to open, write and sync are answered when they are done.

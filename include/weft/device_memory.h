@@ -167,7 +167,7 @@ WEFT_DEVICE_CALL void weft_device_first_look(void)
     for (long long start = clock64(); clock64() - start < 480;)
         ;
 }
-#define WEFT_DEVICE_LOOKS 16u /* a wait polls this often before it begins to read the clock, and to sleep between polls */
+#define WEFT_DEVICE_LOOKS 16u /* how many times a wait polls before it begins to read the clock, and to sleep between polls */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
     __nanosleep(200);

@@ -120,8 +120,8 @@ WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t 
 /* --- persistent workers: kernels that do tasks until there are no more --- */
 #if !defined(WEFT_DEVICE_METAL)
 
-/* If more than this many tasks are in the ring, a thread takes a number without checking that its task is there
-   (weft_device_next_task()). */
+/* If more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes a number without checking that its task is there
+ * (weft_device_next_task()). */
 #ifndef WEFT_DEVICE_TASKS_SURE
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif

@@ -26,8 +26,8 @@
  *
  * Nodes that are gone. A node that has left or died is gone: operations to it end with -ECONNRESET. Over Thunderbolt (tb) a node can be
  * alive but out of reach, because its cables are unplugged. Operations to it end with -ENETDOWN, and may have happened or not. If such an
- * operation had no op, the next weft_flush() that reaches the node returns -ECONNABORTED. New operations work when a cable is plugged in
- * again.
+ * operation was started without an op, the next weft_flush() that reaches the node returns -ECONNABORTED. New operations work when a cable
+ * is plugged in again.
  *
  * Broken RDMA connections. If a connection breaks while its node is alive, weft repairs it within WEFT_RECONNECT. Operations wait
  * meanwhile. If this fails, the node counts as dead. Messages, signals, and atomics that a processor carries out still happen once and in
@@ -37,7 +37,7 @@
  *   message, from weft_put_signal(), or from an atomic that a processor carries out.
  * - A get may be repeated, and then reads the bytes that are there at that time.
  * - An atomic that a device carries out (weft_link_stats.native_atomics) ends with -ECONNABORTED, and may have happened or not. So does a
- *   request that a device refuses. If the operation had no op, the next weft_flush() to that node returns -ECONNABORTED.
+ *   request that a device refuses. If the operation was started without an op, the next weft_flush() to that node returns -ECONNABORTED.
  *
  * Several RDMA devices. Puts and gets of WEFT_STRIPE bytes or more are spread over all devices that lead to the node. The rules above stay
  * the same.

@@ -126,7 +126,7 @@ typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
 
 /* Run a C function as a kernel on the GPU `host`, in 1 to 1024 blocks, and wait for its end. Each block is a thread with a weft_device of
  * its own. With weft_gpu_config.turns, the requests are carried out after the kernel's end, and the call returns the first error of a
- * request that had no op.
+ * request without an op.
  * Errors: -ENOTSUP the GPU is of another kind; -EINVAL `kernel` is NULL, the number of blocks is wrong, or the GPU is closed; -EAGAIN so
  * many threads cannot be started (no block has run); -ENOMEM no memory for so many blocks; -ETIMEDOUT with `turns`: requests were not
  * complete at the node's deadline; -EDEADLK called from a handler. */
@@ -138,7 +138,7 @@ WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, 
  *
  * With Apple's GPUs a processor can read what a kernel has written only after the kernel has ended. So the node carries out the requests
  * of a kernel after its end. The call returns when they are complete, or at the default deadline; then the next call first waits for them.
- * It returns the first error of a request that had no op. One kernel runs at a time.
+ * It returns the first error of a request without an op. One kernel runs at a time.
  * Errors: -ENOTSUP the GPU is of another kind; -EINVAL `text` is NULL, has no kernel of that name, or does not compile; -ENOMEM no memory;
  * -EIO the GPU has failed; -ETIMEDOUT requests were not complete at the node's deadline; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,

@@ -97,7 +97,8 @@ typedef struct weft_request {
 /* Sends signal arg[0], which has Linux's number, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground
  * process group. */
 #define WEFT_PROCESS_SIGNAL 6u
-/* Frees the handle. A process that still runs is killed, unless it is detached. */
+/* Frees the handle. A process that still runs is killed, unless it is detached. -EBUSY: at the same time another record writes to the
+ * process, or closes it. */
 #define WEFT_PROCESS_CLOSE 7u
 /* Sets the size of the terminal (WEFT_SPAWN_TERMINAL): arg[0] rows and arg[1] columns, each at most 65535. The foreground process group
  * gets SIGWINCH if the size has changed. */
@@ -223,8 +224,9 @@ typedef struct weft_name {
 #define WEFT_FILE_OPEN 1u
 /* Reads at most arg[1] bytes, which is not 0, from the file's offset arg[2] to the address arg[0], in a pool or an arena of any node. A
  * request reads at most to the end of a piece (WEFT_FILE_PIECE): send another for the rest. The bytes are copied straight from the
- * gateway's cache. -EAGAIN: the gateway is reading the piece from the disk; send the request again. result[0]: how many bytes; 0: the
- * offset is at the end of the file or behind it. -ESTALE: the file has changed since it was opened. */
+ * gateway's cache, or from a copy of the whole piece in the asker's pool (weft/device_file.h). -EAGAIN: the piece is not there yet; send
+ * the request again. `timeout_ns` is not used. result[0]: how many bytes; 0: the offset is at the end of the file or behind it. -ESTALE:
+ * the file has changed since it was opened. */
 #define WEFT_FILE_READ_RANGE 2u
 /* Writes arg[1] bytes, from 1 to WEFT_FILE_PIECE, from the address arg[0] to the file's offset arg[2]. Answered when the bytes are in the
  * file. result[0]: how many bytes were written; result[1] to result[5]: as for OPEN. */

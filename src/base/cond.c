@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for a condition variable that end at a deadline. They use the monotonic clock: if somebody sets the wall clock, no wait ends earlier
- * or later.
+ * Waits for a condition variable that end at a deadline. They use the monotonic clock: if somebody sets the wall clock, no wait ends
+ * earlier or later.
  */
 #include "base/base.h"
 

@@ -75,7 +75,7 @@ struct cast_head {
     char magic[8];
     uint32_t flags, size, source; /* size: number of nodes; source: rank of the source */
     uint32_t excludes, sources;
-    uint32_t follow;           /* a file that has not grown for this many seconds is complete; 0: do not wait for files to grow */
+    uint32_t follow;           /* a file is complete when it has not grown for so many seconds; 0: do not wait for files to grow */
     uint64_t bytes_per_second; /* 0: no limit */
 };
 struct cast_config {
@@ -337,6 +337,8 @@ const char *cast_order_link(uint32_t cost); /* the kind of link that has this co
 int cast_walk(struct cast *c, uint64_t *failed);
 /* Open a file of the list for reading. Returns the descriptor, or a negative errno without base_fail(). */
 int cast_walk_open(struct cast *c, uint32_t index);
+/* The path of a file of the list on this host, the source. */
+const char *cast_walk_path(const struct cast *c, uint32_t index, char *out, size_t len);
 void cast_walk_times(struct cast_line *n, const struct stat *st);
 /* Whether --exclude names an entry. The targets ask this too, for --delete. `path`: below DEST. */
 bool cast_excluded(const struct cast_config *config, const char *path, const char *name, bool folder);

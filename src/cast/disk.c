@@ -14,8 +14,8 @@
 
 #include "cast/cast.h"
 
-#define NAMING_BYTES (UINT64_C(64) << 20) /* complete files wait for their names until they have this many bytes together */
-#define CACHE_BYTES  (UINT64_C(16) << 20) /* this many bytes of the open file stay in the page cache */
+#define NAMING_BYTES (UINT64_C(64) << 20) /* when complete files have so many bytes together, they get their names */
+#define CACHE_BYTES  (UINT64_C(16) << 20) /* how many bytes of the open file stay in the page cache */
 
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
 {
@@ -72,9 +72,12 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
 
 bool cast_disk_refuses(struct cast_disk *d, uint32_t index, const struct stat *there)
 {
-    if (S_ISREG(there->st_mode) || S_ISDIR(there->st_mode) || S_ISLNK(there->st_mode))
+    if (S_ISREG(there->st_mode) || S_ISLNK(there->st_mode))
         return false;
-    cast_disk_give_up(d, index, EEXIST, "replace the device, socket or pipe of this name (remove it, or copy to another name)");
+    if (S_ISDIR(there->st_mode))
+        cast_disk_give_up(d, index, EISDIR, "replace the directory of this name (remove it, or copy to another name)");
+    else
+        cast_disk_give_up(d, index, EEXIST, "replace the device, socket or pipe of this name (remove it, or copy to another name)");
     return true;
 }
 
@@ -466,17 +469,30 @@ static void give_names(struct cast_disk *d)
     d->naming_bytes = 0;
 }
 
+/* The source cannot send the file, and has printed the reason. What has arrived stays for the next cast; an empty file is of no use. */
+static void end_unsent(struct cast_disk *d, uint32_t index)
+{
+    char part[CAST_PART_NAME];
+    struct cast_file *f = &d->file[index];
+    int at = cast_disk_folder(d, index);
+    struct stat st;
+    cast_disk_part(cast_disk_name(d, index), part);
+    if (f->state == CAST_WANTED && at >= 0 && fstat(d->open, &st) == 0 && st.st_size == 0 && cast_part_is(at, part, d->open))
+        unlinkat(at, part, 0);
+    d->wanted--;
+    f->state = CAST_GIVEN_UP;
+    d->c->state.failed++;
+    d->c->state.unsent++;
+    close(d->open);
+    d->open = -1;
+}
+
 static void end_file(struct cast_disk *d, const struct cast_record *r)
 {
     const struct cast_entry *e = &d->c->list.entry[r->file];
     struct cast_file *f = &d->file[r->file];
-    if (r->offset) { /* the source has printed the reason */
-        d->wanted--;
-        f->state = CAST_GIVEN_UP;
-        d->c->state.failed++;
-        d->c->state.unsent++;
-        close(d->open);
-        d->open = -1;
+    if (r->offset) {
+        end_unsent(d, r->file);
         return;
     }
     if (d->at != e->size) {

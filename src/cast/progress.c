@@ -12,7 +12,7 @@
 #include "cast/show.h"
 
 #define EVERY_NS  (200 * WEFT_MS)
-#define LINES     24u                /* at most this many hosts have a line of their own */
+#define LINES     24u                /* the most hosts that have a line of their own */
 #define SILENT_NS (3 * WEFT_SECOND)  /* after this time the host's line says that it does not answer */
 #define TELL_NS   (10 * WEFT_SECOND) /* after this time there is a message, too */
 #define ASLEEP_NS WEFT_SECOND        /* if the main thread did not look for this time, this process or its machine did not run */

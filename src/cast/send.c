@@ -261,10 +261,10 @@ static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_
 
 void cast_send_ended(struct cast_source *s, uint32_t file, int rc)
 {
-    char path[4096];
+    char path[2 * 4096];
     if (rc) {
         s->failed++;
-        cast_say_unsent(s->c, cast_list_path(&s->c->list, file, path, sizeof path), base_error());
+        cast_say_unsent(s->c, cast_walk_path(s->c, file, path, sizeof path), base_error());
     } else if (s->follow.fd >= 0) {
         send_size(s, file);
     }

@@ -2,6 +2,7 @@
  *
  * Node 0: messages and the summary. A message handler only queues a message, and the main thread prints it.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -308,10 +309,11 @@ static void sum_up(struct cast *c, bool right)
         json_array_append_new(list, host_of(c, i));
     }
     if (c->config.head.flags & CAST_JSON) {
-        json_t *o = json_pack("{sb sI sI sI sI sf so so sO sO sO sI}", "ok", right && !(c->config.head.flags & CAST_LEFT_OUT), "files", (json_int_t)s->sums.files, "bytes",
-                              (json_int_t)s->sums.bytes, "sent_bytes", (json_int_t)s->state[c->config.head.source].sent, "discarded_bytes",
-                              (json_int_t)discarded, "seconds", seconds, "chain", chain_of(c), "hosts", list, "messages", s->messages,
-                              "not_sent", s->not_sent, "not_sent_encoded", s->not_sent_encoded, "special_modes_not_copied", (json_int_t)s->sums.special);
+        json_t *o = json_pack("{sb sI sI sI sI sf so so sO sO sO sI}", "ok", right && !(c->config.head.flags & CAST_LEFT_OUT), "files",
+                              (json_int_t)s->sums.files, "bytes", (json_int_t)s->sums.bytes, "sent_bytes",
+                              (json_int_t)s->state[c->config.head.source].sent, "discarded_bytes", (json_int_t)discarded, "seconds",
+                              seconds, "chain", chain_of(c), "hosts", list, "messages", s->messages, "not_sent", s->not_sent,
+                              "not_sent_encoded", s->not_sent_encoded, "special_modes_not_copied", (json_int_t)s->sums.special);
         json_dumpf(o, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(o);
@@ -344,5 +346,9 @@ int cast_show_run(struct cast *c)
                 c->config.hosts[c->config.head.source]);
     bool right = s->over && all_complete(c) && s->result == 0 && s->failures == 0;
     sum_up(c, right);
-    return fflush(stdout) == 0 && right ? 0 : 1;
+    if (fflush(stdout) || ferror(stdout)) {
+        fprintf(stderr, "weft %s: cannot write to standard output: %s\n", c->sub, base_strerror(errno));
+        right = false;
+    }
+    return right ? 0 : 1;
 }

@@ -9,7 +9,7 @@
 
 #include "cast/cast.h"
 
-#define CAST_NAMED 3u /* the summary names this many of the files that could not be sent; all have a message */
+#define CAST_NAMED 3u /* how many of the files that could not be sent the summary names */
 
 struct sentence {
     struct sentence *next;
@@ -47,8 +47,9 @@ struct cast_show {
 };
 
 /* --- json.c --- */
-json_t *cast_json_text(const char *text);    /* what is not UTF-8 is replaced by U+FFFD; null if there is no memory */
-json_t *cast_json_encoded(const char *path); /* every byte but A-Z, a-z, 0-9, "-", ".", "_", "~" and "/" is "%" and two hexadecimal digits */
+json_t *cast_json_text(const char *text); /* what is not UTF-8 is replaced by U+FFFD; null if there is no memory */
+json_t *
+cast_json_encoded(const char *path); /* every byte but A-Z, a-z, 0-9, "-", ".", "_", "~" and "/" is "%" and two hexadecimal digits */
 
 /* --- progress.c --- */
 /* Erases the lines of the progress; call it before anything is printed. If another process may have printed below these lines, they stay,

@@ -11,7 +11,7 @@
 
 #define LOOK_NS    (20 * WEFT_MS)  /* how often to check whether a target has died */
 #define AGAIN_NS   (100 * WEFT_MS) /* pause before a round that repeats one that was given up: a link may be down only for a moment */
-#define STALLS_MAX 3u              /* a target is given up after this many rounds in which it received nothing */
+#define STALLS_MAX 3u              /* a target is given up after so many rounds in which it received nothing */
 
 int cast_source_open(struct cast *c)
 {

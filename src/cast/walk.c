@@ -331,3 +331,17 @@ int cast_walk_open(struct cast *c, uint32_t index)
 {
     return open_entry(c, index, O_NONBLOCK);
 }
+
+const char *cast_walk_path(const struct cast *c, uint32_t index, char *out, size_t len)
+{
+    const struct cast_entry *e = c->list.entry;
+    char folder[4096] = "", name[4096], path[4096];
+    uint32_t top = index;
+    while (e[top].parent != CAST_ROOT)
+        top = e[top].parent;
+    if (e[top].target < c->config.head.sources)
+        split(c->config.sources[e[top].target], folder, name, sizeof folder);
+    size_t n = strlen(folder);
+    snprintf(out, len, "%s%s%s", folder, n && folder[n - 1] != '/' ? "/" : "", cast_list_path(&c->list, index, path, sizeof path));
+    return out;
+}

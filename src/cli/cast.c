@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * weft cast and weft cp: read the options, choose the hosts, and start the nodes; src/cast/ does the work. The nodes are a cluster of their
- * own, started by nodes of the standing cluster. Node 0 runs here and gets all settings as arguments; it sends them to the other nodes.
+ * own, started by nodes of the standing cluster. Node 0 runs here, gets all settings as arguments, and sends them to the other nodes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 #include "cluster/cluster.h"
 
 #define SILENT_NS      (10 * WEFT_SECOND) /* how long a node that does not answer is asked again */
-#define TARGETS_MAX    900u /* the most targets, because their ranks must fit into one message */
+#define TARGETS_MAX    900u               /* the most targets, because their ranks must fit into one message */
 #define POOL           "32M"
 #define FOLLOW_SECONDS 60
 
@@ -65,7 +65,7 @@ static const char cp_help[] =
     "  weft cp a:/data/log .                    from host a to this directory\n"
     "  weft cp a:/data/model/ b,c:/data/model   from a to b and c\n";
 
-#define LISTED_MAX (2 * WEFT_MAX_NODES) /* the list of `weft status` has living nodes, and some that are gone */
+#define LISTED_MAX (2 * WEFT_MAX_NODES) /* the list of `weft status` also has nodes that are gone */
 struct cast_command {
     const char *sub, *cluster;
     bool cp, progress_always, progress_never;
@@ -174,7 +174,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
-/* Whether `word` also names a living node of the list, which is then used instead of the one that is gone. */
+/* Whether `word` also names a living node of the list. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -284,7 +284,7 @@ static int launch_nodes(struct cast_command *k)
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
         status = cli_error(k->sub, "no memory for the arguments of the nodes" BASE_MEMORY_HINT);
-    /* the current directory may not exist on other hosts; by now all paths are absolute, or relative to the home directory */
+    /* the current directory may not exist on other hosts. All paths are now absolute, or relative to the home directory */
     if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
     if (!status) {
@@ -351,7 +351,7 @@ static int as_node(const char *sub, int argc, char **argv)
             sub, "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
     cli_catch_signals();
     cluster_stopped = stopped_or_told;
-    if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home directory; absolute ones do not need it */
+    if (home && home[0] == '/' && chdir(home)) /* relative paths begin in the home directory */
         base_log(BASE_LOG_INFO, "cannot change to the home directory, %s: %s", home, base_strerror(errno));
     return strcmp(rank, "0") == 0 ? lead(sub, argc, argv) : cast_serve(sub, cli_stopped);
 }
@@ -389,6 +389,9 @@ static int take_paths(struct cast_command *k, int count, char **args)
     char *rest;
     if (count < 2)
         return cli_usage(k->sub, "expected at least one SRC, and DEST");
+    for (int i = k->cp ? 0 : count - 1; i < count; i++) /* a script whose variable is empty */
+        if (args[i][0] == ':')
+            return cli_usage(k->sub, "'%s': there is no host before ':'; for a path that begins with ':', write './%s'", args[i], args[i]);
     char *hosts = cut_host(args[count - 1], &rest);
     if (hosts && k->to)
         return cli_usage(k->sub, "the hosts are given twice: name them by --to or before DEST, not both");

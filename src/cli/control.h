@@ -3,8 +3,8 @@
  * The protocol of a standing cluster's control socket: a Unix stream socket between a command (`weft exec`, `weft status`, ...) and the
  * cluster's control node, both of this host and this user. Numbers are in the byte order of the host.
  *
- * Both sides send frames. The command's first frame is its request. The frames that follow depend on the request ("STARTED a node" is one
- * frame for each node):
+ * Both sides send frames. The command's first frame is its request. The next frames depend on the request ("STARTED a node" is one frame
+ * for each node):
  *
  *   exec             node -> command: STARTED a node, OUT, ENDED a node, TAKEN, at last DONE. command -> node: INPUT, SIGNAL, WINDOW
  *   exec, detached   STARTED a node, then DONE with the job's number
@@ -19,11 +19,11 @@
  *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
- * As a sign of life, the node also sends TEXT without bytes every few seconds to a `weft logs`, and to an exec, proxy or publish that is
- * not detached.
+ * As a sign of life, the node also sends TEXT without bytes every few seconds to `weft logs`, and to an exec, proxy or publish that is not
+ * detached.
  *
  * If a request fails, the node sends ERROR for node UINT32_MAX instead of DONE. When the command closes the socket, the node kills the
- * processes that the request has started, or ends its proxy or published port.
+ * processes of the request, or ends its proxy or published port.
  */
 #ifndef WEFT_CLI_CONTROL_H
 #define WEFT_CLI_CONTROL_H
@@ -35,7 +35,7 @@
 #include "weft/types.h"
 
 #define STANDING_NAME_MAX 32u /* longest name of a cluster */
-#define STANDING_PATH     100 /* longest path of a socket in its folder: on macOS, a socket's address holds 104 bytes */
+#define STANDING_PATH     100 /* longest path of a socket; macOS allows 104 bytes */
 
 enum control_type {
     CONTROL_REQUEST = 1, /* payload: struct control_head, followed by its strings */
@@ -44,7 +44,7 @@ enum control_type {
     CONTROL_STARTED,     /* node; number: the process; payload: the name of the node's host */
     CONTROL_OUT,         /* node; number: 1 standard output, 2 standard error; payload: bytes */
     CONTROL_ENDED,       /* node; number: exit status; 128 + N for signal N; 124 if --timeout ended the process */
-    CONTROL_TAKEN,       /* number: how many more bytes of input the command may send. The command may send none before the first TAKEN */
+    CONTROL_TAKEN,       /* number: how many more bytes of input the command may send; before the first TAKEN it may send none */
     CONTROL_TEXT,        /* payload: a part of the answer */
     CONTROL_ERROR,       /* node, or UINT32_MAX; number: an errno; payload: the sentence */
     CONTROL_DONE,        /* number: of the job */
@@ -56,7 +56,7 @@ struct control_frame {
 };
 #define CONTROL_PIECE_MAX   (64u << 10)  /* longest payload of a frame other than a request */
 #define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
-#define CONTROL_INPUT_MAX   (256u << 10) /* most bytes of input that were sent and not taken yet */
+#define CONTROL_INPUT_MAX   (256u << 10) /* the most bytes of input that are sent and not taken yet */
 
 enum control_what {
     CONTROL_STATUS = 1,
@@ -72,10 +72,10 @@ enum control_what {
     CONTROL_FILES,
     CONTROL_PIN
 };
-#define CONTROL_WITH_INPUT 0x1u /* exec: frames INPUT follow. Not together with CONTROL_DETACHED */
-#define CONTROL_DETACHED   0x2u /* exec, proxy, publish: the job, proxy or published port goes on without the command */
+#define CONTROL_WITH_INPUT 0x1u /* exec: frames INPUT follow. Not with CONTROL_DETACHED */
+#define CONTROL_DETACHED   0x2u /* exec, proxy, publish: the end of the command does not end the job, proxy or published port */
 #define CONTROL_FOLLOW     0x4u /* logs: send new output until the job has ended */
-#define CONTROL_TERMINAL   0x8u /* exec: the process, on one node, gets a terminal. Only together with CONTROL_WITH_INPUT */
+#define CONTROL_TERMINAL   0x8u /* exec on one node: the process gets a terminal. Only with CONTROL_WITH_INPUT */
 
 #define CONTROL_MAGIC                          \
     {                                          \
@@ -88,10 +88,9 @@ struct control_head {
     uint32_t what, flags;
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
-    /* The numbers of strings. proxy, publish: at most one host, the gateway. proxy: the arguments are user and password, or none; publish:
-     * where to listen, and the server. If `signal` is set, proxy and publish end one that was kept: the argument is the address where it
-     * listens. cat: one host; the arguments are the path, the first byte and the last byte. pin: one host; the arguments are the path and,
-     * to unpin, "unpin" */
+    /* How many strings there are. proxy, publish: at most one host, the gateway. Arguments of proxy: user and password, or none; of
+     * publish: where to listen, and the server; of both, if `signal` is set to end a kept one: the address where it listens. cat: one host;
+     * path, first byte and last byte. pin: one host; path and, to unpin, "unpin" */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: its size, rows | columns << 16; else 0 */
 };
@@ -107,7 +106,7 @@ int control_parse(struct control_request *out, const void *payload, size_t bytes
 void control_request_free(struct control_request *r);
 /* Write a request as bytes to send. The caller frees `*payload`. -E2BIG: it is larger than CONTROL_REQUEST_MAX. */
 int control_write(const struct control_request *r, void **payload, size_t *bytes);
-/* Whether a frame is valid in this direction: from a node, or from a command after its request (`from_node` is false). */
+/* Whether a frame is valid from a node (`from_node`), or from a command after its request. */
 static inline bool control_frame_fits(const struct control_frame *f, bool from_node)
 {
     bool type = from_node ? f->type >= CONTROL_STARTED && f->type <= CONTROL_DONE
@@ -117,19 +116,18 @@ static inline bool control_frame_fits(const struct control_frame *f, bool from_n
     return type && stream && f->bytes <= CONTROL_PIECE_MAX && (f->node < WEFT_MAX_NUMBERS || f->node == UINT32_MAX);
 }
 
-/* If a control node reads nothing and sends nothing for this long, commands assume that it hangs. */
+/* A control node that reads nothing and sends nothing for so long counts as hanging. */
 #define CONTROL_SILENT_NS (20 * WEFT_SECOND)
 #define CONTROL_ALIVE_NS  (4 * WEFT_SECOND) /* time between two signs of life */
 #define CONTROL_SILENT                                                                                                        \
     "the node of the cluster that serves this host does not answer: if its process is stopped, continue it (kill -CONT), or " \
     "end it (kill -9), and another node takes over"
 
-/* Send a frame. Blocks while the other end does not read: a command for at most CONTROL_SILENT_NS, a control node until the command reads
- * or has ended. Returns 0, or a negative errno without base_fail(). -ETIMEDOUT: close the socket, because a part of the frame may have been
- * sent. */
+/* Send a frame. Blocks while the other end does not read, in a command for at most CONTROL_SILENT_NS. Returns 0, or a negative errno
+ * without base_fail(). After -ETIMEDOUT close the socket, because a part of the frame may have been sent. */
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
-/* Read exactly `bytes` bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: they did not arrive before `deadline`. Sets no
- * base_fail(). */
+/* Read exactly `bytes` bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: the bytes did not arrive before `deadline`.
+ * Sets no base_fail(). */
 int control_read(int fd, void *to, size_t bytes, int64_t deadline);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft doctor: derives findings from facts about a host. The facts are outputs of the host's commands. They come from this host or from a
- * directory of captured outputs, so each finding can be tested without a host that has the problem.
+ * weft doctor: derives findings from facts about a host. The facts are outputs of the host's commands. They can also come from a directory,
+ * so that findings can be tested without a host that has the problem.
  */
 #ifndef WEFT_CLI_DOCTOR_H
 #define WEFT_CLI_DOCTOR_H

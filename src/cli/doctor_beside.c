@@ -56,8 +56,8 @@ void doctor_check_bridge(struct doctor *d)
     }
 }
 
-/* Report that WEFT_TRANSPORT leaves the RDMA devices unused, which is slow but not visible otherwise. The other causes of a slow path
- * depend on both nodes of a pair: fab_connect() warns of them, and `weft topo` shows them. */
+/* Report that WEFT_TRANSPORT leaves the RDMA devices unused. Other causes of a slow link depend on both nodes: fab_connect() warns of them,
+ * and `weft topo` shows them. */
 void doctor_check_slow_path(struct doctor *d)
 {
     char transport[64];
@@ -143,8 +143,7 @@ static void check_mac_gpu(struct doctor *d, const char *text)
 {
     char line[512], name[128] = "", width[32] = "?", speed[32] = "?";
     bool gpu = false, no_driver = false, end = false;
-    /* The text consists of blocks: a title that ends in a colon, then "Key: value" lines. The next title, or the end of the text, ends a
-     * block. */
+    /* The text consists of blocks: a title that ends with a colon, then "Key: value" lines. */
     while (!end) {
         end = !doctor_next_line(&text, line, sizeof line);
         size_t n = end ? 0 : strlen(line);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Derives findings from facts. Each check is a function that examines facts, which may be missing, and adds findings. A finding that may be
- * the cause of another ranks before it. If a finding explains others completely, those are left out. doctor_beside.c has the checks that
- * are not about devices.
+ * Derives findings from facts. Each check examines facts, which may be missing, and adds findings. A finding that may be the cause of
+ * another one comes before it. Findings that another one explains completely are left out.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -20,7 +19,7 @@ static bool has(const struct doctor *d, const char *id)
 
 /* --- facts that cannot be parsed: each is a finding, since it may hide a problem --- */
 
-/* Parse the list of devices; the caller frees it. NULL: there is none, or it is invalid, which is then a finding. */
+/* Parse the list of devices; the caller frees it. NULL: there is none. An invalid list is a finding. */
 static json_t *doctor_read_devices(struct doctor *d)
 {
     static const char remedy[] = "Capture it again on that host: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
@@ -271,7 +270,7 @@ static bool address_taken(const struct doctor *d, const char *address)
     return false;
 }
 
-/* Propose an address that no other interface has: two interfaces with the same one could not reach their peers. */
+/* Propose an address that no other interface has. */
 static const char *address_for(struct doctor *d, char out[24])
 {
     do
@@ -288,7 +287,7 @@ static void check_gid(struct doctor *d, const json_t *device)
     if (!interface[0])
         interface = "INTERFACE";
     SAY(f->what, "%.60s has no address (GID) that can be used", doctor_text_of(device, "device"));
-    /* Leave out the remedy in the device's own text: it might propose the same address for several interfaces. */
+    /* Leave out the remedy in the device's text, which might propose the same address for several interfaces. */
     const char *its = strstr(why, ". Give its network interface");
     SAY(f->seen, "%.*s", its && its - why < 700 ? (int)(its - why) : 700, why);
     address_for(d, address);
@@ -399,7 +398,7 @@ static void weigh(struct doctor *d)
 static int by_rank(const void *a, const void *b)
 {
     const struct doctor_finding *x = a, *y = b;
-    /* Findings that prevent RDMA come first. Equal ranks are sorted by text, so that the order is always the same. */
+    /* Findings that prevent RDMA come first. Equal ranks are sorted by text. */
     if (x->stops != y->stops)
         return x->stops ? -1 : 1;
     return x->rank != y->rank ? x->rank - y->rank : strcmp(x->what, y->what);

@@ -40,7 +40,7 @@ struct doctor {
 /* Add a finding and return it to be filled in. If there are too many, it overwrites the last one. */
 struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops);
 void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy); /* the fact cannot be parsed */
-void doctor_plain(char *text); /* replaces what a terminal might take for a command */
+void doctor_plain(char *text); /* replaces bytes that a terminal might take for a command */
 #define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
 
 /* --- facts --- */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The part of weft doctor about memory of GPUs: whether an RDMA device accesses it, or data to and from other hosts is copied through the
- * host's memory, and why.
+ * The part of weft doctor about memory of GPUs: whether an RDMA device accesses it, and if not, why.
  */
 #include <ctype.h>
 #include <string.h>
@@ -95,7 +94,7 @@ static void check_readable(struct doctor *d)
     json_decref(list);
 }
 
-/* GPUs that could be accessed directly, and are not. GPUs of one host are mostly alike: those with the same reason are one finding. */
+/* GPUs that could be accessed directly, and are not. Those with the same reason are one finding. */
 void doctor_check_staged(struct doctor *d)
 {
     static const char what[] = "Data between the memory of a GPU and other hosts is copied through the host's memory";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Implements emulate.h with the command `softverbs`, which creates the fabric and runs the program of each node. The command is searched
- * for beside this one, in the tree where this one was built, and in PATH.
+ * Implements emulate.h with the command `softverbs`, which creates the fabric and runs the program of each node. It is searched for beside
+ * this command, in the tree where this command was built, and in PATH.
  */
 #include "cli/emulate.h"
 
@@ -173,7 +173,7 @@ static int make_fabric(const struct emulation *e)
     char **env = environment_with(e->directory);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of softverbs" BASE_MEMORY_HINT);
-    /* softverbs must end with this process: otherwise it could create files in the directory while the keeper (keeper.c) removes it. */
+    /* softverbs must end with this process, so that it does not create files in the directory while the keeper (keeper.c) removes it. */
     const struct base_process how = {.path = e->command, .argv = (char *const *)(uintptr_t)argv, .env = env, .end_with = SIGKILL};
     pid_t pid;
     int rc = base_process_start(&how, &pid, NULL);
@@ -211,8 +211,8 @@ int emulate_start(struct emulation *e, const char *dir, char *const *first, char
         return err;
     snprintf(e->directory, sizeof e->directory, "SOFTVERBS_DIR=%s", dir);
     const char *set = getenv("WEFT_TRANSPORT");
-    if (!set ||
-        !set[0]) /* otherwise the nodes would use shared memory, as on one machine; "rdma" lets the devices decide between rc and tb */
+    /* Otherwise the nodes would use shared memory. "rdma" stands for rc or tb, as the devices require. */
+    if (!set || !set[0])
         snprintf(e->transport, sizeof e->transport, "WEFT_TRANSPORT=rdma");
     err = make_fabric(e);
     if (err)

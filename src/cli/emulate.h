@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * --softverbs: runs the nodes on emulated RDMA devices, each on an emulated host of its own. The emulated fabric is created for this run,
- * in a directory that the launcher removes, or its keeper (keeper.c).
+ * --softverbs: runs the nodes on emulated RDMA devices, each on an emulated host of its own. The emulated fabric is in a directory, which
+ * the launcher or its keeper (keeper.c) removes at the end.
  */
 #ifndef WEFT_CLI_EMULATE_H
 #define WEFT_CLI_EMULATE_H
@@ -23,10 +23,9 @@ struct emulation {
     uint32_t hosts;
     char names[EMULATE_HOSTS][32]; /* names of the hosts, by rank */
 };
-/* Parse KIND:HOSTS[:PROFILE] or FILE[:PROFILE], as in "switch:8", "mesh:4:tb5-strict", "ring:4:PATH.json", "lab.json", "lab.json:tb5".
- * Of a topology file it reads the names of the hosts and whether they have cables; softverbs checks the rest. The default profile is tb5
- * for topologies with cables, and generic for a switch. There must be a host for each of `nodes`. Returns 0, or a negative errno with
- * base_error(). */
+/* Parse KIND:HOSTS[:PROFILE] or FILE[:PROFILE], as in "switch:8", "mesh:4:tb5-strict", "ring:4:PATH.json", "lab.json", "lab.json:tb5". The
+ * default profile is tb5 for topologies with cables, and generic for a switch. There must be a host for each of `nodes`. Returns 0, or a
+ * negative errno with base_error(). softverbs reports other errors in a topology file. */
 int emulate_parse(struct emulation *e, const char *text, uint32_t nodes);
 /* Create the fabric in `dir`, which exists. `first` is the command line of node 0, `others` that of the other nodes; both must stay valid
  * until emulate_end(). */

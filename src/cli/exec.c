@@ -19,7 +19,7 @@
 
 #define LISTEN_MS 2000
 #define LEAVE_MS  100
-/* After a second signal, this command ends within this time. The control node needs one second of it. */
+/* After a second signal, this command ends within this time, of which the control node needs one second. */
 #define KILLED_NS (3 * WEFT_SECOND)
 
 static const char help[] =
@@ -58,16 +58,16 @@ struct exec_options {
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
-    /* --connected: the small command (front.c) has sent the request, and goes on as this process. `connected`: the socket, or -1; frames
-     * that the small command has handled are not in the socket any more. `status`: the exit status so far. `written`: how many bytes of the
-     * next output it has written */
+    /* --connected: the small command (front.c) has sent the request, and is replaced by this process. `connected`: the socket, without the
+     * frames that the small command has handled, or -1. `status`: the exit status so far. `written`: how many bytes of the next output were
+     * written already */
     int connected, status;
     uint32_t written;
 };
 struct exec_run {
     int fd, input; /* fd: connection to the control node; input: standard input; -1: none, or its end was sent */
     struct exec_print print;
-    /* bytes of input that the control node has not taken; begins at the limit, so nothing is sent before the control node is ready */
+    /* bytes of input that the control node has not taken. Begins at the limit, so that nothing is sent before the control node is ready */
     size_t outstanding;
     int status;       /* exit status of the first process that failed; 0: none */
     uint32_t written; /* with --connected: bytes of the next output that were written already */
@@ -75,7 +75,7 @@ struct exec_run {
     int signalled;     /* the first signal; 0: none has come */
     int64_t end_at;    /* when to end although the job has not ended; INT64_MAX: never */
     bool tty, raw;     /* raw: the command has started, and the terminal is in raw mode */
-    int64_t silent_ns; /* for how long this command has waited for a frame since the last one; time in which it was stopped is left out */
+    int64_t silent_ns; /* how long this command has waited for the next frame, without time in which it was stopped */
     char *payload;
 };
 
@@ -88,7 +88,7 @@ static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
 static volatile sig_atomic_t signal_came;
 static volatile sig_atomic_t exec_socket = -1; /* the connection to the control node, while signals are read */
 
-/* Sending to a control node that hangs ends soon. A signal interrupts it, and it begins again with this time. */
+/* Makes sending to a control node that hangs end soon. The signal interrupts the send, which begins again with this time. */
 static void on_second_signal(void)
 {
     const struct timeval most = {.tv_sec = KILLED_NS / WEFT_SECOND};
@@ -96,7 +96,7 @@ static void on_second_signal(void)
         setsockopt(exec_socket, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
 }
 
-/* Before and after exec_loop(), this command may have to wait until its request or its output is taken. Then the second signal ends it. */
+/* Outside exec_loop(), the second signal ends this command, which may be waiting until its request or its output is taken. */
 static void on_exec_signal(int number)
 {
     int error = errno;
@@ -153,7 +153,7 @@ static void exec_send(struct exec_run *x, enum control_type type, uint32_t numbe
         exec_fail(x, CONTROL_SILENT);
 }
 
-/* Only with --tty. After this command was stopped and continued, the terminal has the shell's settings and must be set again. */
+/* Only with --tty. After a stop, the terminal has the shell's settings and must be set again. */
 static void exec_tty_signal(struct exec_run *x, int number)
 {
     if (number == SIGWINCH || number == SIGCONT) {
@@ -182,7 +182,7 @@ static void pass_signals(struct exec_run *x)
     }
 }
 
-/* A second signal has come, and the job has not ended since: nobody takes its output, or the control node does not answer. */
+/* The job has not ended since the second signal: nobody takes its output, or the control node does not answer. */
 static void exec_leave(struct exec_run *x)
 {
     if (!exec_print_drop(&x->print)) {
@@ -260,7 +260,7 @@ static void take_frame(struct exec_run *x)
 /* Count for how long the control node has been silent. It sends a sign of life every CONTROL_ALIVE_NS. */
 static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
 {
-    int64_t most = 2 * LISTEN_MS * WEFT_MS; /* if more time has passed, this command was stopped meanwhile, and perhaps the whole host */
+    int64_t most = 2 * LISTEN_MS * WEFT_MS; /* if more time has passed, this command was stopped */
     x->silent_ns = heard ? 0 : x->silent_ns + (ns < most ? ns : most);
     if (x->silent_ns > CONTROL_SILENT_NS)
         exec_fail(x, CONTROL_SILENT);
@@ -337,7 +337,7 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
     return 0;
 }
 
-/* Takes over the connection of the small command, which has held back the signals that are caught now, and SIGPIPE. */
+/* Takes over the connection of the small command, which has blocked the signals that are caught now, and SIGPIPE. */
 static int exec_take_over(const struct exec_options *o, struct exec_run *x)
 {
     unsigned uid;
@@ -351,7 +351,7 @@ static int exec_take_over(const struct exec_options *o, struct exec_run *x)
     sigaddset(&held, SIGPIPE);
     for (size_t i = 0; i < ENDING_SIGNALS; i++)
         sigaddset(&held, caught_signals[i]);
-    signals_are_read = true; /* the job runs: exec_loop() passes on all signals that were held back */
+    signals_are_read = true; /* the job runs, so exec_loop() passes on all signals that were blocked */
     sigprocmask(SIG_UNBLOCK, &held, NULL);
     fcntl(o->connected, F_SETFD, FD_CLOEXEC);
     x->status = o->status;
@@ -359,8 +359,7 @@ static int exec_take_over(const struct exec_options *o, struct exec_run *x)
     return o->connected;
 }
 
-/* Until the request is sent, a signal ends this command, because nothing runs yet. The memory for the output is allocated after that, while
- * the nodes are working. */
+/* Until the request is sent, a signal ends this command. The memory for the output is allocated after that, while the nodes are working. */
 static void exec_run_attached(struct exec_run *x, struct exec_options *o)
 {
     if (o->connected >= 0 && (x->fd = exec_take_over(o, x)) < 0)

@@ -26,14 +26,15 @@ struct exec_print {
     struct exec_node {
         struct relay_in in[2]; /* standard output, standard error */
         char host[64];         /* "": not known yet */
-        char tag[80]; /* the host, with the node's number if several nodes have that host; the number alone while the host is not known */
-    } * *nodes;       /* [WEFT_MAX_NODES] */
+        /* The host, with the node's number if several nodes have that host; while the host is not known, the number alone. */
+        char tag[80];
+    } * *nodes; /* [WEFT_MAX_NODES] */
 };
 int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form); /* 0, or a negative errno with base_error() */
 /* Handle a frame of the kind STARTED, OUT, ENDED or ERROR. */
 void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload);
 bool exec_print_full(const struct exec_print *p); /* whether to read no more output for now */
-/* If output waits because its reader does not take it, discard it, and all that follows, and return true. */
+/* If the reader does not take the output, discard this and all later output, and return true. */
 bool exec_print_drop(struct exec_print *p);
 void exec_print_write(struct exec_print *p); /* write as much as possible without blocking */
 void exec_print_wait(struct exec_print *p);  /* write, and wait until more output can be read */

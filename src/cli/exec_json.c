@@ -36,6 +36,20 @@ static void put_bytes(json_t *o, const char *bytes, size_t len)
     free(coded);
 }
 
+/* A sentence. It may contain the name of a file that is not UTF-8: then "?" stands for each byte that is not ASCII. */
+static json_t *sentence(const char *text)
+{
+    json_t *o = json_string(text);
+    char *copy = o ? NULL : strdup(text);
+    for (char *p = copy; p && *p; p++)
+        if ((unsigned char)*p >= 0x80)
+            *p = '?';
+    if (copy)
+        o = json_string(copy);
+    free(copy);
+    return o ? o : json_null();
+}
+
 void exec_print_json(struct exec_print *p, const struct control_frame *f, const char *host, const char *payload)
 {
     static const char *const names[] = {
@@ -47,7 +61,7 @@ void exec_print_json(struct exec_print *p, const struct control_frame *f, const 
         json_object_set_new(o, "stream", json_string(f->number == 2 ? "stderr" : "stdout"));
         put_bytes(o, payload, f->bytes);
     } else if (f->type == CONTROL_ERROR) {
-        json_object_set_new(o, "error", json_string(payload));
+        json_object_set_new(o, "error", sentence(payload));
     } else {
         json_object_set_new(o, f->type == CONTROL_STARTED ? "pid" : "status", json_integer(f->number));
     }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Forwards: a forward is a proxy (`weft proxy`) or a published port (`weft publish`). The control node, which is the node of the standing
- * cluster on this host, serves it: each forward has a thread that moves the bytes of all its connections. A forward ends with the command
- * that asked for it. With --keep it stays until --end or the end of the cluster.
+ * Forwards: a forward is a proxy (`weft proxy`) or a published port (`weft publish`). The control node, a node of the standing cluster on
+ * this host, serves it: each forward has a thread that moves the bytes of all its connections. A forward ends with its command, or with
+ * --keep at --end or at the end of the cluster.
  *
  *   proxy.c, publish.c       the commands; forward_command.c: their common part
  *   standing_forward.c       the control node: makes forwards, lists them for `weft status`, and ends them
- *   proxy_serve.c, proxy_move.c, proxy_udp.c, proxy_talk.c   serves the clients of a proxy: their requests, bytes and datagrams
- *   forward_direct.c         moves the bytes of a connection without the gateway, which has lent the socket
+ *   proxy_serve.c, proxy_move.c, proxy_udp.c, proxy_talk.c serves the clients of a proxy: their requests, bytes and datagrams
+ *   forward_direct.c moves the bytes of a connection without the gateway, which has lent the socket
  *   publish_serve.c          serves a published port; forward_loop.c: the wait of both kinds
  */
 #ifndef WEFT_CLI_FORWARD_H
@@ -30,8 +30,8 @@ struct forward {
     bool publishes; /* true: a published port; false: a proxy */
     bool kept;
     uint32_t gateway, target;      /* target: for a published port, the node on the host of the server */
-    char address[FORWARD_ADDRESS]; /* where it listens, as in "127.0.0.1:1080": a proxy on this host, a published port at the gateway */
-    /* for a published port: path of a Unix socket of the target; "": the server is at to_port of the target's loopback */
+    char address[FORWARD_ADDRESS]; /* the address, as in "127.0.0.1:1080": of a proxy on this host, of a published port at the gateway */
+    /* for a published port: path of a Unix socket at the target; "": the server is at `to_port` of the target's loopback */
     char to[FORWARD_WORD_MAX + 1];
     uint32_t to_port;                                                /* for a published port: the server's port */
     char user[FORWARD_WORD_MAX + 1], password[FORWARD_WORD_MAX + 1]; /* for a proxy: what clients must give; "": nothing */
@@ -58,12 +58,12 @@ int proxy_serve(struct forward *f);
 int publish_serve(struct forward *f);
 
 /* --- standing_forward.c --- */
-/* Handles the request of `weft proxy` or `weft publish`, and sends all answers. Serves the forward on this thread until its command ends;
- * with --keep, on a thread of its own. If the request has a signal, ends a forward that was kept. */
+/* Handles a request of `weft proxy` or `weft publish`, and sends all answers. Serves the forward on this thread until its command ends, or
+ * with --keep on a thread of its own. If the request has a signal, ends a kept forward. */
 void standing_forward(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
 json_t *forwards_list(struct jobs *jobs);
 void forwards_alive(struct jobs *jobs); /* sends a sign of life to each command whose forward is served; never waits */
-void forwards_end(struct jobs *jobs);   /* ends the kept forwards; call it after jobs_end(), after which no new ones begin */
+void forwards_end(struct jobs *jobs);   /* ends the kept forwards; call it after jobs_end(), so that no new ones begin */
 
 /* --- forward_command.c --- */
 /* Reads [ADDRESS:]PORT, with an IPv6 address in brackets. Without an address, `host` becomes "". -EINVAL with base_fail(). */
@@ -72,9 +72,9 @@ int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *p
  * an error was printed. `address` becomes the address where a published port listens. */
 int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
                 uint32_t *node, char address[FORWARD_ADDRESS]);
-/* Call it after each poll() of `control`, to notice when the control node sends no more signs of life. `readable`: poll() has reported that
- * `control` is readable; `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. False: the forward has ended, although its
- * command did not end it, or the control node does not answer; a message was printed. */
+/* Call it after each poll() of `control`, to notice when the control node is silent. `readable`: what poll() has reported for `control`;
+ * `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. False: the forward has ended, or the control node does not answer, and
+ * a message was printed. */
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns);
 #define FORWARD_LISTEN_MS 1000 /* how long poll() may wait between two calls */
 /* Waits until the control node confirms that it keeps the forward. Returns the exit status. */

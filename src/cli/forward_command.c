@@ -81,7 +81,7 @@ static int read_end(const char *sub, int control)
     return status;
 }
 
-/* Reads a frame that has begun to arrive. Returns whether it is a sign of life; otherwise it says why the forward has ended. */
+/* Reads a frame that has begun to arrive. True: it is a sign of life. False: prints why the forward has ended. */
 static bool read_alive(const char *sub, int control)
 {
     struct control_frame f = {0};
@@ -100,8 +100,8 @@ static bool read_alive(const char *sub, int control)
 
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns)
 {
-    int64_t most =
-        2 * FORWARD_LISTEN_MS * WEFT_MS; /* if more time has passed, this command was stopped meanwhile, and perhaps the whole host */
+    /* If more time has passed, this command was stopped. */
+    int64_t most = 2 * FORWARD_LISTEN_MS * WEFT_MS;
     *silent_ns = readable ? 0 : *silent_ns + (waited_ns < most ? waited_ns : most);
     if (readable)
         return read_alive(sub, control);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The wait of the threads that serve proxies and published ports. They wait for descriptors, for connections of the net service that have
- * changed, and for the end of the forward.
+ * The wait of the threads that serve proxies and published ports: for descriptors, for connections of the net service that have changed,
+ * and for the end of the forward.
  */
 #ifndef WEFT_CLI_FORWARD_LOOP_H
 #define WEFT_CLI_FORWARD_LOOP_H
@@ -13,8 +13,7 @@ struct forward_changed {
     struct forward_changed *next;
     bool listed;
 };
-/* The list of connections that have changed; the one that changed first is at the head. Any thread may add connections; one thread takes
- * them. */
+/* The connections that have changed, in the order of their changes. Any thread may add connections; one thread takes them. */
 struct forward_list {
     base_spin lock;
     struct forward_changed *first, **last;
@@ -39,14 +38,14 @@ struct forward_loop {
     struct gateway_turn turn;
     bool (*go_on)(void *arg); /* serves one connection that has changed. False: there is none */
     void *arg;
-    bool brief; /* the progress thread calls go_on(): move little, and leave the rest to the thread of the loop */
+    bool brief; /* the progress thread calls go_on(), which must move little and leave the rest to the thread of the loop */
     bool over;  /* the other end of `control` was closed, so the forward must end */
 };
-/* Starts watching a copy of `control`. Without `w`, nothing calls forward_notice(). Returns 0 or a negative errno. Call
- * forward_loop_close() in both cases, on the thread of the loop, when no connection calls forward_notice() any more. */
+/* Starts watching a copy of `control`. `w` is NULL if nothing calls forward_notice(). Returns 0 or a negative errno; in both cases call
+ * forward_loop_close() on the thread of the loop, when no connection calls forward_notice() any more. */
 int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg);
 void forward_loop_close(struct forward_loop *l);
-/* A connection has changed, as weft reports. The thread of the loop serves it; if that thread sleeps, the progress thread serves it. */
+/* A connection has changed. The thread of the loop serves it or, if that thread sleeps, the progress thread. */
 void forward_notice(struct forward_loop *l, struct forward_changed *c);
 /* How much of `bytes` may move as one piece now, and how many pieces of one connection. */
 static inline size_t forward_piece(const struct forward_loop *l, size_t bytes)

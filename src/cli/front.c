@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * The small command: the program that is installed as `weft` on Linux. It does the usual `weft exec` itself, for short programs, where the
+ * The small command: the program that is installed as `weft` on Linux. It does the usual `weft exec` itself, because for short programs the
  * time of its own start counts. For everything else it is replaced by the whole command (main.c).
  *
- * It uses no C library, because the start of one takes longer than all the rest of a short job: glibc asks the processor for its features
- * with some forty CPUID instructions, and in a virtual machine each of them takes 10 us or more.
+ * It uses no C library, whose start takes longer than the rest of a short job: glibc executes some forty CPUID instructions, each of which
+ * takes 10 us or more in a virtual machine.
  *
- * `weft exec` is done here from its first byte to its last only if nothing unusual happens: common options, a cluster that is up, and a
- * command that ends soon and prints little. Otherwise the whole command goes on. Before the request was sent, it begins anew with the same
- * arguments. After that, it takes over the connection (exec --connected): frames that were not handled here are still in the socket, and
- * signals that came meanwhile are pending.
+ * A `weft exec` ends here only with common options, a cluster that is up, and a program that ends soon and prints little. Otherwise the
+ * whole command takes over: with the same arguments before the request was sent, and after that with the connection (exec --connected).
+ * Frames that were not handled here are still in the socket, and signals that came meanwhile are pending.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,15 +29,15 @@
 
 #define REQUEST_MAX  8192u /* a larger request is left to the whole command */
 #define WORDS_MAX    256u  /* arguments; likewise */
-#define WRITE_MAX    4096u /* a write to a pipe that is ready does not block if it has at most this many bytes */
+#define WRITE_MAX    4096u /* a write to a pipe that is ready does not block if it has at most so many bytes */
 #define HOLD_NS      (10 * WEFT_MS)
-#define HOLD_ROUNDS  4 /* how often this waits, at most HOLD_NS each, before the whole command takes over */
+#define HOLD_ROUNDS  4 /* after so many waits of HOLD_NS, the whole command takes over */
 #define FAILED       255
 #define NULL_DEVICE  0x103 /* /dev/null */
 #define STATUS_PIPE  (128 + SIGPIPE)
-#define ROOM_LEAST   (128u << 10) /* of the kernel, for arguments and environment: a quarter of the stack, within these limits */
+#define ROOM_LEAST   (128u << 10) /* the kernel's least room for arguments and environment; usually a quarter of the stack */
 #define ROOM_MOST    (6u << 20)
-#define ROOM_MORE    (PATH_MAX + 256u) /* at most so much more is needed by hand_over() */
+#define ROOM_MORE    (PATH_MAX + 256u) /* hand_over() needs at most so much more */
 #define SIGNAL(n)    (UINT64_C(1) << ((n)-1))
 #define HELD_SIGNALS (SIGNAL(SIGINT) | SIGNAL(SIGTERM) | SIGNAL(SIGHUP) | SIGNAL(SIGQUIT) | SIGNAL(SIGPIPE))
 
@@ -68,7 +67,7 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
 #error "the small command is for x86-64 and arm64; see meson.build"
 #endif
 
-/* `softverbs run` warns of programs without a loader, as these cannot load its library. This note says that the whole command has one. */
+/* A note for `softverbs run`, which warns of programs that cannot load its library: the whole command can. */
 __asm__(".pushsection .note.softverbs, \"a\", %note\n\t.balign 4\n\t.long 10, 0, 1\n\t.asciz \"softverbs\"\n\t.balign 4\n\t.popsection\n");
 
 #define SYS(name, a, b, c, d, e, f) call(SYS_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
@@ -268,7 +267,7 @@ static _Noreturn void become_whole(char **arguments)
     end(word_count > 1 && equal(words[1], "exec") ? FAILED : 1);
 }
 
-/* Whether the whole command can be executed with the arguments that hand_over() adds, which are longer than those of this program. */
+/* Whether there is room for the arguments that hand_over() adds for the whole command. */
 static bool has_room(void)
 {
     struct rlimit stack;
@@ -279,7 +278,7 @@ static bool has_room(void)
            (bytes <= ROOM_MOST && SYS(prlimit64, 0, RLIMIT_STACK, NULL, &stack, 0, 0) == 0 && bytes <= stack.rlim_cur / 4);
 }
 
-/* The whole command goes on with a job that was started. `status`: the exit status so far. `written`: how many bytes of the output in the
+/* Lets the whole command take over a job that was started. `status`: the exit status so far. `written`: how many bytes of the output in the
  * next frame were written already. */
 static _Noreturn void hand_over(int fd, int status, size_t written)
 {
@@ -446,13 +445,13 @@ static int connect_to_node(void)
 /* The signals that were blocked before the job began. */
 static uint64_t blocked_before;
 
-/* Sends the request, and holds back signals until the job is over or handed over. False: nothing was started. */
+/* Sends the request, and blocks signals until the job is over or handed over. False: nothing was started. */
 static bool begin_job(int fd, const struct text *request)
 {
     uint64_t held = HELD_SIGNALS;
     if (SYS(rt_sigprocmask, SIG_BLOCK, &held, &blocked_before, sizeof held, 0, 0))
         return false;
-    /* After hand_over() the whole command would unblock these signals. So if one of them is blocked already, nothing is begun here. */
+    /* If one of these signals is blocked already, nothing is begun here, because after hand_over() the whole command would unblock it. */
     if (!(blocked_before & held) && SYS(sendto, fd, request->bytes, request->len, MSG_NOSIGNAL, NULL, 0) == (long)request->len)
         return true;
     SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
@@ -464,7 +463,7 @@ static bool begin_job(int fd, const struct text *request)
 static struct {
     char bytes[64u << 10]; /* what can be read from the socket */
     size_t have, done;     /* done: bytes of frames that were handled */
-    unsigned nodes;        /* nodes on which the command has started; 0: the other frames have not begun */
+    unsigned nodes;        /* number of nodes on which the program has started; 0: not known yet */
     int status;            /* of the first process that failed */
     size_t written;        /* bytes that were written of a frame that is left to the whole command */
     bool over;
@@ -479,7 +478,7 @@ static bool frame_at(size_t at, struct control_frame *f)
     return f->bytes <= job.have - at - sizeof *f;
 }
 
-/* Counts the nodes that have started. All of them say so before the other frames begin. */
+/* Counts the nodes that have started the program, whose frames come before all others. */
 static bool count_nodes(void)
 {
     struct control_frame f;
@@ -492,7 +491,7 @@ static bool count_nodes(void)
         if (job.nodes)
             break;
     }
-    return job.nodes == 1 || (job.nodes && !given.one_host); /* output of several nodes is printed in lines also if they have one host */
+    return job.nodes == 1 || (job.nodes && !given.one_host); /* the whole command prints the output of several nodes in lines */
 }
 
 /* Whether a write of up to WRITE_MAX bytes writes all of them, and does not block, as in relay.c. */
@@ -513,7 +512,7 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* disk full: the whole command writes the rest, or fails */
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* for a full disk, the whole command writes the rest, or fails */
     return n == (long)f->bytes;
 }
 
@@ -546,7 +545,7 @@ static bool handle_frames(int fd)
         if ((fine = handle(&f, job.bytes + job.done + sizeof f)))
             job.done += sizeof f + f.bytes;
     if (job.over) {
-        /* A signal that came meanwhile now has its effect: else a loop of a shell, whose commands are short, would not end by Ctrl-C. */
+        /* A signal that came meanwhile must have its effect, so that Ctrl-C ends a loop of a shell. */
         SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
         end(job.status);
     }
@@ -561,7 +560,7 @@ static bool is_for_here(void)
 {
     const char *preloaded = variable("LD_PRELOAD=");
     if (word_count < 3 || word_count > WORDS_MAX || !equal(words[1], "exec") || (preloaded && *preloaded))
-        return false; /* the user wants libraries in every program, which this one cannot load: leave the job to the whole command */
+        return false; /* the user wants libraries in every program, which this program cannot load */
     for (int fd = 0; fd < 3; fd++)
         if (SYS(fcntl, fd, F_GETFD, 0, 0, 0, 0) < 0)
             return false;
@@ -573,7 +572,7 @@ static void run_here(void)
     static char bytes[REQUEST_MAX];
     struct text request = {.bytes = bytes, .room = sizeof bytes};
     if (!is_for_here() || !write_request(&request) || !has_room() || find_whole())
-        return; /* without the whole command nothing is begun, because a job that was begun here may have to go on there */
+        return; /* a job that is begun here may need the whole command */
     int fd = connect_to_node();
     if (fd < 0)
         return;

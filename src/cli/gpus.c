@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Implements gpus.h by setting CUDA_VISIBLE_DEVICES, which the CUDA runtime obeys in every program. The launcher itself needs no CUDA
- * driver.
+ * Implements gpus.h by setting CUDA_VISIBLE_DEVICES, which CUDA's runtime obeys in every program.
  */
 #include <ctype.h>
 #include <dirent.h>

@@ -13,9 +13,9 @@
 #define GPUS_VISIBLE "CUDA_VISIBLE_DEVICES="
 #define GPUS_ROOM    512
 
-/* Make the environment assignment that gives a node `each` of this machine's GPUs. `place`: index of the node among the nodes of this
- * machine. GPUs are assigned in turn; if there are not enough for all nodes, nodes share them. If CUDA_VISIBLE_DEVICES of this process is
- * set, only those GPUs are used. -ENODEV, with base_error(): the machine has fewer than `each`. */
+/* Make the environment assignment that gives a node `each` of this machine's GPUs, or of those in CUDA_VISIBLE_DEVICES. `place`: index of
+ * the node among the nodes of this machine. GPUs are assigned in turn; if there are not enough, nodes share them. -ENODEV, with
+ * base_error(): the machine has fewer than `each`. */
 int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM]);
 /* As gpus_give(), for the value of the variable GPUS_ASKED. -EINVAL: the value is invalid. */
 int gpus_give_asked(const char *asked, char out[GPUS_ROOM]);

@@ -100,8 +100,8 @@ static void variable_of(const struct cluster_pair *setting, char *name, size_t l
     name[n] = '\0';
 }
 
-/* Pass this host's settings, including those from the hostfile, to nodes on other hosts, which may not have the hostfile. Two kinds are
- * passed elsewhere: settings that differ from node to node, and the secret. */
+/* Pass this host's settings, including those of the hostfile, to nodes on other hosts, except settings that differ between nodes, and the
+ * secret. */
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
     static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
@@ -187,8 +187,8 @@ int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size
     return -1;
 }
 
-/* If the hostfile is a pipe, copy it to an unlinked file that the nodes of this host inherit: a pipe can be read only once, but every node
- * reads the hostfile. `*path` becomes the path of that file. */
+/* If the hostfile is a pipe, which only one node could read, copy it to an unlinked file that the nodes of this host inherit. `*path`
+ * becomes the path of that file. */
 static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
 {
     struct stat st;
@@ -294,7 +294,7 @@ static int choose_coord(struct launch *l, struct hosts *r, const char *address)
     return 0;
 }
 
-/* Choose the standing nodes that start the new nodes. If node 0 is to run on this host, this process starts it directly, except on an
+/* Choose the nodes of the standing cluster that start the new nodes. A node 0 on this host is started by this process, except on an
  * emulated host. */
 static int choose_standing(struct launch *l, struct hosts *r, const json_t *status)
 {
@@ -406,7 +406,7 @@ const char *hosts_file(const char *option)
 
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile)
 {
-    if (cluster_secret_check()) /* an empty secret is an error; do not replace it by a new one */
+    if (cluster_secret_check()) /* an empty secret is an error, so do not replace it by a new one */
         return cli_error(l->sub, "%s", base_error());
     l->make_secret = !hosts_is_set("WEFT_SECRET") && !hosts_is_set("WEFT_SECRET_FILE");
     int status = hostfile ? apply_hostfile(l, h, hostfile) : 0;

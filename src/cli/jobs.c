@@ -161,7 +161,8 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    status = standing_text("kill", cluster, &r, &text); /* sending it again is harmless, because the next control node has no such job */
+    /* The request may be sent twice, because the next control node has no such job. */
+    status = standing_text("kill", cluster, &r, &text);
     free(text);
     return status;
 }
@@ -240,7 +241,7 @@ static int cluster_logs(const char *cluster, bool follow)
     if (standing_find(&p, cluster, false))
         return cli_error("logs", "%s", base_error());
     snprintf(old, sizeof old, "%s.1", p.log);
-    FILE *f = fopen(p.log, "re"); /* open it first: if the log is renamed after this, no line is missed */
+    FILE *f = fopen(p.log, "re"); /* open it first, so that no line is missed if the log is renamed after this */
     if (!f)
         return cli_error("logs", "cannot read the cluster's log %s: %s", p.log, base_strerror(errno));
     FILE *before = fopen(old, "re");
@@ -254,7 +255,7 @@ static int cluster_logs(const char *cluster, bool follow)
     while (follow && !status && !cli_stopped()) {
         base_sleep_ns(LOG_POLL_NS);
         bool same = same_file(f, p.log);
-        print_rest(f); /* after same_file(), so that the last lines of a renamed file are printed, too */
+        print_rest(f); /* after same_file(), so that all lines of a renamed file are printed */
         FILE *next = same ? NULL : fopen(p.log, "re");
         if (next) {
             fclose(f);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keeper: a process that knows the process groups of the nodes and blocks in read() on a pipe from the launcher. When the launcher has
- * ended, read() returns, and the keeper kills the groups that are left. A launcher that ends normally has removed all groups before.
+ * The keeper: a process that knows the process groups of the nodes, and reads from a pipe of the launcher. When the launcher has ended, the
+ * pipe ends, and the keeper kills the groups that are left. A launcher that ends normally has removed all groups.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include "weft/types.h"
 
 #define ROUNDS   100 /* the most attempts to remove the directory */
-#define QUIET    20  /* attempts that must succeed in a row, because a process that is being killed may still create files in between */
+#define QUIET    20  /* attempts that must succeed in a row, because a process that is being killed may still create files */
 #define ROUND_NS (10 * WEFT_MS)
 /* How many rounds to wait at most until a launcher has ended after its pipe was closed. */
 #define GONE_WITHIN 500
@@ -39,8 +39,8 @@ static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher
     unsigned count = 0;
     int32_t message;
     bool in_order = false; /* the launcher ends normally, and waits for the keeper */
-    /* Leave the launcher's session and process group, so that signals to them do not reach the keeper, and close its standard output and
-     * error, so that their reader sees the end when the launcher ends. All signals stay blocked. */
+    /* Signals to the launcher's session and process group must not reach the keeper, and the reader of the launcher's output must see its
+     * end. All signals stay blocked. */
     base_process_set_apart("weft-keeper");
     for (;;) {
         ssize_t n = read(fd, &message, sizeof message);
@@ -117,7 +117,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
 
 static void keeper_tell(struct keeper *k, int32_t message)
 {
-    /* Errors are ignored: if the keeper was killed, the launch goes on without it. */
+    /* Errors are ignored, since the launch can do without a keeper that was killed. */
     while (k->fd >= 0 && write(k->fd, &message, sizeof message) < 0 && errno == EINTR)
         ;
 }

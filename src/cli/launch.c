@@ -2,8 +2,8 @@
  *
  * The launcher: one thread that waits in poll() for signals (through a pipe), output and time-outs.
  *
- * Each node leads a process group, so that the processes it has started can be killed with it. A group is killed before its dead leader is
- * reaped: until then no other process can get the same number.
+ * Each node leads a process group, so that the processes that it has started can be killed with it. A group is killed before its dead
+ * leader is reaped, because until then no other process can get the same number.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -51,7 +51,7 @@ static void on_launch_signal(int sig)
 {
     int error = errno;
     uint8_t byte = (uint8_t)sig;
-    ssize_t n = write(signal_pipe[1], &byte, 1); /* fails if the pipe is full; then enough signals are pending */
+    ssize_t n = write(signal_pipe[1], &byte, 1); /* fails if the pipe is full, and then signals are pending */
     (void)n;
     errno = error;
 }
@@ -64,7 +64,7 @@ static int catch_signals(struct launcher *s)
     struct sigaction act = {.sa_handler = on_launch_signal, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
     sigfillset(&act.sa_mask);
     base_dispositions_save(&s->before, caught, CAUGHT);
-    /* Do not catch signals that are ignored, such as SIGHUP under nohup and SIGINT in a shell's background; the nodes ignore them, too. */
+    /* Do not catch signals that are ignored, such as SIGHUP under nohup and SIGINT in a shell's background. */
     for (size_t i = 0; i < CAUGHT; i++)
         if (caught[i] != SIGPIPE && (caught[i] == SIGCHLD || caught[i] == SIGCONT || s->before.action[i].sa_handler != SIG_IGN))
             sigaction(caught[i], &act, NULL);
@@ -82,10 +82,10 @@ static void signal_nodes(struct launcher *s, int sig)
         if (!launch_machine(s, i) || (sig == SIGKILL && node->control < 0)) {
             kill(-node->pid, sig);
         } else if (node->control >= 0) {
-            /* fails if the pipe is full, which means that ssh hangs; ssh is then killed at last */
+            /* fails if the pipe is full because ssh hangs; ssh is killed at last */
             ssize_t n = write(node->control, &byte, 1);
             (void)n;
-            if (sig == SIGKILL) { /* closing the pipe makes the far side end its node; handle_time() kills ssh later */
+            if (sig == SIGKILL) { /* closing the pipe makes the other machine end its node; handle_time() kills ssh later */
                 close(node->control);
                 node->control = -1;
             }
@@ -125,14 +125,14 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     node->running = false;
     s->running--;
     launch_close(&node->control);
-    /* the whole cluster is ending, although a node that has just joined may not know this yet */
+    /* the whole cluster is ending */
     if (s->l->revive && status == 0 && !s->ending)
         launch_end_nodes(s, SIGTERM);
     if (s->l->revive && (s->ending || revive_ended(s, rank, how)))
         return;
     bool leader = s->l->lead && rank == 0, ending = s->ending;
     if (leader && !ending) {
-        /* Let the other nodes leave by themselves, so that they free their devices. If the leader failed, it may not have asked them to. */
+        /* Let the other nodes leave by themselves, so that they free their devices. */
         s->ending = true;
         s->grace = base_deadline(LAUNCH_GRACE_NS);
         if (status)
@@ -144,7 +144,7 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
         snprintf(where, sizeof where, "on %s%s", s->l->cluster ? "standing node " : "", machine);
     else
         snprintf(where, sizeof where, "pid %d", (int)node->pid);
-    /* Do not report nodes that the launcher itself has ended, or that ended because nobody reads the output. */
+    /* Do not report nodes that the launcher has ended, or that ended because nobody reads the output. */
     bool by_us = (ending && (WIFSIGNALED(how) || (machine && status > 128))) ||
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
                  (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way when the leader has ended */
@@ -182,7 +182,7 @@ static void reap(struct launcher *s)
         struct node *node = &s->nodes[i];
         if (!node->running || !base_process_ended(node->pid, NULL))
             continue;
-        kill(-node->pid, SIGKILL); /* also kills the processes that it has started; before the keeper (keeper.c) forgets the group */
+        kill(-node->pid, SIGKILL); /* before the keeper (keeper.c) forgets the group */
         keeper_drop(&s->keeper, node->pid);
         int how = base_process_reap(node->pid);
         node_ended(s, i, how);
@@ -208,7 +208,7 @@ static bool handle_signals(struct launcher *s)
             case SIGUSR1:
             case SIGUSR2: signal_nodes(s, sig); break;
             default:                                        /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
-                stay = stay && s->running + s->waiting > 0; /* if no node runs, only unwritten output is left: drop it */
+                stay = stay && s->running + s->waiting > 0; /* if no node runs, drop output that is not written */
                 if (s->interrupted && sig != SIGHUP) {
                     kill_nodes(s);
                     s->hurried = true;
@@ -223,7 +223,7 @@ static bool handle_signals(struct launcher *s)
     return stay;
 }
 
-/* Handle time-outs. False: nodes do not end even after SIGKILL, so the launcher must end without them. */
+/* Handle time-outs. False: nodes have not ended after SIGKILL, so the launcher must end without them. */
 static bool handle_time(struct launcher *s)
 {
     char who[256];
@@ -252,7 +252,7 @@ static bool handle_time(struct launcher *s)
     return true;
 }
 
-/* If the first node leads and is stopped, the others wait for it, and it cannot tell the user. */
+/* If the first node leads and is stopped, report that the others wait for it. */
 static void look_at_leader(struct launcher *s)
 {
     const int64_t now = base_now_ns();
@@ -279,8 +279,8 @@ static void look_at_leader(struct launcher *s)
 
 /* --- the loop --- */
 
-/* Handle output that could not be written: report it, and make the launch fail. If the reader has gone, as after `| head`, report nothing,
- * and use the exit status of a process that SIGPIPE has killed. */
+/* If output could not be written, report it, and make the launch fail. If its reader has gone, as after `| head`, report nothing, and use
+ * the exit status of a process that SIGPIPE has killed. */
 static void look_at_output(struct launcher *s)
 {
     struct relay_out *outs[] = {&s->out, &s->err};
@@ -330,7 +330,7 @@ static int poll_timeout(const struct launcher *s)
     return left <= 0 ? 0 : left >= LAUNCH_LOOK_MS * WEFT_MS ? LAUNCH_LOOK_MS : (int)(left / WEFT_MS) + 1;
 }
 
-/* Whether a node's output may be read: its destination has room. If the destination is broken, close the output instead. */
+/* Whether a node's output may be read, since its destination has room. Closes the output if the destination is broken. */
 static bool may_read(struct relay_in *in)
 {
     if (in->fd >= 0 && in->to->broken)
@@ -338,8 +338,8 @@ static bool may_read(struct relay_in *in)
     return in->fd >= 0 && relay_waiting(in->to) < RELAY_QUEUE_MAX;
 }
 
-/* After the end of all nodes, read the rest of their output. Stop after 1 MiB of each pipe, which is more than a pipe holds: a process that
- * has left its node's process group may still be writing. */
+/* After the end of all nodes, read the rest of their output: at most 1 MiB of each pipe, since a process that has left its node's process
+ * group may still be writing. */
 static bool launch_drain(struct launcher *s)
 {
     bool more = false;

@@ -20,9 +20,9 @@ struct launch_revive {
     const char *join;      /* WEFT_JOIN for nodes that are started later */
     const char *join_file; /* if this file exists, its first line is used instead of `join`; NULL: no such file */
     bool joins;            /* the first nodes join a running cluster, too */
-    uint32_t place;        /* of the first node. A node that joins gets its place as WEFT_RANK, because the cluster chooses its number */
-    const char *up;        /* this file exists when the cluster is up; if a node ends before that, the launch fails */
-    const char *down;      /* when this file exists, the launcher ends its nodes */
+    uint32_t place;   /* place of the first node. A node that joins gets this place as WEFT_RANK, because the cluster chooses its number */
+    const char *up;   /* this file exists when the cluster is up; if a node ends before that, the launch fails */
+    const char *down; /* when this file exists, the launcher ends its nodes */
 };
 /* Exit statuses of a node of a standing cluster. 0: the whole cluster ends, so no node is started again. */
 #define LAUNCH_CANNOT_JOIN 3 /* the node could not join, and can never join */
@@ -33,15 +33,15 @@ struct launch {
     uint32_t nodes;
     char **argv;   /* the program (looked up in PATH) and its arguments */
     char **others; /* program and arguments of all nodes except the first; NULL: `argv` is for all nodes */
-    /* The first node leads: its exit status is the launch's, and when it ends the launch ends. If another node fails before that, the
-     * launcher sends LAUNCH_TOLD to the first node, which starts with that signal blocked. */
+    /* The first node leads: the launch ends with it, and with its exit status. If another node fails before, the launcher sends LAUNCH_TOLD
+     * to the first node, which starts with that signal blocked. */
     bool lead;
-    bool draws; /* the first node draws lines on the terminal: the launcher's messages begin at the start of a line */
+    bool draws; /* the first node draws lines on the terminal, so the launcher begins its messages at the start of a line */
     bool tag, kill_on_failure;
     const struct launch_revive *revive; /* NULL: nodes that end are not started again */
     uint32_t first, size;               /* first: WEFT_RANK of the first node; size: WEFT_SIZE, 0 means `nodes` */
-    const char
-        *log; /* the file that is standard output and error: at `log_max` bytes it is renamed to FILE.1, and a new one begun. NULL: none */
+    /* The file that gets standard output and error. At `log_max` bytes it is renamed to FILE.1, and a new file begins. NULL: none. */
+    const char *log;
     int64_t log_max;
     int64_t timeout_ns;    /* 0: none */
     const char *hostfile;  /* NULL: use the environment's */
@@ -62,23 +62,23 @@ struct launch {
 };
 #define LAUNCH_TOLD         SIGUSR2
 #define LAUNCH_GRACE_NS     (INT64_C(5) * 1000000000)  /* time between asking nodes to end and killing them */
-#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)   /* time between telling the far side to kill its node and killing ssh itself */
-#define LAUNCH_STOPPED_NS   (INT64_C(10) * 1000000000) /* after this time the launcher tells that the first node is stopped */
+#define LAUNCH_SSH_GRACE_NS (INT64_C(500) * 1000000)   /* time between telling the other machine to kill its node and killing ssh */
+#define LAUNCH_STOPPED_NS   (INT64_C(10) * 1000000000) /* after this time the launcher reports that the first node is stopped */
 #define LAUNCH_TIMED_OUT    124
 #define LAUNCH_NOT_USABLE   126
 #define LAUNCH_NOT_FOUND    127
-/* Start the nodes, and return when all have ended and no process of theirs is left. Returns the exit status. */
+/* Start the nodes, and return when all of them and their processes have ended. Returns the exit status. */
 int launch_cluster(const struct launch *l);
 
-/* Check for ended processes at least this often, without a signal: under the thread sanitizer SIGCHLD has been seen to get lost. */
+/* Check for ended processes at least so often, since the thread sanitizer may lose SIGCHLD. */
 #define LAUNCH_LOOK_MS 1000
 
 /* --- keeper.c --- */
 struct keeper {
     int fd; /* pipe to the keeper; -1: none */
     pid_t pid;
-    /* Process group of the node that is being started (`number` of struct base_process), in memory shared with the keeper. So the keeper
-     * knows the group even if the launcher is killed before keeper_add(). */
+    /* Process group of the node that is being started (base_process.number), in memory that the keeper shares, in case the launcher is
+     * killed before keeper_add(). */
     _Atomic int32_t *starting;
 };
 /* `remove_dir`: a directory that the keeper removes, with its files; "": none. */
@@ -90,13 +90,13 @@ bool keeper_remove_dir(const char *dir); /* true: it does not exist any more */
 
 /* --- relay.c --- */
 #define RELAY_LINE_MAX  (1u << 20)   /* a longer line is split */
-#define RELAY_QUEUE_MAX (256u << 10) /* stop reading the output of nodes while this many bytes are queued */
+#define RELAY_QUEUE_MAX (256u << 10) /* do not read the output of nodes while so many bytes are queued */
 
 /* A destination of lines: the launcher's stdout or stderr. Never blocks; lines that cannot be written yet are queued. */
 struct relay_out {
     int fd;
-    bool broken; /* the destination cannot be written any more, for the reason in `error`; EPIPE: its reader has gone */
-    /* for a log: output that cannot be written is dropped, and later output is written again, because a full disk may get room */
+    bool broken; /* the destination cannot be written any more, for the reason in `error` */
+    /* for a log: output that cannot be written is dropped, and later output is tried again */
     bool drop;
     int error;
     char *data;
@@ -107,7 +107,7 @@ struct relay_in {
     int fd; /* -1: closed */
     uint32_t node;
     const char *label; /* text of the tag in place of the node's number; NULL: the number */
-    bool bare;         /* pass on whole lines unchanged, without tag, and without adding a newline to an unfinished line */
+    bool bare;         /* pass on whole lines unchanged: without a tag, and without a newline after an unfinished line */
     struct relay_out *to;
     char *line; /* an incomplete line */
     size_t len, room;
@@ -118,8 +118,7 @@ static inline size_t relay_waiting(const struct relay_out *o)
     return o->end - o->start;
 }
 void relay_say(struct relay_out *o, const char *text, size_t len); /* print a line of the launcher itself */
-/* Read available bytes. Returns 1 if there were some, 0 if not, -1 at the end of the output; then the source is closed, and its last line
- * was passed on. */
+/* Read available bytes. Returns 1 if there were some, 0 if not. -1: the output has ended, and its last line was passed on. */
 int relay_read(struct relay_in *in);
 /* As relay_read(), for bytes that the caller has read itself. */
 void relay_feed(struct relay_in *in, const char *bytes, size_t len);

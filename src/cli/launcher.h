@@ -17,15 +17,15 @@
 #include "cli/launch.h"
 #include "fabric/fabric.h"
 
-#define LAUNCH_OUTER 7 /* number of environment variables that an emulated host changes; the values outside it are kept */
+#define LAUNCH_OUTER 7 /* number of environment variables that an emulated host changes, and whose former values are kept */
 
 struct node {
     pid_t pid; /* process of the node; for a node on another machine, of its ssh */
     bool running;
     bool waits; /* the node is started again at `again` */
     int64_t began, again;
-    uint32_t hasty; /* increased when a node ends soon after its start, decreased when it does not */
-    uint32_t tries; /* how many in a row could not join */
+    uint32_t hasty; /* incremented when a node ends soon after its start, else decremented */
+    uint32_t tries; /* how many nodes in a row could not join */
     int control;    /* pipe to ssh's standard input, for a node on another machine; else -1 */
 };
 
@@ -45,20 +45,20 @@ struct launcher {
     struct keeper keeper;
     struct relay_out out, err;
     struct relay_in *in;             /* [2 * nodes], tagged output only */
-    struct base_dispositions before; /* signal dispositions that the nodes get: those before the launcher changed its own */
+    struct base_dispositions before; /* signal dispositions for the nodes, from before the launcher changed its own */
     struct rlimit files;             /* limit of open files that the nodes get */
 
     int status;          /* exit status of the first node that failed; 0: none */
     int output_status;   /* exit status because output was lost before any node failed; 0: none was lost */
-    int interrupted;     /* the first signal that asked the launcher to end, and was passed on; 0: none */
-    bool hurried;        /* a second such signal has come: do not wait for readers of the output */
+    int interrupted;     /* the first signal that asked the launcher to end; 0: none */
+    bool hurried;        /* a second such signal has come, so do not wait for readers of the output */
     bool ending, killed; /* the nodes were asked to end; they were killed */
     bool timed_out;
     int64_t deadline;  /* when --timeout ends the nodes; INT64_MAX: never */
-    int64_t stopped;   /* since when the first node, which leads, is stopped by a signal; 0: it is not */
-    bool told_stopped; /* the user knows */
+    int64_t stopped;   /* since when the leading first node is stopped by a signal; 0: it is not */
+    bool told_stopped; /* the user was told so */
     int64_t grace;     /* if `ending`: when the nodes are killed; if `killed`: when the launcher gives up */
-    int64_t ssh_grace; /* when ssh processes are killed, after their far sides were told to kill their nodes; INT64_MAX: never */
+    int64_t ssh_grace; /* when ssh processes are killed, after the other machines were told to kill their nodes; INT64_MAX: never */
 };
 
 static inline const char *launch_machine(const struct launcher *s, uint32_t rank) /* NULL: this machine */
@@ -85,21 +85,21 @@ static inline void launch_close(int *fd)
 }
 
 /* --- launch.c --- */
-void launch_end_nodes(struct launcher *s, int sig); /* ask all nodes to end; those that have not after LAUNCH_GRACE_NS are killed */
+void launch_end_nodes(struct launcher *s, int sig); /* ask all nodes to end, and kill those that have not ended after LAUNCH_GRACE_NS */
 const char *launch_signal_name(int sig, char *buf, size_t len);
 void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); /* prints "weft SUB: ..." on stderr */
 
 /* --- start.c --- */
 int launch_find_program(struct launcher *s); /* 0, or the exit status after an error was printed */
 /* 0, or a negative errno with base_error(). */
-int launch_name_dir(struct launcher *s); /* only chooses s->dir: the keeper must know the name before it is created */
+int launch_name_dir(struct launcher *s); /* only chooses s->dir, because the keeper must know the name before the directory is created */
 int launch_make_address(struct launcher *s);
 int launch_make_fabric(struct launcher *s);
 int launch_make_environment(struct launcher *s);
 int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit status after an error was printed */
 
 /* --- revive.c: only with s->l->revive --- */
-/* Handle the end of a node. True: done. False: the cluster was not up yet, so the whole launch must end. */
+/* Handle the end of a node. False: the cluster was not up yet, so the whole launch must end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
 void revive_round(struct launcher *s);        /* start the nodes that are due */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft map: its options and its help; src/map/ does the work. For nodes on other hosts the launcher starts this command on each of them
- * with --as-node as first argument. For node 0 all other arguments follow; the other nodes get none.
+ * weft map: its options and its help; src/map/ does the work. If there are nodes on other hosts, the launcher starts each node by this
+ * command with --as-node as first argument. Only node 0 gets the other arguments.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -226,7 +226,7 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
             return cli_usage("map", "--separator and --exact exclude each other: give only one of them");
         o->cut = MAP_CUT_SEPARATOR;
         free(*own);
-        o->separator = *own = strdup(optarg); /* a copy, since the argument itself is passed on to the nodes */
+        o->separator = *own = strdup(optarg); /* a copy, since the argument is passed on to the nodes */
         o->separator_len = *own ? unescape(*own, optarg) : 0;
         return o->separator_len ? 0 : CLI_USAGE;
     case EXACT:
@@ -277,7 +277,7 @@ static bool reads_input(const struct map_options *o)
 }
 
 /* Finds the inputs that are files of other nodes: HOST:PATH, unless this host has a file of that name. `*out` becomes the value of --homes,
- * which the caller frees; NULL: there are none. */
+ * which the caller frees, or NULL. */
 static int find_homes(const struct map_options *o, const struct hosts *hosts, uint32_t nodes, char **out)
 {
     for (uint32_t i = 0; i < o->file_count; i++) {

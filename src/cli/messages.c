@@ -52,8 +52,7 @@ int cli_option(const char *sub, int argc, char **argv, const char *shorts, const
     }
     int at = optind < 1 ? 1 : optind;
     int c = getopt_long(argc, argv, all, longs, NULL);
-    /* Find the argument that was read, for error messages. It is the one before optind, except inside a group of letters such as -ab:
-     * getopt advances optind only after the last letter. */
+    /* Find the argument that was read, for error messages: the one before optind, except inside a group of letters such as -ab. */
     int last = optind > at ? optind - 1 : at;
     const char *word = last < argc ? argv[last] : "";
     if (c == ':') {

@@ -55,14 +55,14 @@ struct need {
 
 static struct need compute(const struct plan *p, uint64_t peers, uint64_t depth)
 {
-    /* A node has one set of buffers to send from, and for each other node one set to receive into, as MLX's communication library JACCL
-     * does it. Together these are `peers` sets, because `peers` includes this node. */
+    /* A node has one set of buffers to send from, and for each other node one set to receive into. Together these are `peers` sets, because
+     * `peers` includes this node. */
     struct need n = {.buffers = p->size_count * depth * peers};
     for (unsigned i = 0; i < p->size_count; i++)
         n.bytes += p->sizes[i] * depth * peers;
     n.regions = n.buffers;
-    /* As the tb transport does it: one region for each segment of the pool, and one for frames. rc registers one or two more, which do not
-     * matter: its devices can register thousands. */
+    /* As in the tb transport: one region for each segment of the pool, and one for frames. The devices of rc can register thousands of
+     * regions. */
     n.pool_regions = (n.bytes ? (n.bytes - 1) / p->segment + 1 : 0) + 1;
     n.qps = p->reliable ? peers - 1 : (peers - 1) * (1 + p->lanes);
     return n;

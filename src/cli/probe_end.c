@@ -16,7 +16,7 @@
 #define PATIENCE INT64_C(30000000000) /* ns to wait for the other end */
 #define SECOND   INT64_C(1000000000)
 
-/* The first message of both ends. Integers are little-endian; read_hello() checks it. */
+/* The first message of both ends. Integers are little-endian. */
 struct hello {
     uint32_t magic, count;
     uint64_t size, base;
@@ -191,7 +191,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     return 0;
 }
 
-/* If the two devices cannot reach each other, make an error that names them: each end may have chosen a device on its own. */
+/* If the two devices cannot reach each other, make an error that names them. */
 static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
 {
     char why[768];
@@ -241,7 +241,7 @@ int probe_end_open(struct probe_end *e, struct verbs_device *d)
     if (e->leads && (rc = read_hello(e, &h)))
         return rc;
     rc = connect_to(e, &h);
-    /* Start only when both ends are connected: a send to a queue pair that is not ready would be lost. */
+    /* Start only when both ends are connected, since a send to a queue pair that is not ready would be lost. */
     if ((said = probe_end_trade(e, rc, &their)))
         return rc ? rc : said;
     if (rc == 0 && their)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * One end of a connection of `weft probe`: a device, a region that is divided into buffers, a queue pair, and a stream socket to the other
- * end, over which the two ends synchronise.
+ * One end of a connection of `weft probe`: a device, a region that is divided into buffers, a queue pair, and a stream socket by which the
+ * two ends synchronise.
  */
 #ifndef WEFT_CLI_PROBE_END_H
 #define WEFT_CLI_PROBE_END_H
@@ -30,8 +30,8 @@ struct probe_end {
 int probe_end_open(struct probe_end *e, struct verbs_device *d);
 void probe_end_close(struct probe_end *e);
 
-/* Open the stream to the other host, with --listen or --peer. Returns a descriptor, or a negative errno with base_error(); -1 without an
- * error text if neither option was given. */
+/* Open the stream to the other host, for --listen or --peer. Returns a descriptor, or a negative errno with base_error(). Without these
+ * options, -1 without an error text. */
 int probe_end_reach(const struct probe *p);
 /* Close the result of probe_end_reach(); it may be -1. */
 void probe_end_hang_up(int fd);

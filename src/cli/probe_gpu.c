@@ -134,7 +134,7 @@ static void virtual_back(struct piece *m)
     (void)cuda->cuMemRelease(m->handle);
 }
 
-/* Allocate memory as arenas are allocated in the library, and, if the driver can say so, such that it can be given to an RDMA device. */
+/* Allocate memory as the library allocates arenas, and if possible such that an RDMA device can access it. */
 static int virtual_make(struct piece *m, cuda_ptr *at)
 {
     struct cuda_allocation kind = {.kind = CUDA_MEMORY_PINNED, .handles = CUDA_HANDLE_FD, .where = {CUDA_AT_DEVICE, m->gpu->device}};

@@ -19,12 +19,11 @@ struct probe_gpu {
 struct piece {
     struct probe_gpu *gpu;
     void *at, *to_free;
-    uint64_t bytes;  /* how many are wanted; once the memory is allocated, how many it has */
+    uint64_t bytes;  /* the wanted size; when the memory is allocated, its size */
     int fd, dmabuf;  /* -1: none */
     uint64_t handle; /* the GPU driver's */
     bool read_only;
-    /* the call of the GPU's driver that allocated the memory, which the GPU can then access at the same address; NULL: it was allocated
-     * otherwise */
+    /* the call of the GPU's driver that allocated the memory, so that the GPU can access it at the same address; NULL: none */
     const char *made_by;
     bool far;                          /* only the GPU can access it, not this process */
     void (*give_back)(struct piece *); /* NULL: munmap() or free() */
@@ -43,8 +42,8 @@ int probe_gpu_managed(struct piece *m);
 int probe_gpu_plain_dmabuf(struct piece *m);
 int probe_gpu_virtual_dmabuf(struct piece *m);
 
-/* Whether the GPU can access the memory: lets the GPU write all of it, and checks the bytes. `*call`: the driver's call that gave access;
- * NULL: none has. */
+/* Whether the GPU can access the memory: lets the GPU write to all of it, and checks the bytes. `*call`: the driver's call that gave
+ * access, or NULL. */
 int probe_gpu_reach(const struct piece *m, const char **call);
 
 #endif

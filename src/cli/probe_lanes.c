@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Computes, from the measurements of a link, their table and a proposal for the lanes of the tb transport (WEFT_TB_LANES). These functions
- * only compute: they open no device and print nothing.
+ * Computes, from the measurements of a link, their table and a proposal for the lanes of the tb transport (WEFT_TB_LANES).
  */
 #include <stdio.h>
 
@@ -11,8 +10,7 @@
 
 const uint32_t link_depths[DEPTHS] = {1, 2, 4, 8, 16, 32, 64};
 
-/* Combine the results of both directions, because a lane has the same size and depth in both. If only one direction was measured, use that
- * one. */
+/* Combine the results of both directions, because a lane has the same size and depth in both. */
 static struct link_result both_ways(const struct link_result of[WAYS])
 {
     const struct link_result *a = &of[THERE], *b = &of[BACK];

@@ -5,8 +5,8 @@
  *
  * One end sends over an unreliable queue pair, and the other receives, with a receive posted for every message in flight. A Thunderbolt
  * port holds a send until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a
- * lost message a receive is left over, which must not receive a message of another size. So after each measurement the sender sends until
- * all receives are used. Then the leading end asks the other end to send, for the other direction.
+ * lost message a receive is left, which must not receive a message of another size. So after each measurement the sender sends until all
+ * receives are used.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -23,14 +23,14 @@
 #define LARGEST     (1u << 20)
 #define RECEIVES    256u
 #define MEASURE     INT64_C(60000000)
-#define QUIET       INT64_C(300000000) /* if no message arrives for this long, the missing messages are lost, or the other end is gone */
+#define QUIET       INT64_C(300000000) /* if no message arrives for so long, the missing messages are lost, or the other end is gone */
 #define STALL       INT64_C(10000000000)
-#define LOOK        INT64_C(5000000) /* check the port's state at most this often, because a check may be a system call, ... */
-#define PAUSE       INT64_C(500000)  /* ... but always when no message has arrived for this long */
+#define LOOK        INT64_C(5000000) /* the least time between two checks of the port's state, which may be system calls, ... */
+#define PAUSE       INT64_C(500000)  /* ... except when no message has arrived for so long */
 #define DONE        INT64_C(-1)      /* on the stream: no more reports of posted receives; the results follow */
 #define GIVEN_UP    INT64_C(-1)      /* on the stream, in place of a size and a depth: this end gives up */
 #define FILL_ROUNDS 50u
-#define LOSS_MOST   100u /* if one message in this many is lost, try no greater depth */
+#define LOSS_MOST   100u /* if more than 1/LOSS_MOST of the messages is lost, try no greater depth */
 enum { POLL = 16 };
 
 struct link_probe {
@@ -59,7 +59,7 @@ static int harm(struct link_probe *l, int code, const char *what, uint32_t size,
     return code;
 }
 
-/* Called when nothing arrives: the most likely reason is an unplugged cable. */
+/* Called when nothing arrives, usually because a cable is unplugged. */
 static int port_up(const struct probe_end *e)
 {
     return verbs_port_up(e->d)
@@ -133,12 +133,12 @@ struct intake {
     int64_t before, last, looked;       /* times before the first message, of the last one, and of the last check of the port */
 };
 
-/* Handle received messages, and return their number or a negative errno. If `more`, post their receives again, but not on a port that is
- * down: that crashes a Thunderbolt driver. If `counts`, count and check the messages. */
+/* Handle received messages, and return their number or a negative errno. `more`: post their receives again, except on a port that is down,
+ * which would crash a Thunderbolt driver. `counts`: count and check the messages. */
 static int link_take(struct probe_end *e, struct intake *in, bool more, bool counts)
 {
     uint32_t slots[POLL];
-    in->before = in->received ? in->before : base_now_ns(); /* if this end did not get a processor, all messages may be there by now */
+    in->before = in->received ? in->before : base_now_ns(); /* before that, this end may have had no processor */
     int n = completions(e, slots), rc = 0;
     int64_t now = n > 0 ? base_now_ns() : 0;
     if (n > 0 && more && (now - in->looked > LOOK || now - in->last > PAUSE)) {
@@ -245,8 +245,8 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
 
 /* --- the end that sends --- */
 
-/* Send `count` messages or, if that is 0, messages for the time of a measurement; at most `depth` are in flight. `credit`: receives that
- * the other end has posted. *sent: the number of messages. */
+/* Send `count` messages, or if that is 0, for the time of a measurement; at most `depth` are in flight. `credit`: receives that the other
+ * end has posted. *sent: the number of messages. */
 static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct link_result *r,
                     uint64_t *sent)
 {
@@ -262,7 +262,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
             uint32_t slot = free_slots[left - 1];
             stamp(e->base + (uint64_t)slot * size, size, *sent);
             int rc = link_post(e, true, slot, size);
-            if (rc == -ENOMEM && left < depth) { /* the queue is full below its depth, as on some Thunderbolt devices */
+            if (rc == -ENOMEM && left < depth) { /* the queue is full before its depth, as on some Thunderbolt devices */
                 r->refused = true;
                 break;
             }
@@ -295,7 +295,7 @@ static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_
                 return rc;
             asked = now;
         }
-        if (left < depth && now - alive > QUIET && holds_sends(e) && said(e)) { /* the other end sends something now only if it gives up */
+        if (left < depth && now - alive > QUIET && holds_sends(e) && said(e)) { /* the other end has given up */
             int rc = probe_end_hear(e, &more);
             return rc ? rc : given_up();
         }
@@ -559,7 +559,7 @@ int probe_link(const struct probe *p)
         return probe_error(p, "no memory for the results of the measurements" BASE_MEMORY_HINT);
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
-    if (!(d = probe_open(p))) { /* before the other end is contacted: without a device there is no reason to wait for it */
+    if (!(d = probe_open(p))) { /* before the other end is contacted, for which there is no reason without a device */
         free(l);
         return CLI_FAILED;
     }
@@ -587,7 +587,7 @@ int probe_link(const struct probe *p)
         rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end of the link" BASE_THREAD_HINT);
         if (!threaded)
             l[0].end.d = d;
-        probe_end_close(&l[0].end); /* closes the stream, for which the other end may be waiting */
+        probe_end_close(&l[0].end); /* closes the stream, at which the other end may be waiting */
         if (threaded)
             pthread_join(thread, NULL);
         if ((l[0].rc == -ECONNRESET || (l[0].rc == -ECONNABORTED && l[0].harm[0])) && l[1].rc) /* the other end's error is the cause */

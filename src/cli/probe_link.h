@@ -12,15 +12,15 @@ enum { THERE, BACK, WAYS };
 extern const uint32_t link_depths[DEPTHS];
 
 struct link_result {
-    bool tried, refused; /* refused: the queue was full before it had this many messages */
+    bool tried, refused; /* refused: the queue was full at a smaller depth */
     uint64_t sent, lost, damaged, bytes_per_second;
 };
 
 struct link_measures {
     uint32_t sizes[SIZES];
     struct link_result results[SIZES][DEPTHS][WAYS];
-    /* The proposal, made by link_propose(). Message size and depth of the lanes: [0] for large transfers (WEFT_TB_LANES gets two of these),
-     * [1] for middle-sized ones, [2] for small ones; size 0: no such lane. */
+    /* The proposal of link_propose(): message size and depth of the lanes for large transfers [0] (WEFT_TB_LANES gets two of these), for
+     * middle-sized ones [1], and for small ones [2]; size 0: no such lane. */
     uint32_t lane_size[3], lane_depth[3];
     uint64_t best, lane_sent, lane_lost; /* bandwidth of lane [0]; messages sent and lost in the measurements of all three */
 };

@@ -132,7 +132,7 @@ static void probe_memory_give_back(struct piece *m)
 
 static const struct kind {
     const char *name;
-    /* allocates the memory, and may change `bytes`; a negative errno, with or without base_fail(): this machine has no such memory */
+    /* Allocates the memory, and may change `bytes`. A negative errno: this machine has no such memory. */
     int (*make)(struct piece *m);
 } kinds[] = {
     {"malloc", of_malloc},
@@ -189,7 +189,7 @@ static void answer_not_tried(struct answer *a, const char *why)
     snprintf(a->why, sizeof a->why, "%s", why);
 }
 
-/* Write the reasons of both sides for a refusal. If there is no GPU, the reason is printed above the table, and abbreviated here. */
+/* Write the reasons of both sides for a refusal. */
 static void note_of(const struct report *r, const struct answer *rdma, const struct answer *gpu, char *out, size_t room)
 {
     const char *first = rdma->why, *second = gpu->why;

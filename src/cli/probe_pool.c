@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft probe pool: moves data between many buffers of one region at each end. At any time the right value of each word of both regions is
- * known, and no two words have the same value. So a byte that was written to a wrong place is found.
+ * weft probe pool: moves data between many buffers of one region at each end. At any time the right value of each word is known, and no two
+ * words have the same value, so that a byte in a wrong place is found.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ enum { BUFFERS = 256, ROUNDS = 6, EDGE = 8, RESENDS = 20 };
 #define NOTHING INT64_C(-1) /* "no word is wrong" */
 #define LOST    INT64_C(-2) /* "nothing came" */
 
-/* The rounds. A leading end that does not start a round has the operation done to it ("receive", "be written", "be read"). */
+/* The rounds. If the leading end does not start a round, the other end does. */
 static const struct round {
     enum ibv_wr_opcode opcode;
     bool leader_starts;
@@ -198,7 +198,7 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
         r->bad = all != NOTHING ? all : theirs;
         r->bad_is_theirs = all == NOTHING;
     }
-    /* In a READ only the end that started it counts the good buffers. */
+    /* In a READ only the end that starts it counts the good buffers. */
     if ((rc = probe_end_trade(e, r->good, &theirs)))
         return rc;
     if (theirs > r->good && theirs <= e->count)
@@ -341,7 +341,7 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
         return probe_error(p, "cannot start a thread for the other end of the transfers" BASE_THREAD_HINT);
     }
     int rc = probe_pool_lead(p, pool, d);
-    probe_end_close(&pool->end); /* closes the stream, for which the other end may be waiting */
+    probe_end_close(&pool->end); /* closes the stream, at which the other end may be waiting */
     pthread_join(thread, NULL);
     return rc;
 }
@@ -353,7 +353,7 @@ int probe_pool(const struct probe *p)
                                 .leads = !p->listen,
                                 .count = p->count ? p->count : BUFFERS,
                                 .size = base_round_up(p->size ? p->size : SIZE, 64)}};
-    struct verbs_device *d = probe_open(p); /* before the other end is contacted: without a device there is no reason to wait for it */
+    struct verbs_device *d = probe_open(p); /* before the other end is contacted, for which there is no reason without a device */
     if (!d)
         return CLI_FAILED;
     int fd = probe_end_reach(p);

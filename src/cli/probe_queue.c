@@ -22,7 +22,7 @@ struct depth {
     int code;
 };
 
-/* Requests that were posted on a connected queue pair until one was refused, at most one more than the depth. */
+/* Posting on a connected queue pair until a request was refused, at most one more than the depth. */
 struct past {
     bool tried;
     uint32_t depth, taken; /* granted depth, and what was accepted, in the device's unit */
@@ -127,8 +127,8 @@ static void ask_depths(struct queue_report *r, struct ibv_cq *cq)
 
 /* --- posting beyond the depth --- */
 
-/* Units of the depth that one request of the test takes. If the device says that it counts frames, each request has several frames: how
-   many requests the device accepts then shows whether it counts frames or requests. */
+/* How many units of the depth one request of the test takes. If the device says that it counts frames, each request has several frames, to
+ * test that. */
 static uint32_t probe_queue_units(const struct verbs_device *d)
 {
     return d->traits.depth_unit_bytes ? FRAMES : 1;
@@ -158,8 +158,8 @@ static struct past probe_queue_fill(const struct verbs_device *d, struct ibv_qp 
     return past;
 }
 
-/* Test with two connected queue pairs of this device. The second one posts no receives, so sends stay in the queue. If the device completes
- * sends without a receive, their completions are not polled, so the sends still occupy the queue. */
+/* Test with two connected queue pairs of this device. The second one posts no receives, and completions are not polled, so sends stay in
+ * the queue. */
 static int past_here(struct queue_report *r, struct ibv_cq *cq)
 {
     struct verbs_device *d = r->d;
@@ -319,7 +319,7 @@ static void try_everything(struct queue_report *r, const struct probe *p, struct
 int probe_queue(const struct probe *p)
 {
     struct queue_report r = {0};
-    r.d = probe_open(p); /* before the other end is contacted: without a device there is no reason to wait for it */
+    r.d = probe_open(p); /* before the other end is contacted, for which there is no reason without a device */
     if (!r.d)
         return CLI_FAILED;
     int fd = probe_end_reach(p), rc = CLI_FAILED;

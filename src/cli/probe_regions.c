@@ -24,7 +24,7 @@ struct trial {
     char harm[128]; /* the problem that ended the probe; "": none */
 };
 
-/* Whether the key is new, as it must be. Records it in a hash table with twice as many places as there can be keys; 0: free place. */
+/* Whether the key is new, as it must be. Records it in a hash table. */
 static bool key_is_new(struct trial *t, uint32_t lkey)
 {
     uint64_t key = (uint64_t)lkey + 1, size = 2 * (uint64_t)t->most, i = key * UINT64_C(0x9e3779b97f4a7c15) % size;
@@ -129,7 +129,7 @@ int probe_regions(const struct probe *p)
     t.d = probe_open(p);
     if (!t.d)
         return CLI_FAILED;
-    if (t.most == 0) /* not many more than the device claims: before macOS 26.3 the driver crashed near 128 regions */
+    if (t.most == 0) /* not many more than the device claims, since drivers before macOS 26.3 crashed near 128 regions */
         t.most = t.d->traits.regions < 1014 ? t.d->traits.regions + 10 : 1024;
     t.regions = calloc(t.most, sizeof *t.regions);
     t.memory = calloc(t.most, sizeof(uint8_t *));

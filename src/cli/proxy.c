@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft proxy: lets programs on a host without network use the network of another host. This command makes the listening socket and passes
- * it to the control node, the node of the standing cluster on this host, which serves the clients (proxy_serve.c). Because the command
- * makes the socket, the proxy also works inside a network namespace.
+ * weft proxy: lets programs on a host without network use the network of another host. This command makes the listening socket, so that the
+ * proxy also works inside a network namespace. The control node, a node of the standing cluster on this host, serves the clients
+ * (proxy_serve.c).
  */
 #include "cli/forward.h"
 
@@ -121,7 +121,7 @@ static void set_variables(const struct proxy_options *o, const char *address)
 
 static volatile sig_atomic_t child;
 
-/* Passes signals that were sent to this process on to the command. The terminal sends SIGINT and SIGQUIT to both itself. */
+/* Passes signals on to the command, except SIGINT and SIGQUIT of the terminal, which the command gets itself. */
 static void on_signal(int number)
 {
     if (child > 0 && number != SIGINT && number != SIGQUIT)
@@ -164,7 +164,7 @@ static int run_command(const struct proxy_options *o, int control)
         int64_t began = base_now_ns();
         bool readable = poll(p, 2, watch >= 0 ? FORWARD_LISTEN_MS : LOOK_MS) > 0 && p[1].revents;
         if (p[1].fd >= 0 && !forward_hears("proxy", control, readable, base_now_ns() - began, &silent_ns))
-            p[1].fd = -1; /* the command goes on, but without a proxy */
+            p[1].fd = -1; /* the command still runs, without a proxy */
     }
     child = 0;
     if (watch >= 0)
@@ -172,8 +172,7 @@ static int run_command(const struct proxy_options *o, int control)
     return base_process_status(base_process_reap(pid));
 }
 
-/* Makes a UDP socket at the listener's address: at the same port if it is free, otherwise at any port. -1: not possible; then the proxy
- * offers no datagrams. */
+/* Makes a UDP socket at the listener's address, if possible at the same port. -1: not possible, so the proxy offers no datagrams. */
 static int datagrams_beside(int listener)
 {
     struct sockaddr_storage a;

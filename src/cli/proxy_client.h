@@ -17,7 +17,7 @@ enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_DIRECT, CLI
 struct speech { /* the buffers of a client that is sending its request */
     struct talk talk;
     int64_t deadline;
-    size_t bytes, at; /* bytes in `in`; those from `at` on are not read yet */
+    size_t bytes, at; /* bytes in `in`, of which those from `at` on are not read yet */
     uint8_t in[TALK_MAX];
     struct talk_reply reply;
 };
@@ -34,11 +34,11 @@ struct client {
     struct speech *speech; /* NULL: the request is complete, and bytes are passed on */
     weft_socket *net;
     struct association *association;
-    /* Short requests and answers in turn, counted up to DIRECT_AFTER; asked: the last piece was a request. */
+    /* exchanges: number of short requests and answers in turn, up to DIRECT_AFTER; asked: the last piece was a request. */
     uint8_t exchanges;
     bool asked;
-    bool borrows;          /* the gateway was asked to lend the socket of the connection, and nothing is sent until it answers */
-    int lent;              /* the lent socket, kept here until the bytes that came through the ring before are passed on; -1: none */
+    bool borrows;          /* the gateway was asked to lend the socket, and nothing is sent until it answers */
+    int lent;              /* the lent socket, until the bytes in the ring are passed on; -1: none */
     struct direct *direct; /* in CLIENT_DIRECT */
     bool counted;          /* in proxy.directs */
     weft_op op;
@@ -52,7 +52,7 @@ struct proxy {
     struct client *clients;
     uint32_t count, talking, directs;
     bool never_lends;            /* the gateway lends no sockets to this node */
-    uint64_t round, accepted_in; /* rounds of the loop, and the one in which a client was accepted last */
+    uint64_t round, accepted_in; /* number of the loop's round, and of the round in which a client was accepted last */
     uint64_t pool_bytes;
     struct proxy_udp *udp;
 };
@@ -63,8 +63,8 @@ void client_free(struct client *c);
 void client_reset(struct client *c);
 /* Moves bytes in both directions, and frees the client when both have ended. `readable`: the client may have sent bytes. */
 void client_move(struct client *c, bool readable);
-/* The connection at the gateway has changed, and the client is in CLIENT_MOVES or CLIENT_DIRECT. */
+/* The connection at the gateway has changed. The client is in CLIENT_MOVES or CLIENT_DIRECT. */
 void client_changed(struct client *c);
-void client_direct(struct client *c, bool client, bool far); /* in CLIENT_DIRECT: which of the two may be ready */
+void client_direct(struct client *c, bool client, bool far); /* in CLIENT_DIRECT: one or both ends may be ready */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Moves the bytes of a proxy's clients: through the rings of their connections at the gateway, or, with short requests and answers, by
- * itself, if the gateway lends the socket (forward_direct.h).
+ * Moves the bytes of a proxy's clients: through the rings of their connections at the gateway or, for short requests and answers, directly
+ * over a socket that the gateway lends (forward_direct.h).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 
 /* --- clients --- */
 
-/* Counts the clients that have a lent socket, or have asked for one: they are at most DIRECT_MAX. */
+/* Counts the clients that have a lent socket, or have asked for one. */
 static void count_direct(struct client *c)
 {
     bool is = c->borrows || c->lent >= 0 || c->direct;
@@ -71,9 +71,8 @@ static void count_piece(struct client *c, bool up, size_t bytes)
     c->asked = up;
 }
 
-/* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after the request are dropped, because they may be a
- * request for another server. The answer is still passed on. If the client has received all of the answer that has come so far and sends
- * more, `*broken` becomes true: the connection is reset, and the client must connect again. */
+/* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after it may be a request for another server, and are
+ * dropped. `*broken`: the client has received the answer so far and sends more, so reset the connection. */
 static size_t take_body(struct client *c, const void *bytes, size_t n, bool *broken)
 {
     const void *at;
@@ -82,8 +81,8 @@ static size_t take_body(struct client *c, const void *bytes, size_t n, bool *bro
     return right;
 }
 
-/* Moves one piece from the client to the network. False: nothing can be moved now. Then `*wants` is set if the caller should
- * go on when the client sends more, and `*broken` if the connection is lost. */
+/* Moves one piece from the client to the network. False: nothing can be moved now. `*wants`: call this again when the client sends more;
+ * `*broken`: the connection is lost. */
 static bool move_up(struct client *c, bool *wants, bool *broken)
 {
     void *at;
@@ -92,7 +91,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     if (rc == -EAGAIN)
         return false; /* notice() is called when there is room */
     if (rc) {
-        c->up_over = true; /* the server reads no more; the bytes that it has sent are still passed on */
+        c->up_over = true; /* the server reads no more, but may have sent bytes */
         return false;
     }
     size_t most = forward_piece(&c->p->loop, room);
@@ -101,7 +100,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
         count_piece(c, true, right);
-        *wants = (size_t)n < most; /* the client has sent no more so far */
+        *wants = (size_t)n < most; /* so far the client has sent no more */
         return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
     if (n < 0 && errno == EINTR)
@@ -116,7 +115,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     return false;
 }
 
-/* Moves one piece from the network to the client. False: nothing can be moved now. Then `*full`: go on when the client can take more;
+/* Moves one piece from the network to the client. False: nothing can be moved now. `*full`: call this again when the client can take more;
  * `*broken`: reset the connection. */
 static bool move_down(struct client *c, bool *full, bool *broken)
 {
@@ -175,7 +174,7 @@ static void direct_begin(struct client *c)
     client_direct(c, true, true);
 }
 
-/* The connection now carries large pieces, so the gateway gets the socket back. */
+/* Gives the socket back to the gateway, because the connection now carries large pieces. */
 static void direct_end(struct client *c)
 {
     c->up_over = direct_client_ended(c->direct);
@@ -213,7 +212,7 @@ static void borrow(struct client *c)
     count_direct(c);
 }
 
-/* Goes on when the gateway has answered. */
+/* Called when the gateway may have answered. */
 static void borrowed(struct client *c)
 {
     int rc = gateway_net_borrowed(c->net);
@@ -235,7 +234,7 @@ void client_changed(struct client *c)
     }
     if (c->borrows)
         borrowed(c);
-    client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* if the client is being polled for bytes, epoll reports them */
+    client_move(c, !(c->watch.events & GATEWAY_READABLE)); /* if the client is watched, epoll reports its bytes */
 }
 
 void client_move(struct client *c, bool readable)

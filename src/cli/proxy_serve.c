@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serves all clients of one `weft proxy` on one thread. A client is a program that has connected to the proxy. First a client sends a
- * request that names a host and a port (proxy_talk.h); for this there is a buffer, struct speech. After that no buffer is needed: bytes of
- * the client are read directly into one ring of its connection at the gateway, and bytes from the network are written to the client
- * directly from the other ring.
+ * Serves all clients of one `weft proxy` on one thread. A client, a program that has connected to the proxy, first sends a request that
+ * names a host and a port (proxy_talk.h), which is read into a buffer (struct speech). After that, bytes move directly between the client's
+ * socket and the rings of its connection at the gateway.
  */
 #include "cli/proxy_client.h"
 
@@ -37,7 +36,7 @@ static void notice(void *arg)
 
 /* --- the client's request --- */
 
-/* Sends a reply. It always fits into the system's socket buffer, because it is short and nothing was sent before. */
+/* Sends a reply, which fits into the socket buffer because it is short and the first. */
 static bool send_reply(struct client *c)
 {
     const struct talk_reply *r = &c->speech->reply;
@@ -66,7 +65,7 @@ static void client_failed(struct client *c, int rc)
     client_refuse(c);
 }
 
-/* Sends bytes that the client has sent after its request. They fit, because the ring is still empty and larger. */
+/* Sends bytes that the client has sent after its request. They fit into the ring, which is empty. */
 static bool pass_on(struct client *c, const uint8_t *bytes, size_t len)
 {
     size_t put = 0;
@@ -101,12 +100,11 @@ static void client_opened(struct client *c)
     free(s);
     c->speech = NULL;
     c->state = CLIENT_MOVES;
-    client_move(c, false); /* it has been waiting for the reply; epoll tells when it sends more */
+    client_move(c, false); /* epoll reports when the client sends more */
 }
 
-/* Returns the size of each of the two rings of a new connection. It depends on how many connections are open: the first ones get large
- * rings, which are faster, and still 10,000 connections take only 175 MiB of the default pool of 256 MiB. The two rings together take at
- * most 1/128 of the pool. */
+/* Returns the size of each ring of a new connection. The first connections get large rings, which are faster; later ones get smaller rings,
+ * so that 10,000 connections fit into the default pool. */
 static uint64_t ring_for(const struct proxy *p)
 {
     uint32_t open = p->count;
@@ -162,7 +160,7 @@ static void client_associate(struct client *c)
     c->state = CLIENT_ASSOCIATED;
 }
 
-/* Reads and handles what the client has sent of its request. False: the client was closed, or its request is complete. */
+/* Reads and handles a part of the client's request. False: the client was closed, or its request is complete. */
 static bool client_hear(struct client *c)
 {
     struct speech *s = c->speech;
@@ -270,8 +268,7 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    /* If a client came in the last round as well, several may be waiting. Otherwise a second accept() would only report that there is none.
-     */
+    /* Only if a client also came in the last round, several are probably waiting. */
     const unsigned most = p->accepted_in + 1 == p->round ? ACCEPTS : 1;
     p->accepted_in = p->round;
     for (unsigned i = 0; i < most && p->count < FORWARD_CONNECTIONS_MAX; i++) {

@@ -22,7 +22,7 @@ enum { SOCKS_OK, SOCKS_FAILURE, SOCKS_DENIED, SOCKS_NO_NET, SOCKS_NO_HOST, SOCKS
 static void put(struct talk_reply *r, const void *bytes, size_t n)
 {
     if (n > sizeof r->at - r->bytes)
-        n = sizeof r->at - r->bytes; /* cannot happen: the room is larger than the largest head and all that is added to it */
+        n = sizeof r->at - r->bytes; /* cannot happen, because there is room for the largest head */
     memcpy(r->at + r->bytes, bytes, n);
     r->bytes += n;
 }
@@ -45,8 +45,8 @@ static bool same(const char *want, const uint8_t *got, size_t len)
 
 /* --- SOCKS5 --- */
 
-/* Converts an address such as "10.0.0.1:80" to the type, address and port of SOCKS5, which are written from at[3] on. Returns the length
- * including the first three bytes, which the caller writes. */
+/* Writes an address such as "10.0.0.1:80" as type, address and port of SOCKS5 from at[3] on. Returns the length, including the three bytes
+ * before. */
 static size_t socks_local(uint8_t at[22], const char *local)
 {
     size_t n = 10;
@@ -279,7 +279,7 @@ static bool read_authority(struct talk *t, const char *at, size_t len, uint32_t 
     return true;
 }
 
-/* Returns whether a header is not passed on: it is for the proxy, or is Host, which the proxy writes itself. */
+/* Whether a header is for the proxy, or is Host, which the proxy writes itself. */
 static bool is_ours(const char *line, size_t len)
 {
     static const char *const names[] = {"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "TE", "Upgrade", "Host"};
@@ -303,7 +303,7 @@ static bool read_length(struct talk_body *b, const char *line, size_t len)
         ;
     if (b->digits || at == end)
         return false;
-    b->digits = true; /* until the body begins, this means: there was such a header */
+    b->digits = true; /* until the body begins, this means that there was such a header */
     if (chunks) {
         b->state = BODY_SIZE;
         return end - at == sizeof chunked - 1 && strncasecmp(at, chunked, sizeof chunked - 1) == 0;
@@ -314,8 +314,7 @@ static bool read_length(struct talk_body *b, const char *line, size_t len)
     return at == end;
 }
 
-/* Writes the head of the request as the server must get it: with the path instead of the whole URL, and without headers for the proxy. A
- * connection carries only one request. */
+/* Writes the head of the request for the server: with the path instead of the whole URL, and without headers for the proxy. */
 static enum talk_next http_plain(struct talk *t, const char *method, size_t method_len, const char *url, size_t url_len, const char *lines,
                                  struct talk_reply *reply)
 {
@@ -358,8 +357,8 @@ static enum talk_next http_plain(struct talk *t, const char *method, size_t meth
     return TALK_GO;
 }
 
-/* Checks the headers of a request: the characters must be printable, and each line must have a name. `*right`: no password is needed, or
- * one of the lines has the right one. */
+/* Checks the headers of a request: the characters must be printable, and each line must have a name. `*right`: one of the lines has the
+ * right password, if one is needed. */
 static bool check_lines(const struct talk *t, const char *at, bool *right)
 {
     size_t len;
@@ -408,7 +407,7 @@ static enum talk_next http_request(struct talk *t, const uint8_t *in, size_t byt
 
 /* --- the body of a plain request --- */
 
-/* Handles the next byte between two chunks. An invalid byte ends the body: this byte is still passed on, but nothing after it. */
+/* Handles the next byte between two chunks. An invalid byte is passed on, and ends the body. */
 static enum body_state body_byte(struct talk_body *b, uint8_t c)
 {
     const char *hex = "0123456789abcdef", *digit = c ? strchr(hex, c >= 'A' && c <= 'F' ? c + 'a' - 'A' : c) : NULL;

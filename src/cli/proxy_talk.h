@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The requests that clients send to a proxy before bytes are passed on: SOCKS5 (RFC 1928, 1929), HTTP CONNECT, and plain HTTP with a whole
- * URL in the request. This is only a parser: the caller passes the received bytes in, and gets the bytes of the reply.
+ * A parser of the requests that clients send to a proxy before bytes are passed on: SOCKS5 (RFC 1928, 1929), HTTP CONNECT, and plain HTTP
+ * with a whole URL. The caller passes in the received bytes, and gets the bytes of the reply.
  */
 #ifndef WEFT_CLI_PROXY_TALK_H
 #define WEFT_CLI_PROXY_TALK_H
@@ -15,15 +15,14 @@
 
 enum talk_next {
     TALK_MORE,   /* more bytes are needed */
-    TALK_REPLY,  /* send `reply`, then go on with the bytes after `taken` */
+    TALK_REPLY,  /* send `reply`, then read the bytes after `taken` */
     TALK_REFUSE, /* send `reply`, then close the connection */
-    /* the client wants to send datagrams, from its port `port` (0: not known yet); reply with talk_opened(), with the address to which it
-     * sends them */
+    /* the client wants to send datagrams, from its port `port` (0: not known yet); reply by talk_opened(), with the address to which it
+     * must send them */
     TALK_ASSOCIATE,
-    TALK_GO, /* connect to `host` and `port`; reply with talk_opened(), and pass on all bytes after `taken` */
+    TALK_GO, /* connect to `host` and `port`, reply by talk_opened(), and pass on all bytes after `taken` */
 };
-/* The body of a request of plain HTTP. Its end must be found, because bytes after it are another request, perhaps for another host, and
- * this server must not get them. */
+/* The body of a request of plain HTTP. Its end must be found, because bytes after it may be a request to another server. */
 enum body_state {
     BODY_OVER,
     BODY_BYTES,
@@ -40,10 +39,10 @@ enum body_state {
 };
 struct talk_body {
     enum body_state state;
-    uint64_t left; /* bytes left of the body or of a chunk; in BODY_SIZE: the part of the chunk's size that was read */
+    uint64_t left; /* bytes left of the body or of a chunk; in BODY_SIZE: the chunk's size as far as it was read */
     bool digits;   /* a digit of the chunk's size was read */
 };
-/* Returns how many of these bytes, which follow the bytes of the last call, belong to the body. */
+/* Returns how many of these bytes belong to the body. They follow those of the last call. */
 size_t talk_body(struct talk_body *b, const uint8_t *in, size_t bytes);
 
 enum talk_state { TALK_FIRST, TALK_SOCKS_PASSWORD, TALK_SOCKS_REQUEST, TALK_SOCKS, TALK_CONNECT, TALK_PLAIN };
@@ -58,17 +57,17 @@ struct talk_reply {
     size_t bytes;
     uint8_t at[TALK_REPLY_MAX];
 };
-/* Reads the bytes that have been received so far. `*taken` is how many of them are consumed and need not be passed again. If the result is
- * TALK_GO for plain HTTP, `reply` is the head of the request that must be sent to the server in place of the consumed bytes. */
+/* Reads the bytes that have been received so far. `*taken`: how many of them are done with. After TALK_GO for plain HTTP, send `reply` to
+ * the server in place of these bytes. */
 enum talk_next talk_read(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply);
-/* Write the reply after connecting: talk_opened() if there is a connection (`local` is its own address, as in "10.0.0.1:80"), talk_failed()
- * if not (`rc` is a negative errno, `why` a sentence). */
+/* Write the reply after connecting. talk_opened(): there is a connection, with the own address `local`, as in "10.0.0.1:80". talk_failed():
+ * `rc` is a negative errno, `why` a sentence. */
 void talk_opened(const struct talk *t, const char *local, struct talk_reply *reply);
 void talk_failed(const struct talk *t, int rc, const char *why, struct talk_reply *reply);
 
-/* Datagrams of SOCKS5. talk_datagram() reads the head of a client's datagram: returns its length and to which host and port the datagram
- * goes; 0: drop the datagram. talk_datagram_head() writes the head of a datagram that came from an address such as "10.0.0.1:53"; the head
- * ends before `end`. Returns its length. */
+/* Datagrams of SOCKS5. talk_datagram() reads the head of a client's datagram, and returns the head's length, and the host and port to which
+ * the datagram goes; 0: drop the datagram. talk_datagram_head() writes the head of a datagram from an address such as "10.0.0.1:53" before
+ * `end`, and returns its length. */
 #define TALK_DATAGRAM_HEAD 22u
 size_t talk_datagram(const uint8_t *in, size_t bytes, char host[256], uint32_t *port);
 size_t talk_datagram_head(uint8_t *end, const char *from);

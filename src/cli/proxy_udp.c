@@ -107,7 +107,7 @@ static struct flow *flow_new(struct association *a, const char *host, uint32_t p
     a->flows = w;
     u->flows++;
     weft_net_notify(w->net, notice, w);
-    notice(w); /* the socket may be open already, and then notice() was not called */
+    notice(w); /* the socket may be open already */
     return w;
 }
 
@@ -206,8 +206,8 @@ static bool same_host(const struct net_address *a, const struct net_address *b)
                                         : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
 }
 
-/* Finds the association to which a datagram belongs: the one with this address and port; otherwise the oldest one of this host whose port
- * is not known yet. */
+/* Finds the association to which a datagram belongs: the one with this address and port, or else the oldest one of this host whose port is
+ * not known yet. */
 static struct association *association_of(struct proxy_udp *u, struct net_address *from)
 {
     struct association *first = NULL;
@@ -279,7 +279,7 @@ struct association *proxy_udp_associate(struct proxy_udp *u, int client, uint32_
         return NULL;
     }
     *port_of(&a->client) = htons((uint16_t)port);
-    *port_of(&here) = *port_of(&there); /* the client has connected to this address, so it can reach it */
+    *port_of(&here) = *port_of(&there); /* the client can reach this address, to which it has connected */
     net_address_text(&here, at, FORWARD_ADDRESS);
     a->u = u;
     a->next = u->associations;

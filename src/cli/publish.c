@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft publish: makes a server on a host without network reachable at a port of another host. The control node, the node of the standing
- * cluster on this host, asks a node of that other host, the gateway, to listen, and moves the bytes of all connections (publish_serve.c).
+ * weft publish: makes a server on a host without network reachable at a port of another host, the gateway. The control node, a node of the
+ * standing cluster on this host, asks the gateway to listen, and moves the bytes of all connections (publish_serve.c).
  */
 #include <stdio.h>
 #include <string.h>

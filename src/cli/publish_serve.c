@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serves all connections of a published port on one thread. For each client, there is a pair of connections of the net service: the gateway
- * accepts the client's connection, and the target node connects to the server. This thread copies bytes between the rings of the two.
+ * Serves all connections of a published port on one thread. Each client has a pair of connections of the net service: the gateway accepts
+ * the client's connection, and the target node connects to the server. This thread copies bytes between the rings of the two.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #define READY_MAX 256u               /* how many changed pairs are served before anything else */
 #define PAUSE_NS  (20 * WEFT_MS)     /* how long to wait when there is no memory or no descriptor */
 #define AGAIN_NS  (10 * WEFT_SECOND) /* how long connecting is tried again if the queue of a Unix socket is full */
-#define SAY_NS    (10 * WEFT_SECOND) /* failures to connect to the server are logged at most this often */
+#define SAY_NS    (10 * WEFT_SECOND) /* the least time between two log lines about failures to connect to the server */
 
 enum pair_state { PAIR_ACCEPTS, PAIR_CONNECTS, PAIR_AGAIN, PAIR_MOVES };
 enum { CLIENT, SERVER };
@@ -52,7 +52,7 @@ static void pair_again(struct pair *c)
     forward_list_add(&c->p->loop.changed, &c->changed);
 }
 
-/* weft calls this when the listener has changed, that is, when its gateway is gone. */
+/* weft calls this when the listener has changed, because its gateway is gone. */
 static void notice_end(void *arg)
 {
     const struct publish *p = arg;
@@ -109,7 +109,7 @@ static bool move_one(struct pair *c, int from, bool *broken)
     if (rc == -EAGAIN)
         return false;
     if (rc) {
-        c->over[from] = rc == -EPIPE; /* the other side reads no more; the bytes that it has sent are still passed on */
+        c->over[from] = rc == -EPIPE; /* the other side reads no more, but may have sent bytes */
         *broken = rc != -EPIPE;
         return false;
     }
@@ -147,12 +147,12 @@ static void pair_connect(struct pair *c)
         .bytes = sizeof spec, .host = f->to, .port = f->to_port, .flags = WEFT_NET_LOOPBACK | (f->to_port ? WEFT_NET_NODELAY : 0)};
     c->state = PAIR_CONNECTS;
     if (weft_net_connect_start(f->w, f->target, &spec, &c->side[SERVER], &c->op[SERVER])) {
-        c->state = PAIR_AGAIN; /* there may be no memory now: try again later */
+        c->state = PAIR_AGAIN; /* try again later, since there may be no memory now */
         c->p->paused = true;
         return;
     }
     weft_net_notify(c->side[SERVER], notice, c);
-    pair_again(c); /* the connection may be open already, and then notice() was not called */
+    pair_again(c); /* the connection may be open already */
 }
 
 static void say_refused(struct publish *p)
@@ -195,7 +195,7 @@ static void pair_accepted(struct pair *c)
     if (rc == -EINPROGRESS)
         return;
     if (rc) {
-        p->paused = true; /* there may be no descriptors now: accept again later */
+        p->paused = true; /* accept again later, since there may be no descriptors now */
         pair_free(c, true);
         return;
     }
@@ -224,7 +224,7 @@ static bool pair_new(struct publish *p)
     p->count++;
     p->accepting++;
     weft_net_notify(c->side[CLIENT], notice, c);
-    pair_again(c); /* a connection may have come already, and then notice() was not called */
+    pair_again(c); /* a connection may have come already */
     return true;
 }
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * For the launcher of a standing cluster: when a node has ended, start a new one. The new node joins the running cluster and gets a new
- * number. Its place, which is its number among the nodes of this host, is that of the old one: the third node that was started here is at
- * place 2, and so are all nodes that replace it.
+ * For the launcher of a standing cluster: when a node has ended, start a new one. The new node joins the running cluster, gets a new
+ * number, and takes the place of the old node (struct launch_revive).
  *
  * If nodes end soon after their start, the launcher waits longer before each new start, because each start uses up a number.
  */
@@ -15,10 +14,10 @@
 
 #include "cli/launcher.h"
 
-#define HASTY_NS  (2 * WEFT_SECOND) /* a node that lived less than this has ended "soon" */
+#define HASTY_NS  (2 * WEFT_SECOND) /* a node that lived less has ended "soon" */
 #define AGAIN_MIN (100 * WEFT_MS)
 #define AGAIN_MAX (30 * WEFT_SECOND)
-#define TRIES     3u              /* a node must join within this many attempts */
+#define TRIES     3u              /* a node must join within so many attempts */
 #define LOOK_NS   (500 * WEFT_MS) /* time between two checks whether the cluster is to end */
 #define START_NS  (10 * WEFT_MS)  /* time between two checks whether the cluster is up */
 
@@ -50,7 +49,7 @@ static void give_up(struct launcher *s, uint32_t place, const char *why)
     s->status = s->status ? s->status : 1;
 }
 
-/* Once the cluster is up, nodes that end are started again. Before, the end of one node ends all of them. */
+/* Check whether the cluster is up. From then on, nodes that end are started again; before, the end of one node ends all. */
 static void see_if_up(struct launcher *s)
 {
     s->up = s->up || access(s->l->revive->up, F_OK) == 0;
@@ -84,8 +83,8 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     return true;
 }
 
-/* Set WEFT_JOIN for a new node: the addresses that the nodes of this host wrote last, because the cluster may have changed; without such a
- * file, the addresses from the start. */
+/* Set WEFT_JOIN for a new node: the addresses that the nodes of this host wrote last or, without such a file, the addresses from the start.
+ */
 static void read_members(struct launcher *s)
 {
     const struct launch_revive *r = s->l->revive;
@@ -111,12 +110,12 @@ static void start_again(struct launcher *s, uint32_t rank)
     read_members(s);
     node->began = base_now_ns();
     if (launch_start_node(s, rank))
-        start_later(s, node, 0); /* a start that fails, for example for lack of descriptors, counts as a node that ended soon */
+        start_later(s, node, 0); /* a start that fails counts as a node that ended soon */
 }
 
 bool revive_down(struct launcher *s)
 {
-    see_if_up(s); /* checked often, because a control node that leaves removes the socket for a moment */
+    see_if_up(s); /* check this often, because a control node that leaves removes the socket for a moment */
     return !s->ending && access(s->l->revive->down, F_OK) == 0;
 }
 

@@ -21,8 +21,8 @@ static const char *program_path(char *buf, size_t len)
     return buf;
 }
 
-/* Whether a file or directory can only come from somebody who could change this program, too: from its owner, from root, or from this user.
- * If the program was copied into /tmp, anybody may put files beside it. The small command (front.c) has this check, too. */
+/* Whether a file or directory belongs to this program's owner, to root or to this user. If the program was copied into /tmp, anybody may
+ * put files beside it. The small command (front.c) has this check, too. */
 static bool is_trusted(const char *path)
 {
     struct stat st, self;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starts nodes on other hosts. The launcher starts ssh in the same way as it starts a node. ssh runs `weft run --as-node` on the other
- * host. That command reads the program and its environment from standard input, because arguments would show the cluster secret to other
- * users. It starts the node, and then reads signals to pass on, one byte each. When its input ends, it ends the node, so nothing is left on
- * the other host when the launcher or the connection is gone.
+ * Starts nodes on other hosts. The launcher starts ssh, which runs `weft run --as-node` on the other host. That command reads the program
+ * and its environment from standard input, because arguments would show the cluster secret to other users. It starts the node, and then
+ * reads signals to pass on, one byte each. When its input ends, it ends the node, so that nothing is left when the launcher or the
+ * connection is gone.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -160,7 +160,7 @@ struct job {
     char gpus[GPUS_ROOM]; /* assignment that replaces GPUS_ASKED */
 };
 
-/* Put `count` strings that start at `at` into a list, and NULL after them. Returns the end of the last string. */
+/* Put `count` strings that start at `at` into a list that ends with NULL. Returns the end of the last string. */
 static char *take_strings(char *at, char **list, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -170,8 +170,8 @@ static char *take_strings(char *at, char **list, uint32_t count)
     return at;
 }
 
-/* Whether the program inherits this variable of its host. It does not inherit variables of weft, which may belong to another cluster,
- * except those that name the owner of the host's devices. Variables in the launch message replace those of the host. */
+/* Whether the program inherits this variable of its host. Variables in the launch message replace it. Of weft's variables, which may belong
+ * to another cluster, only those that name the owner of the host's devices are inherited. */
 static bool is_kept(const char *variable, char *const *order, size_t count)
 {
     static const char *const of_this_host[] = {"WEFT_GUARD=", "WEFT_GUARD_SOCKET="};
@@ -247,8 +247,8 @@ static int start_program(const struct job *job, const struct base_dispositions *
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* EACCES is what execve() returns for a directory */
 }
 
-/* Pass on the launcher's signals, which have Linux's numbers, until the program has ended. Returns its exit status in the form of a shell:
- * 128 + N after signal N, with Linux's number. */
+/* Pass on the launcher's signals until the program has ended. Returns its exit status, 128 + N after signal N. Signals have Linux's
+ * numbers. */
 static int stay_with(pid_t pid)
 {
     bool connected = true;

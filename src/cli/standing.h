@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * A standing cluster: nodes that run until `weft down`, and offer their services to the programs of their user. Its files, lowest first:
+ * A standing cluster (weft-up(1)): nodes that run until `weft down`, and offer services to the programs of their user. Its files, lowest
+ * first:
  *
  *   control.c          frames and requests of the control socket
  *   standing_place.c   the cluster's folder on this host: control socket, lock, log
  *   standing_desk.c    the desk: what a node publishes about itself: host, devices, links, memory
  *   standing_told.c    what this node has learned about all nodes, also about nodes that are gone
- *   standing_say.c, standing_task.c, standing_attend.c, standing_jobs.c   processes that `weft exec` has started (standing_job.h)
- *   standing_members.c   addresses, secret and settings, which a node needs to join
+ *   standing_say.c, standing_task.c, standing_attend.c, standing_jobs.c processes that `weft exec` has started (standing_job.h)
+ *   standing_members.c addresses, secret and settings, which a node needs to join
  *   standing_forward.c   proxies and published ports (forward.h)
  *   standing_file.c    serves `weft cat`, `weft files` and `weft pin`
  *   standing_shown.c   what a status shows: the nodes, and what they publish
@@ -39,24 +40,23 @@ struct standing_place {
     char down[STANDING_PATH];         /* while this file exists, the launchers of this host end their nodes */
     char members[STANDING_PATH];      /* addresses of members, from which nodes join again */
 };
-/* Find the folder of a cluster. `name`: NULL stands for WEFT_CLUSTER, or "default" if that is not set. `make`: create the folder. Errors:
- * -EINVAL: the name is not allowed; -EPERM: other users can reach the folder; -ENOENT: it does not exist (without `make`); others of the
- * system. */
+/* Find the folder of a cluster. `name`: NULL stands for WEFT_CLUSTER, or "default" if that is not set. `make`: create the folder. -EINVAL:
+ * the name is not allowed. -EPERM: other users can reach the folder. -ENOENT: the folder does not exist. */
 int standing_find(struct standing_place *p, const char *name, bool make);
-/* Take the cluster's lock, which a launcher holds. The lock lasts until this process and all processes that it forks have ended. Returns
- * the descriptor. Without `more`, for the first launcher: -EBUSY: the cluster is up. With `more`, for a launcher that adds nodes:
- * -ECONNREFUSED: the cluster is not up. */
+/* Take the cluster's lock, for a launcher. The lock lasts until this process and all processes that it forks have ended. Returns the
+ * descriptor. `more`: the launcher adds nodes. -EBUSY, without `more`: the cluster is up. -ECONNREFUSED, with `more`: the cluster is not
+ * up. */
 int standing_lock(const struct standing_place *p, bool more);
 /* Whether a process holds the lock. */
 bool standing_locked(const struct standing_place *p);
-/* Try to become the control node of this host by taking the lock `control_lock`. Returns its descriptor, which must stay open: this process
- * alone holds the lock, until it closes the descriptor or ends. -EBUSY: another process holds the lock. */
+/* Try to become the control node of this host by taking the lock `control_lock`. Returns its descriptor; this process holds the lock until
+ * it closes the descriptor or ends. -EBUSY: another process holds the lock. */
 int standing_control(const struct standing_place *p);
-/* Make the file `down`: then the launchers of this host end their nodes, and start none again. */
+/* Make the file `down`, at which the launchers of this host end their nodes, and start none again. */
 int standing_mark_down(const struct standing_place *p);
 /* Listen on the control socket, and remove an old socket on which nobody listens. Only the control node may do this. */
 int standing_listen(const struct standing_place *p);
-/* Connect to the control socket. `wait`: if the cluster is up here but has no control node, wait up to CONTROL_NODE_NS until it has one.
+/* Connect to the control socket. `wait`: if the cluster is up but has no control node here, wait for one for CONTROL_NODE_NS.
  * -ECONNREFUSED: the cluster is not up. */
 #define CONTROL_NODE_NS (5 * WEFT_SECOND)
 int standing_connect(const struct standing_place *p, bool wait);
@@ -73,7 +73,7 @@ struct desk_page {
     uint64_t number; /* number of the refresh */
     uint32_t pid, count;
     int64_t joined;      /* seconds since 1970 */
-    uint32_t slot, zero; /* slot: the node's place, as in `weft status`: its number on its host. The node that replaces it gets it, too */
+    uint32_t slot, zero; /* slot: the node's place (struct launch_revive) */
     char door[128];      /* the address at which other nodes can join through this one: WEFT_GROW of this node */
     weft_pool_stats pool;
     struct topo_node node;
@@ -90,21 +90,21 @@ void desk_close(struct desk *d);
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest pages of nodes, and check them. The caller frees them. All nodes are asked at the same time, so this takes two seconds at
- * most, however many do not answer. out[i]: NULL if node nodes[i] has not answered. Returns how many have not answered. */
+/* Get the newest pages of nodes, and check them. The caller frees them. Takes two seconds at most. out[i]: NULL if node nodes[i] has not
+ * answered. Returns how many have not answered. */
 uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
-#define JOBS_KEPT_MAX  (1u << 20)        /* bytes of output that are kept of a detached job; older output is discarded */
-#define JOBS_ENDED_MAX 64u               /* this many detached jobs are still listed after they have ended */
-#define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* `weft kill` sends SIGKILL this long after SIGTERM */
-/* the jobs of control node K have numbers from K times this on, so no other control node uses the same numbers */
+#define JOBS_KEPT_MAX  (1u << 20)        /* bytes of a detached job's output that are kept; older output is discarded */
+#define JOBS_ENDED_MAX 64u               /* how many detached jobs that have ended are still listed */
+#define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* `weft kill` sends SIGKILL so long after SIGTERM */
+/* the jobs of control node K have numbers from K * JOBS_EACH on, which no other control node uses */
 #define JOBS_EACH   10000u
 #define JOBS_FAILED 255 /* exit status if weft itself failed, the same as that of ssh */
 struct jobs;
 int jobs_open(struct jobs **out, weft_node *w);
 void jobs_end(struct jobs *all);   /* kill all processes, and refuse new jobs */
-void jobs_close(struct jobs *all); /* call it after jobs_end(), when no command uses the jobs: waits for the threads of detached jobs */
+void jobs_close(struct jobs *all); /* waits for the threads of detached jobs; call it after jobs_end(), when no command uses the jobs */
 /* Run a job for the command that is connected at `fd`, until all its processes have ended. Sends the whole answer. */
 void jobs_exec(struct jobs *all, int fd, const struct control_request *r);
 void jobs_alive(struct jobs *all); /* call it every CONTROL_ALIVE_NS: sends a sign of life to each command that waits for its job */
@@ -113,8 +113,8 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
 
 /* --- standing_told.c --- */
-/* Read the desks of nodes that have joined, so that their hosts are known even when the nodes are gone. False: the desks of some could not
- * be read yet. */
+/* Read the desks of nodes that have joined, so that their hosts are known when the nodes are gone. False: some desks could not be read yet.
+ */
 bool jobs_learn(struct jobs *all);
 /* desks_get(), and remember the hosts that the pages name. */
 uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out);
@@ -123,9 +123,9 @@ int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* The name of a node's host from its desk; "node K" if the desk was not read yet. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
 uint32_t jobs_slot(struct jobs *all, uint32_t node); /* from its desk; 0 if the desk was not read yet */
-/* The nodes to show: all living nodes, and those nodes that are gone, were known, and have no successor. A successor is a later node with
- * the same host, door (desk_page.door) and slot. In the order of their numbers; the caller frees the list. Returns how many. `*out` is NULL
- * if there is no memory. */
+/* The nodes to show, in the order of their numbers: all living nodes, and known nodes that are gone and have no successor. A successor is a
+ * later node with the same host, door (desk_page.door) and slot. Returns how many; the caller frees the list. `*out` is NULL if there is no
+ * memory. */
 uint32_t jobs_nodes(struct jobs *all, uint32_t **out);
 
 /* --- standing_shown.c --- */
@@ -146,7 +146,7 @@ char *standing_metrics(weft_node *w, struct jobs *jobs); /* the caller frees it;
 json_t *standing_settings(void); /* settings of this node that programs started on the cluster should get, too */
 
 /* --- standing_members.c --- */
-/* Write the addresses of members to the file p->members. False: not all members answered, try again later. */
+/* Write the addresses of members to the file place->members. False: not all members have answered, so try again later. */
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
 /* --- standing_file.c --- */
@@ -157,32 +157,32 @@ json_t *standing_files(weft_node *w, struct jobs *jobs);
 
 /* --- standing_serve.c --- */
 struct standing_server;
-/* Serve the control socket in threads until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT on which Prometheus can
- * read; NULL: none. `on_down` is called by a thread of the server when a command asks to end the cluster. */
+/* Serve the control socket in threads until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT where Prometheus can read;
+ * NULL: none. A thread of the server calls `on_down` when a command asks to end the cluster. */
 int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs, const struct standing_place *p, const char *metrics,
                    void (*on_down)(void *arg), void *arg);
 void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
-/* Run one node until it is asked to end. `slot`: number of the node among the nodes of its host. `first`: rank of the first node of this
- * host, which becomes the control node when the cluster begins; UINT32_MAX: any may. Returns the exit status for the launcher, see
- * launch.h. `instead` (may be NULL) is called about once a second while the node waits for the others that begin the cluster with it. If it
- * returns non-zero, the node gives up and STANDING_INSTEAD is returned. */
+/* Run one node until it is asked to end. `slot`: its place. `first`: rank of the first node of this host, which becomes the control node
+ * when the cluster begins; UINT32_MAX: any may. Returns the exit status for the launcher (launch.h). `instead` (may be NULL) is called
+ * about once a second while the node waits for the others with which it begins the cluster. If it returns non-zero, the node gives up, and
+ * this returns STANDING_INSTEAD. */
 #define STANDING_INSTEAD (-1)
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 
 /* --- ask.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
-/* The same. Calls `ready` (may be NULL) when it is connected, before it sends the request. An error of it, with base_fail(), is an error of
- * this function. */
+/* The same, but calls `ready` (may be NULL) before it sends the request. An error of `ready`, with base_fail(), is an error of this
+ * function. */
 int standing_ask_ready(const char *sub, const char *cluster, struct control_request *r, int (*ready)(void));
-/* Read the next frame of the answer. `payload` must have CONTROL_PIECE_MAX + 1 bytes; a zero byte is appended. `deadline`: until when the
- * frame must begin. Returns 0, or a negative errno without base_fail(). */
+/* Read the next frame of the answer. `payload` has CONTROL_PIECE_MAX + 1 bytes, since a zero byte is appended. `deadline`: when the frame
+ * must begin. Returns 0, or a negative errno without base_fail(). */
 int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);
-/* Send a request, and read the texts of the answer until DONE. `*out` is zero-terminated, and the caller frees it. If the control node ends
- * meanwhile, the request is sent again to the next one, so it must be a request that may be executed twice. Returns 0, or the exit status
- * after an error was printed. */
+/* Send a request, and read the texts of the answer until DONE into `*out`, which the caller frees. If the control node ends meanwhile, the
+ * request is sent again to the next one, so it must be harmless to execute it twice. Returns 0, or the exit status after an error was
+ * printed. */
 #define CONTROL_TRIES 3
 int standing_text(const char *sub, const char *cluster, struct control_request *r, char **out);
 

@@ -11,8 +11,9 @@
 #include "cli/standing_job.h"
 
 #define SOON_MS 2   /* how long the frame about the start of a process may wait for others */
-#define LOOK_MS 200 /* how late the thread notices what nobody tells it: that the job is to end, that output comes no more */
-/* How long hosts have to answer after a signal of the command: until their start is cancelled, and until the job goes on without them. */
+#define LOOK_MS 200 /* how late the thread notices what does not wake it, such as the end of output */
+/* How long hosts have to answer after a signal of the command: CANCEL_NS until their start is cancelled, LEAVE_NS until the job ends
+ * without them. */
 #define CANCEL_NS (500 * WEFT_MS)
 #define LEAVE_NS  WEFT_SECOND
 
@@ -24,8 +25,8 @@ void job_signal(struct job *j, int number, weft_op *ops)
     pthread_mutex_unlock(&j->handles);
 }
 
-/* Send a signal of the command to all processes. Those that do not start within a moment do not start any more; and after SIGKILL, which is
- * the command's second signal, the job ends within a moment. */
+/* Send a signal of the command to all processes. Processes that have not started within CANCEL_NS do not start any more. After SIGKILL,
+ * which is the command's second signal, the job ends within LEAVE_NS. */
 static void job_interrupt(struct job *j, int number)
 {
     int64_t cancel = base_deadline(CANCEL_NS);
@@ -60,19 +61,19 @@ static void job_hear(struct job *j, bool *there)
         return;
     j->stop = true;
     if (j->leave_at == INT64_MAX)
-        j->leave_at = base_deadline(LEAVE_NS); /* nobody waits for a host that does not answer */
+        j->leave_at = base_deadline(LEAVE_NS); /* do not wait for a host that does not answer */
     shutdown(j->fd, SHUT_RDWR);
     job_signal(j, SIGKILL, NULL);
 }
 
-/* Do what can be done for all tasks without waiting. With `all`, look at those without news, too. Without `buf`, only look whether they
- * have started. Returns whether there is more to do. */
+/* Do what can be done for all tasks without waiting; with `all`, even for those without news. Without `buf`, only look whether they have
+ * started. Returns whether there is more to do. */
 static bool job_step(struct job *j, bool all, char *buf)
 {
     bool more = false, starting = j->starting;
     for (uint32_t i = 0; i < j->tasks; i++, j->at = (j->at + 1) % j->tasks) {
         struct task *t = &j->task[j->at];
-        if (job_unsent(j) >= CONTROL_PIECE_MAX) { /* the command has to read first; after that, this thread goes on with this task */
+        if (job_unsent(j) >= CONTROL_PIECE_MAX) { /* the command has to read first; then continue with this task */
             j->held = base_now_ns();
             for (uint32_t k = 0; all && k < j->tasks; k++)
                 task_look(&j->task[k]);
@@ -96,7 +97,7 @@ static void job_sleep(struct job *j, bool *there, int ms)
     struct pollfd p[2] = {{.fd = j->news[0], .events = POLLIN}, {.fd = events ? j->fd : -1, .events = events}};
     int n = poll(p, 2, ms);
     if (n > 0 && p[0].revents && read(j->news[0], bytes, sizeof bytes) > 0)
-        j->woken = false; /* cleared before the tasks are looked at, so that news from now on wakes this thread again */
+        j->woken = false; /* before the tasks are looked at, so that later news wakes this thread again */
     if (n > 0 && events & POLLIN && p[1].revents & ~POLLOUT)
         job_hear(j, there);
 }
@@ -110,8 +111,7 @@ static void job_begun(struct job *j)
         job_window(j, j->window);
 }
 
-/* At first the thread is woken only by what is urgent: for a short program, the frame about its start can be sent together with the one
- * about its end. */
+/* At first only urgent news wakes the thread, so that for a short program one send reports start and end. */
 void job_attend(struct job *j)
 {
     bool there = j->fd >= 0, begun = false;
@@ -133,8 +133,8 @@ void job_attend(struct job *j)
     }
 }
 
-/* Discard what the command sends: its processes have ended. It must be read all the same, because a command that waits until it can send
- * does not read. */
+/* The processes have ended: discard what the command sends. It must be read, because a command that waits until it can send does not read.
+ */
 static void job_discard(struct job *j)
 {
     ssize_t n = recv(j->fd, j->buf, CONTROL_PIECE_MAX, MSG_DONTWAIT);
@@ -153,7 +153,7 @@ void job_drain(struct job *j)
 
 void job_wait_start(struct job *j)
 {
-    bool there = true; /* if the command ends now, nobody knows the number of the job, so the job ends, too */
+    bool there = true; /* if the command ends now, the job ends, too, since nobody knows its number */
     j->eager = true;
     for (job_step(j, true, NULL); j->starting; job_step(j, true, NULL))
         job_sleep(j, &there, LOOK_MS);

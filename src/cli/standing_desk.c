@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The desk of a standing node: a record in the node's own pool that describes the node and its links. The node refreshes it every second,
- * and control nodes read it. The desk has two pages, written in turn: page K + 2 overwrites page K when the number of page K + 1 has been
- * written. So a reader has read a whole page if its number is still the newest one afterwards. The node makes a page in memory of its own,
- * and only copies it into the pool.
+ * The desk of a node of a standing cluster: memory in the node's own pool that describes the node and its links. The node refreshes it
+ * every second, and control nodes read it. The desk has two pages, which are written in turn: page K + 2 overwrites page K when the number
+ * of page K + 1 has been written. So a reader has read a whole page if its number is still the newest one afterwards.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +14,13 @@
 
 #define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read, which opens all of them */
 #define DESK_SPARE 8u                 /* room for links to nodes that join later */
-#define SILENT_NS  (2 * WEFT_SECOND)  /* how long a node is waited for */
+#define SILENT_NS  (2 * WEFT_SECOND)  /* how long to wait for a node */
 #define READS      32                 /* attempts to read a page that is overwritten meanwhile */
 
 struct desk {
     weft_node *w;
     uint32_t rank, slot, room; /* room: links for which the desk has space */
-    /* before: the address of the desk before it was enlarged, which is kept because a node may still be reading there; 0: none */
+    /* before: the address of the desk before it was enlarged, where a node may still be reading; 0: none */
     weft_gaddr at, before;
     uint64_t page_bytes, number;
     struct desk_head *head;
@@ -189,8 +188,8 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
     return 0;
 }
 
-/* A buffer into which the fabric may still write, because getting a page into it has timed out. The buffer is never freed, and is used
- * again only for the same node. */
+/* A buffer into which the fabric may still write, because a get of a page has timed out. It is never freed, and is used again only for the
+ * same node. */
 struct late {
     struct late *next;
     uint64_t bytes;
@@ -200,7 +199,7 @@ struct late {
 struct desks {
     weft_node *w;
     pthread_mutex_t lock;
-    struct late **late; /* [WEFT_MAX_NUMBERS]: for each node, at most as many as threads that got its page at the same time */
+    struct late **late; /* [WEFT_MAX_NUMBERS]: the buffers of each node */
 };
 
 int desks_open(struct desks **out, weft_node *w)
@@ -244,7 +243,7 @@ static void keep_late(struct desks *d, uint32_t node, struct late *l)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Get a page from `at`. The page is copied before it is checked, because a late answer may still change the buffer. */
+/* Get a page from `at`. Copies the page before it is checked, because a late answer may change the buffer. */
 static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t bytes, struct desk_page **out)
 {
     struct late *before = take_late(d, node, bytes), *l = before ? before : malloc(sizeof *l + bytes);
@@ -263,8 +262,7 @@ static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t byte
     return rc;
 }
 
-/* The first step to a page: the node's name service tells where its desk is. It waits for the node, so it is begun for all nodes at once.
- */
+/* The first step to a page: asking the node's name service for the address of the desk. It is begun for all nodes at once. */
 struct seek {
     weft_name name;
     weft_op op;
@@ -288,7 +286,7 @@ static int seek_end(struct desks *d, struct seek *s)
     return s->rc;
 }
 
-/* Read the first lines of a desk. If `rc` is an error, it is returned at once. */
+/* Read the head of a desk. If `rc` is an error, returns it. */
 static int get_head(struct desks *d, uint32_t node, const weft_name *name, struct desk_head *head, int rc)
 {
     if (!rc)

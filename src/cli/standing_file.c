@@ -11,7 +11,7 @@
 
 #define READ_NS   (30 * WEFT_SECOND) /* how long the gateway may take to read a part of a file from its disk */
 #define CAT_BYTES (256u << 10)
-#define PIN_SAY   8u     /* after so many pieces, the command is told that reading goes on */
+#define PIN_SAY   8u     /* after so many pieces, a sign of life is sent to the command */
 #define FILES_MAX 10000u /* most files of one node that are listed */
 
 /* Finds the node that a request names, and checks that it offers files. */

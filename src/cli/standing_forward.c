@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The control node's part of `weft proxy` and `weft publish`: makes a forward, lists it, and serves it (forward.h). The listening socket of
- * a proxy comes from its command; the listener of a published port is at the gateway.
+ * The control node's part of `weft proxy` and `weft publish`: makes a forward, lists it, and serves it (forward.h).
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -70,7 +69,8 @@ void forwards_alive(struct jobs *jobs)
     pthread_mutex_lock(&jobs->lock);
     for (struct forward *f = jobs->forwards; f; f = f->next)
         if (!f->kept)
-            (void)send(f->control, &alive, sizeof alive, flags); /* if its socket is full, the command has not read the last ones yet */
+            (void)send(f->control, &alive, sizeof alive,
+                       flags); /* if the socket is full, the command has not read the last signs of life */
     pthread_mutex_unlock(&jobs->lock);
 }
 
@@ -82,7 +82,7 @@ void forwards_end(struct jobs *jobs)
     pthread_mutex_unlock(&jobs->lock);
 }
 
-/* Whether `text` means this forward. It is an address, or only a port, which means all forwards with that port. */
+/* Whether `text`, an address or only a port, means this forward. */
 static bool is_at(const struct forward *f, const char *text)
 {
     const char *colon = strrchr(f->address, ':');
@@ -280,7 +280,7 @@ static void *serve_kept(void *arg)
     int control = f->control;
     if (forward_serve(f))
         base_log(BASE_LOG_WARN, "the %s %s has ended: %s", f->publishes ? "published port" : "proxy", f->address, base_error());
-    weft_net_close(f->published); /* before forward_unlist(): after that, jobs_close() may go on and the node may leave */
+    weft_net_close(f->published); /* before forward_unlist(), after which jobs_close() and the node may end */
     f->published = NULL;
     forward_unlist(f);
     close(control);

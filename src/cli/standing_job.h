@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The jobs of a standing cluster: the interface between standing_jobs.c (the jobs), standing_attend.c (the thread of a job),
- * standing_task.c (the processes of a job, their output and input) and standing_say.c (what a job sends to its command).
+ * standing_task.c (the processes of a job, their output and input) and standing_say.c (what a job sends to its command, which is a `weft
+ * exec`).
  */
 #ifndef WEFT_CLI_STANDING_JOB_H
 #define WEFT_CLI_STANDING_JOB_H
@@ -22,14 +23,14 @@ struct task {
     _Atomic uint32_t pid;
     weft_process *p;
     weft_op op;
-    bool starts, read[2]; /* starts: its process is being started; read: standard output, standard error was read to its end */
+    bool starts, read[2]; /* starts: its process is being started; read: standard output or standard error was read to its end */
     bool done;
     bool kills;           /* `kill` was sent to its process */
-    weft_op kill;         /* the SIGKILL that the job itself sends to its process; one at a time is under way */
-    uint64_t due;         /* signals to send when its process has started: bit N - 1 for signal N. Under job.handles */
+    weft_op kill;         /* the op of a SIGKILL that the job sends to its process, one at a time */
+    uint64_t due;         /* signals to send when its process has started, bit N - 1 for signal N; under job.handles */
     size_t late_bytes;    /* read since the end of its process was noticed */
     _Atomic bool news;    /* there may be something new about its process */
-    _Atomic int64_t over; /* when the end of its process was noticed, or the job went on without it; 0: it has not ended */
+    _Atomic int64_t over; /* when the end of its process was noticed, or the job stopped waiting for it; 0: not yet */
     _Atomic int status;   /* exit status in the form of a shell; -1: not ended */
     _Atomic bool lost;    /* it ended because its node is gone */
 };
@@ -38,31 +39,31 @@ struct job {
     struct job *next;
     uint32_t id, tasks, left; /* left: tasks that have not ended; under the jobs' lock */
     unsigned users;           /* number of threads that use the job; under the jobs' lock */
-    bool detached, listed;    /* detached: false until its processes have been started, so that errors are sent to the command */
+    bool detached, listed;    /* detached: true only when its processes have been started, so that errors are sent to the command before */
     bool detaches;            /* it was started with --detach */
     int64_t began;            /* seconds since 1970 */
     int fd; /* the socket to the command; -1: the job is detached. `fd` and `detached` change only while `send` and the jobs' lock are held
              */
     _Atomic bool stop;       /* end the job now: kill all its processes */
     _Atomic int64_t kill_at; /* when to kill the processes that are still running; INT64_MAX: never */
-    /* Only for the job's thread. Hosts may hang, and the command does not wait for them after a signal; INT64_MAX: it does. */
+    /* Only for the job's thread: after a signal, the command does not wait for hosts that hang. INT64_MAX: no signal has come. */
     int64_t cancel_at; /* when to cancel the starts that are not answered yet */
-    int64_t leave_at;  /* when to go on without the processes that have not ended, although they were killed */
-    /* held while a thread other than the task's own sends a signal to its process, and while the handle of a process is closed */
+    int64_t leave_at;  /* when to stop waiting for processes that were killed and have not ended */
+    /* held while a thread other than the job's sends a signal to a process, and while the handle of a process is closed */
     pthread_mutex_t handles;
     pthread_mutex_t send; /* held while `unsent` or kept output is used */
-    struct unsent {       /* frames for the command which its socket has not taken yet: bytes `first` to `last` of `bytes` */
+    struct unsent {       /* frames that the command's socket has not taken yet: bytes `first` to `last` of `bytes` */
         char *bytes;
         size_t first, last, room;
     } unsent;
     int news[2];        /* a pipe into which a byte is written to wake the job's thread */
     _Atomic bool woken; /* a byte is in that pipe */
-    _Atomic bool eager; /* the thread wants to be woken also for news that are not urgent */
+    _Atomic bool eager; /* wake the thread even for news that are not urgent */
     /* only for the job's thread: */
     uint32_t starting, unfinished; /* tasks that are being started; tasks that are not done */
-    uint32_t window;               /* the size of the terminal, if it was changed before the process has started; else 0 */
+    uint32_t window;               /* the size of the terminal, if it has changed before the process has started; else 0 */
     uint32_t at;                   /* the task that is looked at next */
-    int64_t held;                  /* when the tasks last had to wait because the command did not take their output */
+    int64_t held;                  /* when the tasks last had to wait until the command takes their output */
     char *buf;                     /* CONTROL_PIECE_MAX bytes, for a piece of output, or a frame of input */
     struct piece *first, **last;
     _Atomic size_t kept;
@@ -85,7 +86,7 @@ struct jobs {
     bool closing;
     struct told {       /* what a node's desk says; it is kept when the node is gone */
         char host[64];  /* "": not known yet */
-        char door[128]; /* as in struct desk_page; tells hosts of the same name apart: over a network each has its own address */
+        char door[128]; /* as in struct desk_page; tells hosts of the same name apart */
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; untouched entries use no memory */
     struct desks *desks;
@@ -107,8 +108,8 @@ void task_notice(void *task, bool soon); /* for gateway_process_notice() */
  * the process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of their
  * hosts. True: there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
-/* Sends a signal, without waiting, to its process or, if that has not started yet, when it has. `op` (may be NULL) is complete when the
- * server has answered. With job.handles held. */
+/* Sends a signal to its process, without waiting. If the process has not started yet, the signal is sent when it has. `op` (may be NULL) is
+ * complete when the server has answered. With job.handles held. */
 void task_signal(struct task *t, int number, weft_op *op);
 void task_look(struct task *t); /* notices whether its process has ended, and kills it when that is due; passes on no output */
 /* Tell the command why the process could not be started: `rc` and base_error(). */

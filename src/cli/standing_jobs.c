@@ -109,8 +109,8 @@ static bool means_node(const char *word, uint32_t node, const char *host)
     return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == node;
 }
 
-/* Mark the nodes that a word of --on selects: living ones; if there are none, one that is gone, because starting a process there gives the
- * error message. */
+/* Mark the living nodes that a word of --on selects. If there are none, mark one that is gone, where the start fails with the right error.
+ */
 static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint32_t size)
 {
     bool every = strcmp(word, "all") == 0, found = every;
@@ -186,12 +186,12 @@ static void describe_command(struct job *j, const struct control_request *r)
             *c = '?';
 }
 
-/* Settings that are only for the node itself. A program that had them would use the node's files, and would join its cluster. */
+/* Settings that are only for the node itself, and that programs do not get. */
 static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",       "WEFT_NET_RULES",
                                          "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE", "WEFT_NAMES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
-/* Start all processes, and do not wait for it. If some cannot be started, the command gets an error for each, and they count as ended. */
+/* Start all processes, without waiting. For each that cannot be started, the command gets an error, and the task counts as ended. */
 static void start_tasks(struct job *j, const struct control_request *r)
 {
     weft_node *w = j->all->w;
@@ -393,16 +393,16 @@ static struct job *job_enter(struct jobs *all, uint32_t id, int fd)
     return j;
 }
 
-/* Send a signal to all processes of a job, and wait until all hosts have done it. Hosts that do not answer share one deadline. */
+/* Send a signal to all processes of a job, and wait until all hosts have answered, at most SIGNAL_NS. */
 static void signal_and_wait(struct job *j, int number)
 {
     int64_t deadline = base_deadline(SIGNAL_NS);
-    weft_op *ops = calloc(j->tasks, sizeof *ops); /* without memory, the signals are sent all the same */
+    weft_op *ops = calloc(j->tasks, sizeof *ops); /* without this memory, the signals are sent, too */
     job_signal(j, number, ops);
     for (uint32_t i = 0; ops && i < j->tasks; i++) {
         int64_t left = deadline - base_now_ns();
         if (weft_wait(j->all->w, &ops[i], left > 0 ? left : 0) == -ETIMEDOUT)
-            /* after this its memory may be freed; a host that hangs still sends the signal when it goes on */
+            /* after this, the memory of the op may be freed */
             weft_request_cancel(j->all->w, &ops[i]);
     }
     free(ops);
@@ -420,8 +420,8 @@ void jobs_kill(struct jobs *all, int fd, const struct control_request *r)
     job_leave(j);
 }
 
-/* Send the kept output from piece `*next` on. Returns 0, or an error if the command is gone. The pieces are copied first, so the job's
- * threads do not have to wait for the command. */
+/* Send the kept output from piece `*next` on. Returns 0, or an error if the command is gone. Copies the pieces first, so that the job's
+ * threads do not wait for the command. */
 static int send_kept(struct job *j, int fd, uint64_t *next)
 {
     for (;;) {
@@ -446,7 +446,7 @@ static int send_kept(struct job *j, int fd, uint64_t *next)
 static bool command_gone(int fd)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    return poll(&p, 1, 0) > 0; /* the command sends nothing more: if there is something to read, it is the end of the connection */
+    return poll(&p, 1, 0) > 0; /* the command sends nothing more, so this is the end of the connection */
 }
 
 static void refuse_logs(const struct job *j, int fd)

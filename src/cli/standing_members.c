@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * What a node needs to join the standing cluster: addresses of members, the secret, and settings. `weft up --add` asks the control node for
- * them. The launcher of this host reads the addresses from a file, because it may have to start a node again when no node of this host is
- * left that it could ask.
+ * them. The launcher of this host reads the addresses from a file, because it may have to start a node when no node of this host is left.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -31,7 +30,7 @@ static void add_address(char *list, size_t len, const char *address)
         snprintf(list + n, len - n, "%s%s", n ? "," : "", address);
 }
 
-/* Write a list of the addresses of this node and of the newest others, separated by commas. Returns whether all of these have answered. */
+/* List the addresses of this node and of the newest other nodes, separated by commas. Returns whether all of these have answered. */
 static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len)
 {
     const char *own = getenv("WEFT_GROW");
@@ -40,7 +39,7 @@ static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len
     list[0] = '\0';
     add_address(list, len, own ? own : "");
     if (strncmp(list, "unix:", 5) == 0)
-        return true; /* a Unix socket is the same for all nodes of this host, and other hosts cannot reach it */
+        return true; /* all nodes are on this host, and have the same Unix socket */
     for (uint32_t i = size; i-- > 0 && count < MEMBERS_MAX;)
         if (i != weft_rank(w) && weft_alive(w, i))
             others[count++] = i;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * One node of a standing cluster: it joins, offers all services, refreshes its desk, and ends when it is asked to. On each host one of the
- * nodes is the control node, which serves the control socket; when it is gone, another node of the host takes over. When a command asks a
- * control node to end the cluster, the control node sends a message to all other nodes, and leaves when they have left.
+ * nodes is the control node, which serves the control socket. When it is gone, another node of the host takes over. A control node that a
+ * command asks to end the cluster sends a message to all other nodes, and leaves when they have left.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ struct standing {
     struct jobs *jobs;
     struct standing_server *server; /* NULL: this is not a control node */
     int control;                    /* descriptor of the control node's lock; -1: another process holds it */
-    /* rank of the node that should become the control node; others wait for it until `leave_it`; UINT32_MAX: no such node */
+    /* rank of the node that should become the control node, for which others wait until `leave_it`; UINT32_MAX: none */
     uint32_t first;
     int64_t leave_it;
     bool tells; /* a command has asked this node to end the cluster, so it tells the other nodes */
@@ -77,7 +77,7 @@ static void on_end_message(weft_node *w, uint32_t from, const void *header, size
     end_node(arg);
 }
 
-/* Tell all other nodes to end, and wait until they have left. Repeated in rounds, to reach nodes that join meanwhile. */
+/* Tell all other nodes to end, and wait until they have left. Repeats this for nodes that join meanwhile. */
 static void end_all(weft_node *w)
 {
     for (int64_t deadline = base_deadline(LEAVE_NS); weft_alive_count(w) > 1 && base_now_ns() < deadline; base_sleep_ns(LEAVE_ROUND))
@@ -86,7 +86,7 @@ static void end_all(weft_node *w)
                 weft_send(w, i, END_HANDLER, NULL, 0, NULL, 0, NULL);
 }
 
-/* Become the control node, if this host has none. Returns 1 if this node is the control node now, 0 if another one is, or a negative
+/* Become the control node, if this host has none. Returns 1 if this node is the control node now, 0 if another node is, or a negative
  * errno. */
 static int take_control(struct standing *s)
 {
@@ -137,9 +137,8 @@ static int cannot_join(int rc)
     return rc == -ENOSPC || rc == -EINVAL ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
 }
 
-/* Let this node and all programs that it starts use the Thunderbolt devices of its host through one guard: they inherit the guard's
- * address. A node that replaces a dead one uses the same guard. The guard is started only when a device is used. WEFT_GUARD= (empty) turns
- * it off. */
+/* Let this node, all programs that it starts, and the node that replaces it use the Thunderbolt devices of the host through one guard,
+ * which is started when a device is used. WEFT_GUARD= (empty) turns this off. */
 static int share_guard(const struct standing_place *p, uint32_t slot)
 {
     const char *command = getenv("WEFT_GUARD");
@@ -162,7 +161,7 @@ static void raise_files(void)
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
         files.rlim_cur = files.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &files); /* fails on macOS if that is too much: then the limit stays */
+        (void)setrlimit(RLIMIT_NOFILE, &files); /* may fail on macOS */
     }
 }
 
@@ -196,7 +195,7 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
         stay(&s);
     else
         cli_error("up", "%s", base_error());
-    if (ended) /* the launcher must not start this node again, even if it dies while it leaves */
+    if (ended) /* so that the launcher does not start this node again, even if it dies while it leaves */
         standing_mark_down(p);
     if (s.tells)
         end_all(s.w);

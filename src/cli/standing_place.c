@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The folder of a standing cluster on this host: $XDG_RUNTIME_DIR/weft/NAME, or, if the system has no such folder, /tmp/weft-UID/NAME
- * (macOS: below $TMPDIR). It holds the control socket, the lock, and the log. Only its user may enter it; a folder that another user could
- * have made is not used.
+ * The folder of a standing cluster on this host, with the control socket, the lock, and the log: $XDG_RUNTIME_DIR/weft/NAME or, if the
+ * system has no such folder, /tmp/weft-UID/NAME (macOS: below $TMPDIR). Only its user may enter it.
  */
 #include <ctype.h>
 #include <fcntl.h>
@@ -32,8 +31,8 @@ static int check_name(struct standing_place *p, const char *name)
     return 0;
 }
 
-/* Whether a folder belongs to this user, and no other user may write to it (with `alone`: or read it). Symbolic links are not followed. The
- * small command (front.c) has this check, and finds the folder in the same way. */
+/* Whether a folder belongs to this user, and no other user may write to it or, with `alone`, read it. Does not follow symbolic links. The
+ * small command (front.c) has this check, too. */
 static bool is_ours(const char *path, bool alone)
 {
     struct stat st;
@@ -90,7 +89,7 @@ int standing_find(struct standing_place *p, const char *name, bool make)
     return rc ? rc : enter(p->folder, make);
 }
 
-/* Called with the folder locked, so that of two commands that start at the same time, the second sees what the first has done. */
+/* Called with the folder locked, so that the second of two commands sees what the first has done. */
 static int take_lock(const struct standing_place *p, int fd, bool more)
 {
     int rc = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
@@ -148,7 +147,7 @@ static int control_socket(const struct standing_place *p, struct sockaddr_un *at
     *at = (struct sockaddr_un){.sun_family = AF_UNIX};
     memcpy(at->sun_path, p->socket, strlen(p->socket) + 1);
 #if defined(SOCK_CLOEXEC)
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* atomically: another thread may fork and exec at any time */
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* atomically, because another thread may fork and exec at any time */
 #else
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
 #endif
@@ -178,7 +177,7 @@ int standing_listen(const struct standing_place *p)
     int fd = control_socket(p, &at);
     if (fd < 0)
         return fd;
-    unlink(p->socket); /* a socket left by a cluster that was killed: this process holds the lock, so no other cluster uses it */
+    unlink(p->socket); /* a socket of a cluster that was killed: this process holds the lock */
     if (bind(fd, (struct sockaddr *)&at, sizeof at) || chmod(p->socket, 0600) || listen(fd, 128)) {
         int rc = base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
         close(fd);
@@ -194,7 +193,7 @@ static int connect_once(const struct standing_place *p)
     int fd = control_socket(p, &at);
     if (fd < 0)
         return fd;
-    /* this also limits connect(), which waits while the queue of connections is full */
+    /* also limits connect(), which waits while the queue of connections is full */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
     if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
         return fd;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * What a job sends to its command. Frames are added to a buffer, and the job's thread sends them when it has nothing else to do, so that
- * several frames need one system call and wake the command once. The thread never waits for the command: if its socket is full, the rest
- * stays in the buffer, and the thread reads no more output. The output of a detached job is kept instead.
+ * several frames wake the command once. The thread never waits for the command: if the socket is full, the rest stays in the buffer, and
+ * the thread reads no more output. The output of a detached job is kept instead.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +58,7 @@ static void unsent_add(struct job *j, const struct control_frame *f, const void 
         size_t room = 2 * (u->last + more);
         char *new = realloc(u->bytes, room);
         if (!new) {
-            j->stop = true; /* a command that lacks a frame would not understand the next ones */
+            j->stop = true; /* without this frame, the command would not understand the next ones */
             return;
         }
         u->bytes = new;
@@ -129,7 +129,7 @@ size_t job_unsent(struct job *j)
     return n;
 }
 
-/* Never waits. If something for a command is still unsent, the command needs no sign of life: it has not yet read what was sent before. */
+/* Never waits. A command that has not read what was sent before needs no sign of life. */
 void jobs_alive(struct jobs *all)
 {
     static const struct control_frame alive = {.type = CONTROL_TEXT, .node = UINT32_MAX};

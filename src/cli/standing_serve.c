@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The control socket's server. Its threads take turns. The thread whose turn it is waits for the next connection, passes the turn on, and
- * serves the connection itself. So no thread has to be woken or made for a connection. If the user has asked for it, there is also a page
- * for Prometheus over HTTP, for one reader at a time.
+ * The control socket's server. Its threads take turns: one waits for the next connection, passes the turn on, and serves the connection
+ * itself, so that no thread has to be woken or made for a connection. There may also be a page for Prometheus over HTTP.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -17,7 +16,7 @@
 #include "cluster/cluster.h"
 
 #define COMMANDS_MAX  256u
-#define IDLE_MAX      2u                /* threads that stay when they have nothing to do: one waits for a connection, one for its turn */
+#define IDLE_MAX      2u /* threads that stay when they have nothing to do: one waits for a connection, the other for its turn */
 #define REQUEST_NS    (5 * WEFT_SECOND) /* how long a command may take to send its request, and Prometheus to read its page */
 #define HTTP_HEAD_MAX 8192u
 #define MEMBERS_MS    1000 /* time between two checks for new members */
@@ -46,7 +45,7 @@ static void refuse(int fd, int rc, const char *text)
     control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, text, strlen(text));
 }
 
-/* Read and discard what the other end still sends, for a while: if the socket were closed with unread bytes, the answer could be lost. */
+/* Read and discard what the other end still sends, for a while: closing a socket with unread bytes could lose the answer. */
 static void discard(int fd)
 {
     char some[4096];
@@ -201,7 +200,7 @@ static bool command_end(struct standing_server *s, int fd, unsigned place)
     s->idle += stay;
     close(fd);
     pthread_cond_signal(&s->left);
-    pthread_mutex_unlock(&s->lock); /* unless this thread stays, standing_serve_end() may free `s` from here on */
+    pthread_mutex_unlock(&s->lock); /* from here on standing_serve_end() may free `s`, unless this thread stays */
     return stay;
 }
 

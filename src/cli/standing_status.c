@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the control node answers to `weft status` (JSON) and to Prometheus (text, version 0.0.4). Both answers are made from the nodes'
- * desks.
+ * What the control node answers to `weft status` (JSON) and to Prometheus (text, version 0.0.4), from the nodes' desks.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -81,7 +80,7 @@ static const char *link_state(const struct desk_link *l)
     return l->stats.via == UINT32_MAX ? "down" : "up";
 }
 
-/* Without frames that were sent again: a frame that finds no free buffer at the receiver is lost, too. */
+/* Frames that were sent again are not counted, since the receiver may have had no free buffer. */
 static uint64_t link_errors(const weft_link_stats *s)
 {
     return s->breaks + s->rail_breaks + s->frames_damaged + s->bulk_rejected + s->bulk_repairs;
@@ -92,7 +91,7 @@ static bool link_counts(const struct desk_link *l)
     return strcmp(l->stats.transport, "shm") != 0;
 }
 
-/* The bytes from one node to the other are those that the one has sent, and those that the other has fetched. */
+/* The bytes from one node to the other: what the one has sent, and what the other has fetched. */
 static uint64_t link_bytes(const struct desk_link *there, const struct desk_link *back)
 {
     return there->stats.sent_bytes + (back ? back->stats.fetched_bytes : 0);
@@ -138,7 +137,7 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
     json_t *nodes = json_array(), *links = json_array();
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
     if (door && door[0] && strncmp(door, "unix:", 5) != 0)
-        coord = door; /* node 0 of a program is started on this host, and the other nodes connect to it at this address */
+        coord = door; /* node 0 of a program runs on this host, and the other nodes connect to it at this address */
     if (shown_get(&s, jobs)) {
         json_decref(nodes);
         json_decref(links);
@@ -148,8 +147,8 @@ json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
         json_array_append_new(nodes, status_node(w, s.nodes[i], s.pages[i], jobs));
         for (uint32_t k = 0; s.pages[i] && k < s.pages[i]->count; k++)
             if (weft_alive(w, s.pages[i]->links[k].node))
-                json_array_append_new(links,
-                                      status_link(s.nodes[i], &s.pages[i]->links[k], shown_link(&s, s.pages[i]->links[k].node, s.nodes[i])));
+                json_array_append_new(
+                    links, status_link(s.nodes[i], &s.pages[i]->links[k], shown_link(&s, s.pages[i]->links[k].node, s.nodes[i])));
     }
     shown_free(&s);
     return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",

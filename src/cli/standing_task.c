@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The tasks of a job: the processes, their output and their input. One thread, the job's, does everything for all of them but writing their
- * input. It is woken when there is news about a process (gateway_process_notice()).
+ * The tasks of a job: the processes, their output and their input. The job's thread does everything for all tasks except writing their
+ * input. News about a process wakes it (gateway_process_notice()).
  *
- * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the
- * output open. So the output is no longer read LATE_NS after the end of the task's process. The time in which the command does not read
- * does not count: then output of the task's process itself may still wait, in its ring and its pipe (at most LATE_BYTES).
+ * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the output
+ * open. So the output is read only for LATE_NS, or LATE_BYTES, after the end of the task's process. Time in which the command does not read
+ * does not count.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #include "cli/standing_job.h"
 #include "gateway/gateway.h"
 
-#define LOOK_NS    (200 * WEFT_MS) /* how late the thread of the input notices that its job is to end */
+#define LOOK_NS    (200 * WEFT_MS) /* how late the thread of the input notices that its job must end */
 #define LATE_NS    WEFT_SECOND
 #define LATE_BYTES ((size_t)4 << 20)
 
@@ -29,8 +29,7 @@ void task_notice(void *task, bool soon)
         job_wake(t->job);
 }
 
-/* Free the handle of a process. Under a lock, because a command may be sending the process a signal: the job is listed from its start
- * on. */
+/* Free the handle of a process, under a lock, because a command may be sending the process a signal. */
 void task_close(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
@@ -86,7 +85,7 @@ static bool task_cancelled(const struct task *t)
     return j->stop || now > j->kill_at || now > j->cancel_at;
 }
 
-/* Cancels the start of its process. If the host starts it nevertheless, the process is killed there when the answer arrives here. */
+/* Cancels the start of its process. If the host has started it, the process is killed when the answer arrives here. */
 static int task_cancel(struct task *t)
 {
     char host[64];
@@ -100,8 +99,7 @@ static int task_cancel(struct task *t)
                      t->node, host);
 }
 
-/* The task's process has started or could not be started. Once this is so for all tasks, all are looked at, because their output has waited
- * for it. */
+/* The task's process has started or could not be started. After the last one, look at all tasks, whose output has waited for this. */
 static void task_begun(struct task *t)
 {
     struct job *j = t->job;
@@ -117,7 +115,7 @@ static bool task_started(struct task *t)
     struct jobs *all = t->job->all;
     char host[64];
     if (t->starts)
-        /* the news came while the gateway's lock was held, before the operation ended; this call waits for that lock */
+        /* the news came before the operation ended, with the gateway's lock held; this call waits for that lock */
         (void)weft_process_pid(t->p);
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
     if (rc == -EINPROGRESS && task_cancelled(t))
@@ -141,7 +139,7 @@ static bool task_started(struct task *t)
     return true;
 }
 
-/* Sends SIGKILL again and again, because a request may time out, but not while one is not answered yet. */
+/* Sends SIGKILL, and again when a request has timed out. */
 static void task_kill(struct task *t)
 {
     if (!t->kills || weft_test(t->job->all->w, &t->kill) != -EINPROGRESS)
@@ -199,8 +197,8 @@ static void task_end(struct task *t)
     task_done(t, status);
 }
 
-/* The job goes on without its process, which was killed but has not ended: the host hangs, or the process is in a system call that does not
- * return. When the handle is closed, the server gets another request to kill it. */
+/* Stops waiting for a process that was killed but has not ended: the host hangs, or the process is in a system call that does not return.
+ */
 static void task_leave(struct task *t)
 {
     char text[512], host[64];
@@ -214,7 +212,7 @@ static void task_leave(struct task *t)
     task_done(t, JOBS_FAILED);
 }
 
-/* Whether output that still comes is no longer that of the task's process: see the top of this file. */
+/* Whether output that still comes must be from other processes: see the top of this file. */
 static bool task_late(const struct task *t)
 {
     int64_t held = t->late_bytes < LATE_BYTES ? t->job->held : 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What each node says about itself on its desk (standing_desk.c): its host, its slot on that host, and its door, the address at which other
- * nodes can join through it. The control node still knows this when the node is gone.
+ * Keeps what each node says about itself on its desk (standing_desk.c), also when the node is gone: its host, its slot on that host, and
+ * its door, the address at which other nodes can join through it.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -113,8 +113,8 @@ int launch_make_fabric(struct launcher *s)
     return emulate_start(&s->emulation, s->dir, launch_argv(s, 0), launch_argv(s, 1));
 }
 
-/* Store the environment variables that softverbs changes for a node on an emulated host. A node that starts the user's programs, as weft
- * map does, restores them, because those programs are not part of the emulation. */
+/* Store the environment variables that softverbs changes for a node on an emulated host. A node that starts the user's programs, as in weft
+ * map, restores them. */
 static int keep_outer(struct launcher *s, size_t *n)
 {
     static const char *const changed[LAUNCH_OUTER] = {"LD_PRELOAD",       "LD_LIBRARY_PATH", "ASAN_OPTIONS",  "SOFTVERBS_DIR",
@@ -167,7 +167,7 @@ int launch_make_environment(struct launcher *s)
         s->env[n++] = s->hostfile;
     }
     if (s->l->softverbs) {
-        if (getenv("WEFT_GUARD_SOCKET")) /* that guard has the devices of this host, not of the emulated ones */
+        if (getenv("WEFT_GUARD_SOCKET")) /* that guard has the devices of this host, not those of emulated hosts */
             s->env[n++] = (char *)(uintptr_t) "WEFT_GUARD_SOCKET=";
         s->env[n++] = s->emulation.directory;
         if (s->emulation.transport[0])
@@ -310,7 +310,7 @@ int launch_start_node(struct launcher *s, uint32_t rank)
         goto cleanup;
     }
     if ((rc = start_process(s, rank, &f, &node->pid, &step))) {
-        /* These exit statuses are about the user's program: not for failures of ssh, and not for a lack of resources. */
+        /* These exit statuses are about the user's program, not about ssh or a lack of resources. */
         if (!machine && step != BASE_STEP_PROCESS && rc != -EMFILE && rc != -ENFILE && rc != -ENOMEM && rc != -EAGAIN)
             status = rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
         goto failed;

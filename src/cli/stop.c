@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Catches the signals that ask a command to end, for commands that use RDMA devices. A Thunderbolt device loses the protection domain of a
- * killed process until the host restarts. So a signal only ends the command's loops, and the command then exits normally. A second signal
- * of the same kind ends the process, in case it hangs.
+ * killed process until the host restarts. So the first signal only ends the command's loops, and the command exits normally. A second
+ * signal of the same kind ends the process.
  */
 #include <signal.h>
 

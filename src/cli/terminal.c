@@ -23,9 +23,8 @@ static bool has_settings(int fd, const struct termios *t)
     return tcgetattr(fd, &now) == 0 && now.c_iflag == t->c_iflag && now.c_oflag == t->c_oflag && now.c_lflag == t->c_lflag;
 }
 
-/* The helper process: waits for the end of the command. If it reads a byte first, the command has restored the terminal itself. Otherwise
- * it undoes only raw mode, because another program may already be using the terminal. It runs in a session of its own, so the terminal is
- * not its controlling terminal, and it can change the settings without being stopped. */
+/* The helper process: waits for the end of the command, and then undoes raw mode, unless the command has restored the terminal (a byte in
+ * the pipe). It runs in a session of its own, so that it can change the settings without being stopped. */
 static _Noreturn void help(int fd, int terminal)
 {
     char byte;

@@ -23,7 +23,7 @@ struct topo_device {
 };
 struct topo_node {
     char host[64];
-    bool reported; /* set last: this record and the node's links are complete */
+    bool reported; /* set last, when this record and the node's links are complete */
     uint64_t pool_bytes;
     uint32_t device_count;
     struct topo_device devices[TOPO_DEVICES];
@@ -42,12 +42,11 @@ struct topo {
     const struct topo_link *links; /* [size][size]: from, to */
 };
 
-/* Run one node; the environment gives its number. Node 0 chooses the length of a measurement, and prints. `hostfile`: the one that the
- * launcher used; NULL: none. */
+/* Run one node, whose number is in the environment. Node 0 prints. `hostfile`: that of the launcher; NULL: none. */
 int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile);
 /* Describe this host and its devices. Opens each device for a moment. */
 void topo_describe(struct topo_node *n);
-/* End a text of another node, and replace all but printable ASCII by '?': JSON would refuse it, a terminal might obey it. */
+/* Terminate a text of another node, and replace all but printable ASCII by '?'. */
 void topo_check_text(char *text, size_t room);
 /* Make a description by another node safe to use: all strings end, all counts fit. */
 void topo_check_node(struct topo_node *n);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft topo --matrix: prints MLX's hostfile, a list of hosts. Each host has a row of the device matrix: for every other host, its device
- * that is connected to that host, or null. Both ends of a pair must name the same cable. The transports list a pair's cables in the same
- * order at both ends, so the first device of each list belongs to the same cable.
+ * weft topo --matrix: prints MLX's hostfile, a list of hosts. Each host has a row of the device matrix: for every other host, the device
+ * that is connected to that host, or null. Both ends of a link list their cables in the same order, so the first devices of both belong to
+ * the same cable.
  */
 #include <jansson.h>
 #include <stdlib.h>
@@ -16,8 +16,7 @@ static const struct topo_link *topo_matrix_link_of(const struct topo *t, uint32_
     return &t->links[(uint64_t)from * t->size + to];
 }
 
-/* Length of the name of the first device that connects a node directly to another. 0: no device does; they may still share memory, or
- * reach each other over libfabric, whose providers are no RDMA devices. */
+/* Length of the name of the first RDMA device that connects a node directly to another one; 0: there is none. */
 static size_t device_of(const struct topo *t, uint32_t from, uint32_t to)
 {
     const weft_link_stats *there = &topo_matrix_link_of(t, from, to)->stats, *back = &topo_matrix_link_of(t, to, from)->stats;
@@ -62,8 +61,8 @@ static int topo_matrix_look(const struct topo *t)
     return 0;
 }
 
-/* IP address of a node's host, if known. MLX's processes connect to that of the first host. For node 0 it is the address in WEFT_COORD. If
- * that is a Unix socket, all nodes are on this host. */
+/* IP address of a node's host, if known: for node 0 the address in WEFT_COORD, to which MLX's processes connect. If WEFT_COORD is a Unix
+ * socket, all nodes are on this host. */
 static json_t *address(uint32_t node)
 {
     char text[128];

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A node that measures. All nodes go through the same list of pairs, with a barrier before each, so that only one measurement runs at a
- * time. One node of a pair leads. For round trips it puts a number into a word of the other node, which puts it back. For the bandwidth it
- * puts large blocks. Then it puts the number that ends the measurement. Each node puts its results into the pool of node 0, which prints
- * them.
+ * time. One node of a pair leads. For round trips it puts a number into a word of the other node, which puts the number back. For the
+ * bandwidth it puts large blocks. Each node puts its results into the pool of node 0, which prints them.
  */
 #include <sched.h>
 #include <stdlib.h>
@@ -22,11 +21,11 @@
 #define SAMPLES  4096u          /* the most round trips that are recorded */
 #define WARM     16u            /* round trips that do not count, since connections are made at first use */
 #define FLOOR    64u            /* the fewest round trips */
-#define NUMBERS  16u            /* the most incomplete puts of numbers: a number's answer may arrive before its put completes */
-#define SPIN     (20 * WEFT_US) /* spin for this long, then yield the processor, which the peer may need */
+#define NUMBERS  16u            /* the most incomplete puts of numbers, since an answer may arrive before the put is complete */
+#define SPIN     (20 * WEFT_US) /* after so long, yield the processor, which the peer may need */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
-#define AWAY     (5 * WEFT_SECOND) /* how long to wait between two measurements for a route that is gone */
+#define AWAY     (5 * WEFT_SECOND) /* how long to wait for a route between two measurements */
 
 /* What every node has in its pool for the measurements. */
 struct desk {
@@ -40,7 +39,7 @@ struct measurer {
     weft_node *w;
     uint32_t rank, size;
     int64_t time_ns;
-    uint64_t epoch;    /* the epoch while all nodes live: if a node goes, the epoch changes, and the measurement fails */
+    uint64_t epoch;    /* the epoch while all nodes live; if it changes, the measurement fails */
     weft_gaddr *desks; /* [size] */
     struct desk *desk; /* this node's */
     weft_gaddr report; /* in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
@@ -55,7 +54,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The k-th number of a pair. Different pairs have different numbers, so that words need not be reset between measurements. */
+/* The k-th number of a pair. Pairs have different numbers, so that words need not be reset. */
 static uint64_t topo_node_number(const struct measurer *m, uint32_t from, uint32_t to, uint32_t k)
 {
     return ((uint64_t)from * m->size + to + 1) << 32 | k;
@@ -72,7 +71,7 @@ static int whole(const struct measurer *m)
     return 0;
 }
 
-/* Fail if there is no route to a node now. The route may come back, but a measurement during which it was gone fails. */
+/* Fail if there is no route to a node now. */
 static int way(const struct measurer *m, uint32_t node)
 {
     weft_link_stats s;
@@ -121,7 +120,7 @@ static int told(struct measurer *m)
     return rc;
 }
 
-/* One turn of a wait for `peer` that began at `since`. Returns 0, or an error if the wait is over or hopeless. */
+/* One turn of a wait for `peer` that began at `since`. Returns 0, or an error if the wait must end. */
 static int pass(struct measurer *m, uint32_t *turns, uint32_t peer, int64_t since, int64_t deadline)
 {
     weft_progress(m->w);
@@ -322,7 +321,7 @@ static int hand_in(struct measurer *m, struct topo_node *node, struct topo_link 
     return rc ? rc : weft_put_blocking(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);
 }
 
-/* Some node cannot be reached: wait for the reports of the others. */
+/* A node cannot be reached: wait for the reports of the others. */
 static void gather(struct measurer *m)
 {
     int64_t deadline = base_deadline(2 * AWAY);
@@ -352,7 +351,7 @@ static int print_report(struct measurer *m, enum topo_format format, const char 
     for (uint64_t i = 0; i < (uint64_t)m->size * m->size; i++)
         whole = whole && (links[i].measured || i % (m->size + 1) == 0);
     const struct topo t = {m->size, nodes, links};
-    if (format == TOPO_MATRIX) /* a program that reads the matrix would take missing links for absent cables */
+    if (format == TOPO_MATRIX) /* in a matrix, missing links would look like absent cables */
         return whole ? topo_matrix(&t, hostfile)
                      : cli_error("topo", "not every pair of nodes could be measured, so there is no matrix: see the messages above");
     int status = topo_print(&t, format);
@@ -387,7 +386,7 @@ static int meet(struct measurer *m)
     return rc;
 }
 
-/* After a failure, wait a little for a signal: if all nodes are interrupted together, another node's end may be noticed first. */
+/* After a failure, wait a little for a signal: after Ctrl-C, the end of another node may be noticed first. */
 static int stopped_with_others(void)
 {
     for (int i = 0; i < 200 && !cli_stopped(); i++)
@@ -422,7 +421,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     bool cut_off = met && (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();
     if (cut_off) {
         cli_error("topo", "node %u: %s", m.rank, base_error());
-        (void)hand_in(&m, &node, links); /* otherwise node 0 would print that this node has not reported */
+        (void)hand_in(&m, &node, links); /* so that node 0 does not print that this node has not reported */
         if (m.rank == 0)
             gather(&m);
         rc = 0;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Prints the results of weft topo as tables, as JSON, in Graphviz' language, or as an SVG drawing. The drawing has the nodes on a circle, a
- * line for each direct link, and a dashed line for a route through other nodes.
+ * Prints the results of weft topo as tables, as JSON, in Graphviz' language, or as an SVG drawing.
  */
 #include <math.h>
 #include <string.h>
@@ -65,8 +64,8 @@ static const char *dash(const char *text)
     return text[0] ? text : "-";
 }
 
-/* Describe the link between two nodes: its round-trip time, and its bandwidth. If the bandwidths of the two directions differ, it prints
- * both, first that from a to b. */
+/* Describe the link between two nodes: its round-trip time and its bandwidth. If the bandwidths of the two directions differ, both, that
+ * from a to b first. */
 static void middle_text(const struct topo *t, uint32_t a, uint32_t b, char *time, char *rate, size_t len)
 {
     char there[32], back[32];
@@ -157,7 +156,7 @@ static const char *usable_device(const struct topo_node *n)
     return NULL;
 }
 
-/* Names pairs of nodes that use libfabric although both have RDMA devices, because this is slow but not visible otherwise. */
+/* Names pairs of nodes that use libfabric although both have RDMA devices. */
 static void print_slow_pairs(const struct topo *t)
 {
     uint32_t pairs = 0, a = 0, b = 0;
@@ -325,7 +324,7 @@ static void draw_link(const struct topo *t, uint32_t a, uint32_t b, double radiu
     puts("</title></line>");
     if (!way && l->measured)
         return;
-    /* Lines across the circle cross in its middle, so put their labels nearer to one end. */
+    /* Lines cross in the middle of the circle, so put their labels nearer to one end. */
     double at = b - a == 1 || b - a == t->size - 1 ? 0.5 : 0.34, x = p.x + (q.x - p.x) * at, y = p.y + (q.y - p.y) * at;
     printf("<text x=\"%.1f\" y=\"%.1f\">%s</text><text x=\"%.1f\" y=\"%.1f\">", x, y - 3, time, x, y + 10);
     xml_text(rate);

@@ -3,8 +3,7 @@
  * weft up and weft down: start and end a standing cluster.
  *
  * Each host has its own launcher, in the background. It starts the nodes of its host (`weft up --as-node`), and starts them again when they
- * die, so no host depends on another host. The launchers of other hosts are started over ssh, which is not needed after that (up_hosts.c).
- * If a launcher is killed, its keeper process kills its nodes.
+ * die. ssh is used only to start the launchers of other hosts (up_hosts.c). If a launcher is killed, its keeper process kills its nodes.
  */
 #include "cli/up.h"
 
@@ -126,8 +125,8 @@ static int up_take_option(int c, struct up *u, struct launch *l)
     }
 }
 
-/* Choose the address at which the nodes of this host let other nodes join. If the whole cluster is on one host, it is a Unix socket. For
- * several hosts it has the port after that of node 0, whose address all nodes know. */
+/* Choose the address at which the nodes of this host let other nodes join: a Unix socket if the whole cluster is on one host, else one with
+ * the port after that of node 0. */
 static int choose_door(struct up *u, const struct launch *l, const struct standing_place *p)
 {
     const char *given = getenv("WEFT_GROW");

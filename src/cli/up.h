@@ -12,11 +12,11 @@
 
 struct up {
     const char *cluster, *metrics, *add;
-    const char *on_host; /* how many nodes each host has, for example "2,1,1". This host's entry is the one that WEFT_RANK points to */
+    const char *on_host; /* how many nodes each host has, for example "2,1,1"; WEFT_RANK is the index of this host's entry */
     bool foreground, here, as_node, end; /* end: `weft down` without an error if there is no cluster */
     bool joins;                          /* the nodes join a cluster that is already up */
     bool more;                           /* this host already has nodes of that cluster, with another launcher */
-    /* id of this `weft up`, passed to --on-host and --end, so that --end does not end a different cluster of the same name */
+    /* id of this `weft up`, so that --end does not end another cluster of the same name */
     const char *start;
     char start_id[20];
     uint32_t first;  /* --first: WEFT_RANK of the first node of this host */
@@ -29,16 +29,15 @@ struct up {
 const char *up_port_of(const char *address); /* "" if it has no port */
 bool up_is_unix(const char *address);
 bool up_is_any(const char *address); /* whether it means all addresses of a host (0.0.0.0 or [::]) */
-/* Choose where a node of this host lets others join, if node 0 is at `coord`: the local address from which `other` is reached, with the
- * port after that of `coord`. Returns 0, or a negative errno with base_error(). */
+/* Choose where a node of this host lets others join: at the local address from which `other` is reached, with the port after that of
+ * `coord`, node 0's address. Returns 0, or a negative errno with base_error(). */
 int up_door_beside(char *door, size_t len, const char *coord, const char *other);
-/* Set WEFT_GROW for the nodes of this host: the value that is set already, but with this host's own address, which other hosts can use.
- * `other`: an address of another host, or of node 0. */
+/* Replace the address in WEFT_GROW by one of this host that other hosts can use. `other`: an address of another host, or of node 0. */
 int up_own_door(struct up *u, const char *coord, const char *other);
 
 /* --- up_launcher.c --- */
-/* Start the launcher of this host in the background, and wait until its nodes are up. The caller holds the cluster's lock, which the
- * launcher keeps. */
+/* Start the launcher of this host in the background, and wait until its nodes are up. The launcher keeps the cluster's lock, which the
+ * caller holds. */
 int up_background(struct up *u, struct launch *l, const struct standing_place *p);
 /* Be the launcher, in this process, until all its nodes have ended. */
 int up_launch(struct up *u, struct launch *l, const struct standing_place *p);
@@ -55,7 +54,7 @@ int up_end(const char *sub, const char *cluster, bool quiet);
 int up_hosts(struct up *u, struct launch *l, const struct standing_place *p);
 /* On one of those hosts: start its launcher. */
 int up_on_host(struct up *u, struct launch *l);
-/* On one of those hosts: end what this `weft up` has started there. */
+/* On one of those hosts: end the launcher and nodes that this `weft up` has started there. */
 int up_end_started(const struct up *u);
 int up_add(struct up *u, struct launch *l); /* --add */
 /* --- up_here.c: returns the exit status --- */

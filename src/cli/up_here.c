@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up --here: this process itself is the node, without a launcher. If the cluster is running, the node joins it; otherwise it waits for
- * the other nodes that begin the cluster.
+ * weft up --here: this process itself is the node, without a launcher. The node joins the cluster if it is running; otherwise it waits for
+ * the other nodes to begin it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static bool somebody_listens(const char *list)
     return false;
 }
 
-/* List the addresses where this cluster would let nodes join: of node 0's host, and of all hosts in the hostfile. */
+/* List the addresses where this cluster would let nodes join: those of node 0's host, and of all hosts in the hostfile. */
 static void guess_members(struct up *u, const struct cluster_settings *s)
 {
     const char *port = up_port_of(u->door);
@@ -50,12 +50,11 @@ static void guess_members(struct up *u, const struct cluster_settings *s)
 
 static const char *members; /* addresses of this cluster's members, if it is running */
 
-/* Called while this node waits for the others that begin the cluster: whether the cluster has meanwhile begun without this host, which may
- * have been cut off. */
+/* Called while this node waits for the others: whether the cluster has begun without this host. */
 static int runs_meanwhile(void)
 {
     static int64_t next;
-    static bool probing; /* this function connects, and connecting calls it again */
+    static bool probing; /* this function connects, which calls it again */
     if (probing || base_now_ns() < next)
         return 0;
     probing = true;
@@ -117,10 +116,10 @@ int up_here(struct up *u, const struct launch *l)
         return cli_usage("up", "--here starts one node: leave out -n and --softverbs");
     if (standing_find(&place, u->cluster, true) || standing_lock(&place, false) < 0)
         return cli_error("up", "%s", base_error());
-    unlink(place.down); /* left by a node or a command that was killed; it would end nodes that are added later */
+    unlink(place.down); /* left by a node or a command that was killed */
     const char *rank = getenv("WEFT_RANK");
     int64_t slot;
-    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* a node that replaces this one has the same slot */
+    if (!rank || base_parse_number(rank, 0, WEFT_MAX_NODES - 1, &slot)) /* a node that replaces this node has the same slot */
         slot = 0;
     if (l->hostfile)
         setenv("WEFT_HOSTFILE", l->hostfile, 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * weft up on several hosts. The launcher of `weft run` starts `weft up --on-host` on each host over ssh. That command starts the host's own
- * launcher in the background, and returns when the host's nodes are up; ssh is needed only until then. The launcher gets the cluster's
- * secret and settings in its environment, and keeps them for nodes that it starts later.
+ * launcher in the background, and returns when the host's nodes are up. The launcher gets the cluster's secret and settings in its
+ * environment.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ static void end_on_hosts(struct up *u, struct launch *l)
     l->argv = l->others = NULL;
 }
 
-/* Turn the list of nodes into a list of hosts. `counts`: the number of nodes of each host, with commas between. `ssh` gets the name of each
+/* Turn the list of nodes into a list of hosts. `counts`: the number of nodes of each host, separated by commas. `ssh` gets the name of each
  * host; NULL: this host. */
 static int list_hosts(const struct launch *l, const char **ssh, char *counts, uint32_t *hosts)
 {
@@ -134,8 +134,8 @@ static int take_count(struct up *u, struct launch *l, uint32_t host, uint32_t ho
     return i == hosts && host < hosts && total <= WEFT_MAX_NODES ? 0 : -EINVAL;
 }
 
-/* Open the file that keeps, on each host, the id of the `weft up` that has started the cluster. A failed start must end only its own nodes:
- * it may have failed because another cluster of the same name is up there. */
+/* Open the file with the id of the `weft up` that has started the cluster. A failed start must end only its own nodes, since another
+ * cluster of the same name may be up. */
 static FILE *start_file(const struct standing_place *p, const char *mode)
 {
     char path[STANDING_PATH + 8];

@@ -74,11 +74,11 @@ static void show_log(const struct standing_place *p, off_t from)
         fclose(f);
 }
 
-/* Whether the nodes of this launcher are up; for nodes that begin a cluster: whether the whole cluster is up. */
+/* Whether the nodes of this launcher are up or, if they begin a cluster, whether the whole cluster is up. */
 static bool all_up(const struct up *u, const struct launch *l, const struct standing_place *p)
 {
     struct control_request r = {.head = {.what = CONTROL_STATUS}};
-    int fd = standing_connect(p, false); /* does not wait, because the caller also has to watch the launcher */
+    int fd = standing_connect(p, false); /* without waiting, because the caller also watches the launcher */
     if (fd < 0)
         return false;
     close(fd);
@@ -125,8 +125,8 @@ static int wait_until_up(const struct up *u, const struct launch *l, const struc
     }
 }
 
-/* Warn if /run/user/UID will be removed at the user's logout, as systemd does unless the user lingers: then no command finds the
- * cluster. */
+/* Warn if /run/user/UID will be removed at the user's logout, so that no command finds the cluster: systemd does so unless the user
+ * lingers. */
 static void warn_of_logout(const struct standing_place *p)
 {
     char linger[300];
@@ -178,8 +178,7 @@ int up_background(struct up *u, struct launch *l, const struct standing_place *p
     exit(status);
 }
 
-/* Ask the control node to end the cluster. After that, or if this host has no control node, tell the launchers of this host to end their
- * nodes. */
+/* Ask the control node, if this host has one, to end the cluster. Then tell the launchers of this host to end their nodes. */
 int up_end(const char *sub, const char *cluster, bool quiet)
 {
     struct standing_place place;
@@ -202,5 +201,5 @@ int up_end(const char *sub, const char *cluster, bool quiet)
                              place.log);
     unlink(place.down);
     unlink(place.members);
-    return quiet ? 0 : status; /* `quiet`: only the end of the cluster counts, even if this request for it failed */
+    return quiet ? 0 : status; /* `quiet`: an error of this request does not count */
 }

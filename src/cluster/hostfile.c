@@ -157,8 +157,8 @@ static int hostfile_read_devices(struct reader *r, const json_t *list, struct cl
             }
             if (json_array_size(v) > 1 && i != me) {
                 char place[256];
-                base_log(BASE_LOG_INFO, "%s: %s: %zu cables; the first is used", r->name, position_name(&r->path, place, sizeof place),
-                         json_array_size(v));
+                base_log(BASE_LOG_INFO, "%s: %s has %zu cables, of which weft uses the first one", r->name,
+                         position_name(&r->path, place, sizeof place), json_array_size(v));
             }
             v = json_array_get(v, 0); /* NULL if the list is empty: no cable */
         }

@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CALL_WAIT  (500 * WEFT_MS) /* after this long without a connection, check whether node 0 has reported a failure */
+#define CALL_WAIT  (500 * WEFT_MS) /* after so long without a connection, check whether node 0 has reported a failure */
 #define CALL_AGAIN (50 * WEFT_MS)  /* pause before connecting again after the peer closed the connection */
 
 static bool pairs_is_here(const struct join *j, uint32_t node)

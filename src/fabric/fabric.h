@@ -70,7 +70,7 @@ struct fab_options {
     bool bounded;         /* the deadline also bounds waits for other nodes (patience.c) */
     int64_t say_after_ns; /* after this time, a wait without a deadline prints for which nodes it waits */
     int64_t spin_ns;      /* how long a wait spins before it sleeps */
-    int64_t liveness_ns;  /* a node on another host that is silent for this long is dead */
+    int64_t liveness_ns;  /* how long a node on another host may be silent before it counts as dead */
     int64_t reconnect_ns; /* how long to try to connect a broken link again; 0: its peer is declared dead at once */
     char transport[16];   /* the transport for peers; "rdma": any that uses devices; "": the best */
     char device[64];      /* the verbs device to use; "": the best */

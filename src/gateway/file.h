@@ -15,6 +15,7 @@
  *   file_keep.c     asker: copies of pieces in its pool
  *   file_handle.c   asker: handles, and calls that need one request
  *   file_slot.c     asker: the pieces that a handle has asked for
+ *   file_record_get.c   asker: copies of pieces that records read
  *   file_read.c, file_map.c, file_record_read.c, file_record.c   asker: reads, maps, and requests by record;
  *                   file_async.c: calls that do not wait
  *
@@ -43,6 +44,7 @@
 #define FILE_PACE_TIMES   4               /* do not wait for a piece that takes so many times as long as earlier pieces */
 #define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
 #define FILE_GETS_MAX     10    /* pieces that an asker gets at the same time */
+#define FILE_GETS_LEAST   2u    /* an asker may always get this many at the same time */
 #define FILE_HOLDERS_MAX  32u   /* copies of a piece that the gateway remembers */
 #define FILE_LEASES_MAX   4096u /* leases of one handle */
 #define FILE_HOT          4u    /* a piece that was found in the cache so often gets huge pages */
@@ -120,6 +122,7 @@ bool file_same(const struct file_identity *a, const struct file_identity *b);
 /* When the last piece came, and how long pieces take. Longer times count at once, shorter ones little by little. */
 struct file_pace {
     int64_t came, took; /* came: 0: none has come yet */
+    int64_t gap;        /* how long after one piece the next one comes, if it is under way already; 0: not known */
 };
 /* A node that has a copy of a piece, or is getting one. */
 struct file_holder {
@@ -164,6 +167,8 @@ struct file_body {
     uint32_t far; /* how many handles of nodes of other hosts are open */
     /* Several of these handles were open at the same time, and at least one still is. So their nodes get pieces from each other. */
     bool several;
+    uint32_t far_node; /* the node of the first of these handles */
+    bool nodes;        /* like `several`, but these handles were of several nodes */
     bool stale, pinned;
     bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed since then */
     int wd;               /* inotify's number; -1: none */
@@ -216,6 +221,8 @@ void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece
 /* Until when to wait for a piece that was begun at `since`: FILE_PACE_TIMES as long as a piece takes, after the last piece came, and at
  * least for `least`. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
+/* Whether a node that is getting so many pieces may begin to get one more. */
+bool file_pace_may_get(const struct file_pace *p, unsigned gets);
 /* Chooses from where the handle's node gets the piece: `*out` becomes a holder, or NULL for the gateway itself. Returns 0. If the request
  * must wait for the copy that another node is getting, returns until when. */
 int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
@@ -330,15 +337,18 @@ enum file_kind {
     FILE_HOLD,
     FILE_DROP, /* the asker no longer has the copy of piece arg[1] of generation arg[0] */
 };
-#define FILE_MAPS    0x1u  /* LEASE: the lease has no end */
-#define FILE_AHEAD   0x2u  /* LEASE: answer -EAGAIN if there is no room now, or half of the cache is leased */
-#define FILE_KEEPS   0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
-#define FILE_HERE    0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
-#define FILE_SILENT  0x10u /* LEASE: with FILE_HERE: that node has not answered */
-#define FILE_LATER   0x20u /* LEASE: with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
-#define FILE_ENDS_AT 1u    /* index in arg[] of the first lease to end */
-#define FILE_ENDS    10u
-#define FILE_LOST_AT (FILE_ENDS_AT + FILE_ENDS)
+#define FILE_MAPS   0x1u  /* LEASE: the lease has no end */
+#define FILE_AHEAD  0x2u  /* LEASE: answer -EAGAIN if there is no room now, or half of the cache is leased */
+#define FILE_KEEPS  0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
+#define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
+#define FILE_SILENT 0x10u /* LEASE: with FILE_HERE: that node has not answered */
+#define FILE_LATER  0x20u /* LEASE: with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
+/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes.
+ */
+#define FILE_STRAIGHT 0x40u
+#define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */
+#define FILE_ENDS     10u
+#define FILE_LOST_AT  (FILE_ENDS_AT + FILE_ENDS)
 
 /* Whether an answer to LEASE names a piece of `bytes` bytes in the pool of the gateway `node` or, with `keeps`, in any pool and with a
  * hash. */

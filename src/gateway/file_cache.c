@@ -144,6 +144,8 @@ void file_body_opened(struct file_body *b, const struct file_open *o)
     if (!o->host)
         return;
     b->several = b->several || b->far;
+    b->nodes = b->nodes || (b->far && b->far_node != o->node);
+    b->far_node = b->far ? b->far_node : o->node;
     b->far++;
 }
 
@@ -151,7 +153,7 @@ void file_body_closed(struct files *all, struct file_body *b, const struct file_
 {
     b->opens--;
     if (o->host && --b->far == 0)
-        b->several = false;
+        b->several = b->nodes = false;
     file_body_leave(all, b);
 }
 

@@ -185,6 +185,12 @@ int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flag
     return 0;
 }
 
+uint64_t file_far(const struct weft_node *w, uint32_t node)
+{
+    bool here = weft_ptr((struct weft_node *)(uintptr_t)w, weft_gaddr_make(node, 0, w->heap_offset), 1);
+    return here ? 0 : file_hash(w->host_id, sizeof w->host_id);
+}
+
 int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns)
 {
     *out = NULL;
@@ -202,14 +208,15 @@ int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags
     f->reads.ahead = f->maps_far.ahead = 1;
     f->reads.last = f->maps_far.last = f->mapped = f->ends = UINT64_MAX;
     f->maps_far.maps = true;
-    f->far = !weft_ptr(w, weft_gaddr_make(node, 0, w->heap_offset), 1);
+    const uint64_t host = file_far(w, node);
+    f->far = host;
     pthread_mutex_init(&f->maps, NULL);
     weft_request r = file_request(f, FILE_OPEN);
     struct gateway_result result;
     weft_file_info now;
     r.flags = flags;
     r.data_bytes = strlen(path);
-    r.arg[0] = f->far ? file_hash(w->host_id, sizeof w->host_id) : 0;
+    r.arg[0] = host;
     size_t info = sizeof now;
     struct gateway_question q = {.record = &r, .data = path, .late = opened_late};
     rc = gateway_ask_wait(f->g, &q, timeout_ns, &result, &now, &info);

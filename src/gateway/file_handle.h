@@ -13,10 +13,7 @@
 /* The maximum for a file of another host. The number begins with 1, and grows with each piece that comes within FILE_SLOW_NS. */
 #define FILE_AHEAD_FAR 8u
 #define FILE_SLOW_NS   WEFT_SECOND /* after a piece that takes longer, the number is halved */
-/* How many gets from another host may always be under way. There may be more if all of them should end within FILE_QUEUE_NS. */
-#define FILE_GETS_LEAST 2u
-#define FILE_QUEUE_NS   (8 * WEFT_MS)
-#define FILE_SLOTS      (FILE_AHEAD_FAR + 2u)
+#define FILE_SLOTS     (FILE_AHEAD_FAR + 2u)
 /* A get of a piece from another node than the gateway may take at least FILE_HOLDER_TIMES * gateway.file_patience. */
 #define FILE_HOLDER_TIMES 5
 #define FILE_AWAY_PART    4  /* a program that pauses for gateway.file_patience / FILE_AWAY_PART between two reads counts as away */
@@ -76,7 +73,6 @@ struct file_line {
     int64_t left;          /* when the last call has ended; 0: none */
     bool away;             /* the program pauses between its calls (FILE_AWAY_PART), so it may get a piece long after the answer */
     struct file_pace pace; /* of the pieces */
-    int64_t gap;           /* time between two pieces that are under way together; 0: not known */
     struct file_slot slot[FILE_SLOTS];
 };
 struct weft_file {
@@ -109,11 +105,15 @@ struct weft_file {
 /* Takes memory for a copy of a piece of a file of `node`: new memory, or that of the oldest copy that nobody uses. `bytes`: the size of a
  * copy for a view, to which the limit FILE_KEPT_PART does not apply; 0: not for a view. NULL: there is no memory. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
-/* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. */
-void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
+/* Call it when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. `there`: the number of
+ * the handle at the gateway. */
+void file_keep_tell(struct gateway *g, uint64_t there, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index);
 void file_keep_leave(struct gateway *g, struct file_kept *k); /* the copy stays until its memory is needed */
 /* How many pieces can be kept without exceeding the limit, and without memory that is in use. */
 uint64_t file_keep_room(struct gateway *g);
+/* Until when a node waits for a piece that it began to get at `since`. `other`: it gets the piece from another node than the gateway;
+ * otherwise there is no limit, because no other node may have the piece. */
+int64_t file_get_until(const struct gateway *g, const struct file_pace *p, int64_t since, bool other);
 /* Call these when a handle of a file of another host is opened or closed. Some time after the last one was closed, the copies are freed. */
 void file_keeps_opened(struct gateway *g);
 void file_keeps_closed(struct gateway *g);
@@ -129,6 +129,9 @@ static inline uint64_t file_size(const weft_file *f)
 {
     return atomic_load_explicit(&f->size, memory_order_relaxed);
 }
+/* Whether this node gets files of `node` over a network. If so, returns a number that is the same for all nodes of this host; otherwise 0.
+ */
+uint64_t file_far(const struct weft_node *w, uint32_t node);
 int file_claim(weft_file *f); /* like file_use(f, true), but the caller does not wait. -EBUSY */
 void file_unuse(weft_file *f, bool alone);
 static inline int file_slot_state(const struct file_slot *s)

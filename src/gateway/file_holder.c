@@ -12,11 +12,16 @@
 
 #include <stdlib.h>
 
+#define QUEUE_NS    (8 * WEFT_MS)  /* what a node has under way comes within this time, or is FILE_GETS_LEAST pieces */
+#define GAP_MOST_NS (20 * WEFT_MS) /* a longer gap says only that the program has paused */
+
 /* --- how fast pieces come --- */
 
 void file_pace_came(struct file_pace *p, int64_t since, int64_t now)
 {
-    int64_t took = now - since;
+    int64_t took = now - since, before = p->came > since ? p->came : since;
+    int64_t gap = now - before < GAP_MOST_NS ? now - before : GAP_MOST_NS;
+    p->gap = p->gap ? p->gap + (gap - p->gap) / 4 : gap;
     p->took = took > p->took ? took : p->took - (p->took - took) / 4;
     p->came = now;
 }
@@ -29,6 +34,14 @@ int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least)
     int64_t last = since + FILE_GETS_MAX * patience; /* the limit even if other pieces come all the time */
     int64_t until = (since > p->came ? since : p->came) + patience;
     return until < last ? until : last;
+}
+
+/* Messages wait behind the bytes that are under way: those to the node that gets them, and those that it sends, which are confirmed on the
+ * same way. If the node had much under way over a slow link, its requests and what it tells of its copies would be late, and other nodes
+ * would wait for that. So it has little more under way than fills the network. */
+bool file_pace_may_get(const struct file_pace *p, unsigned gets)
+{
+    return gets < FILE_GETS_LEAST || (p->gap && gets * p->gap < QUEUE_NS);
 }
 
 /* --- holders of a piece --- */

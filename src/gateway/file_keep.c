@@ -153,18 +153,24 @@ struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes)
     return k;
 }
 
-void file_keep_tell(const weft_file *f, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
+int64_t file_get_until(const struct gateway *g, const struct file_pace *p, int64_t since, bool other)
+{
+    int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&g->file_patience, memory_order_relaxed);
+    return other ? file_pace_until(p, since, least) : INT64_MAX;
+}
+
+void file_keep_tell(struct gateway *g, uint64_t there, struct file_kept *k, uint64_t lease, uint64_t generation, uint64_t index)
 {
     const weft_request r = {.version = WEFT_REQUEST_VERSION,
                             .service = WEFT_SERVICE_FILE,
                             .kind = FILE_HOLD,
-                            .node = f->node,
-                            .handle = f->there,
+                            .node = k->node,
+                            .handle = there,
                             .arg = {lease, k->at, generation, index}};
     k->generation = generation;
     k->index = index;
     k->told = true;
-    gateway_ask_ignore(f->g, &r);
+    gateway_ask_ignore(g, &r);
 }
 
 void file_keep_leave(struct gateway *g, struct file_kept *k)

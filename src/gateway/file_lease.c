@@ -79,7 +79,7 @@ static void lease_answer(struct files *all, struct gateway_call *c, struct file_
     struct file_lease *l;
     struct file_holder *from = NULL;
     struct file_open *o = open_of(all, c);
-    bool far = o && o->host && c->record.flags & FILE_KEEPS;
+    bool far = o && o->host && c->record.flags & FILE_KEEPS && (p->body->nodes || !(c->record.flags & FILE_STRAIGHT));
     int64_t until = 0;
     if (far && p->body->several && !(c->record.flags & FILE_HERE))
         until = file_holder_choose(all, p, o, base_now_ns(), patience_of(all), &from);

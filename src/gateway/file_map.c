@@ -169,15 +169,11 @@ static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view
     return 0;
 }
 
-/* Until when to wait for a get that is begun now. A get from the gateway may take until the deadline, because no other node may have the
- * piece. */
+/* Until when to wait for a get that is begun now. */
 static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline)
 {
-    if (!other)
-        return deadline;
-    int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&f->g->file_patience, memory_order_relaxed);
     base_spin_lock(&f->g->lock);
-    int64_t until = file_pace_until(&f->map_pace, now, least);
+    int64_t until = file_get_until(f->g, &f->map_pace, now, other);
     base_spin_unlock(&f->g->lock);
     return until < deadline ? until : deadline;
 }
@@ -208,7 +204,7 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
         base_spin_unlock(&f->g->lock);
     }
     if (right && r.word[4])
-        file_keep_tell(f, k, r.word[2], r.word[5], index);
+        file_keep_tell(f->g, f->there, k, r.word[2], r.word[5], index);
     else if (right || !other)
         file_post_return(f->g, f->node, r.word[2]);
     if (!right && other)

@@ -17,9 +17,26 @@ struct file_write {
 static void file_free(struct gateway *g, struct gateway_object *o, bool over)
 {
     struct file_record *f = (struct file_record *)(void *)o;
+    for (unsigned i = 0; i < FILE_RECORD_SLOTS && !over; i++)
+        if (f->slot[i].kept)
+            file_keep_leave(g, f->slot[i].kept);
     if (f->there && !over)
         file_post_close(g, f->node, f->there);
+    if (f->far && !over)
+        file_keeps_closed(g);
     free(f);
+}
+
+void gateway_file_record_changed(struct gateway *g, uint32_t from, const struct gateway_message *m)
+{
+    uint32_t at = 0;
+    base_spin_lock(&g->lock);
+    for (struct gateway_object *o; (o = gateway_table_next(&g->objects, &at));) {
+        struct file_record *f = (struct file_record *)(void *)o;
+        if (o->service == WEFT_SERVICE_FILE && f->node == from && f->there == m->to)
+            f->writes++;
+    }
+    base_spin_unlock(&g->lock);
 }
 
 /* --- writing --- */
@@ -100,7 +117,7 @@ static void write_copied(struct gateway_copy *c, int rc)
         write_ask(c->g, j, j->buffer);
 }
 
-static int file_write(struct gateway *g, struct file_record *f, weft_request *r)
+static int write_begin(struct gateway *g, struct file_record *f, weft_request *r)
 {
     bool here = weft_gaddr_node(r->arg[0]) == g->w->rank && weft_gaddr_space(r->arg[0]) == 0;
     if (!r->arg[1] || r->arg[1] > WEFT_FILE_PIECE)
@@ -158,12 +175,17 @@ static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
     f->object.free = file_free;
     f->object.uses = 1; /* until the answer comes */
     f->node = r->node;
+    const uint64_t host = file_far(g->w, r->node);
+    f->far = host;
     int rc = gateway_object_add(g, &f->object);
     if (rc) {
         free(f);
         return rc;
     }
+    if (f->far)
+        file_keeps_opened(g);
     memset(r->arg, 0, sizeof r->arg);
+    r->arg[0] = host;
     r->kind = FILE_OPEN;
     r->handle = 0;
     *arg = (uint64_t)(uintptr_t)f;
@@ -210,7 +232,7 @@ static int file_do(struct gateway *g, struct file_record *f, weft_request *r)
         return -EBADF;
     switch (r->kind) {
     case WEFT_FILE_READ_RANGE: return file_record_read(g, f, r);
-    case WEFT_FILE_WRITE_RANGE: return file_write(g, f, r);
+    case WEFT_FILE_WRITE_RANGE: return write_begin(g, f, r);
     case WEFT_FILE_STAT:
     case WEFT_FILE_SYNC: return 1;
     case WEFT_FILE_CLOSE: gateway_object_close(g, &f->object); return 0;

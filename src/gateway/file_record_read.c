@@ -11,14 +11,23 @@
 
 #include <stdlib.h>
 
-#define AHEAD    4u
-#define KEPT_NS  (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
-#define WAITS_NS (5 * WEFT_MS)   /* if a record waits longer for a piece, leases that records have used are ended */
+#define AHEAD     4u
+#define KEEPS     (FILE_KEEPS | FILE_STRAIGHT)
+#define READ_PART 4u              /* if this part of a piece was read, the next one will probably be read as a whole */
+#define KEPT_NS   (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
+#define WAITS_NS  (5 * WEFT_MS)   /* if a record waits longer for a piece, leases that records have used are ended */
 
 struct file_read { /* a record that is copying from a piece */
     struct gateway_copy copy;
     struct file_record_slot *slot;
     weft_request *r;
+};
+
+/* A request for a piece. */
+struct slot_question {
+    weft_request ask;
+    struct file_record_slot *slot; /* NULL: nothing is to be asked */
+    struct file_kept *old;         /* a copy that the slot had, to be left; or NULL */
 };
 
 /* --- pieces; with the lock held --- */
@@ -33,29 +42,86 @@ static struct file_record_slot *slot_find(struct file_record *f, uint64_t index)
     return NULL;
 }
 
+/* The slot that a piece has, or had last: what records have read from the piece is still known. */
+static const struct file_record_slot *slot_was(const struct file_record *f, uint64_t index)
+{
+    const struct file_record_slot *last = NULL;
+    for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
+        const struct file_record_slot *s = &f->slot[i];
+        if (s->f && s->index == index && s->writes == f->writes && (!last || s->since > last->since))
+            last = s;
+    }
+    return last;
+}
+
+/* What a record reads of a piece. */
+struct file_range {
+    uint64_t index;
+    uint32_t within, bytes;
+    bool more;    /* the kernel's call goes on beyond the piece */
+    bool keeps;   /* the piece is read as a whole: a copy of it is wanted, if the gateway is on another host */
+    bool whole;   /* so are the next pieces, up to `end` */
+    bool streams; /* pieces are read one after the other, by more than one call */
+    uint64_t end; /* nothing behind this offset is wanted now */
+};
+
+/* With the lock held. A call of a kernel for several pieces is one record for each; `call` of a slot says that the next record belongs to
+ * the same call. A kernel that reads a few MiB here and there must not transfer more than these over the network. */
+static struct file_range range_of(struct file_record *f, const weft_request *r, uint64_t bytes)
+{
+    struct file_range x = {.index = r->arg[2] / WEFT_FILE_PIECE,
+                           .within = r->arg[2] % WEFT_FILE_PIECE,
+                           .bytes = (uint32_t)bytes,
+                           .more = bytes < r->arg[1],
+                           .end = f->info.bytes};
+    const struct file_record_slot *before = x.index ? slot_was(f, x.index - 1) : NULL;
+    /* Blocks read the parts of a piece in any order, and one may be far ahead of the others. */
+    bool follows = before && before->read && (before->streams || before->read >= before->bytes / READ_PART);
+    x.streams = follows && (!before->call || before->streams);
+    if (!f->far)
+        return x;
+    x.keeps = follows || bytes == file_piece_bytes(f->info.bytes, x.index);
+    x.whole = x.keeps || x.more;
+    if (x.whole && !x.streams && r->arg[1] < f->info.bytes - r->arg[2])
+        x.end = r->arg[2] + r->arg[1];
+    return x;
+}
+
+/* Whether a record may still want the piece, because it was requested and not read yet. */
+static bool slot_waits(const struct file_record_slot *s, int64_t now)
+{
+    return s->fresh && now < s->until && s->writes == s->f->writes && s->state != PIECE_NONE;
+}
+
 static bool slot_is_free(const struct file_record_slot *s, int64_t now)
 {
     if (s->state == PIECE_NONE)
         return true;
-    if (s->state == PIECE_ASKED || s->copies)
+    if (s->state == PIECE_ASKED || s->state == PIECE_GETS || s->copies)
         return false;
-    return now >= s->until || !s->fresh || now - s->since > KEPT_NS || s->writes != s->f->writes;
+    return !slot_waits(s, now) || now - s->since > KEPT_NS;
 }
 
-/* Frees the least recently used slot for another piece. NULL: all slots are in use. */
+/* Which slot to take for another piece: one without a piece, then one whose piece was read, then one whose piece waits to be read. */
+static unsigned slot_worth(const struct file_record_slot *s, int64_t now)
+{
+    return s->state == PIECE_NONE ? 0 : slot_waits(s, now) ? 2 : 1;
+}
+
+/* Frees the slot of the lowest worth, and of these the least recently used one. NULL: all slots are in use. */
 static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
 {
-    struct file_record_slot *oldest = NULL;
+    struct file_record_slot *best = NULL;
+    unsigned least = 0;
     for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
         struct file_record_slot *s = &f->slot[i];
-        if (!slot_is_free(s, now))
+        unsigned worth = slot_worth(s, now);
+        if (!slot_is_free(s, now) || (best && (worth > least || (worth == least && s->since >= best->since))))
             continue;
-        if (s->state == PIECE_NONE)
-            return s;
-        if (!oldest || s->since < oldest->since)
-            oldest = s;
+        best = s;
+        least = worth;
     }
-    return oldest;
+    return best;
 }
 
 /* If records have waited long for a piece, this file's own leases may fill the cache. Then this writes the leases that records have used to
@@ -68,7 +134,7 @@ static unsigned slots_give_back(struct file_record *f, const struct file_record_
         return 0;
     for (unsigned i = 0; i < FILE_RECORD_SLOTS; i++) {
         struct file_record_slot *s = &f->slot[i];
-        if (s->state != PIECE_READY || !slot_is_free(s, now))
+        if (s->state != PIECE_READY || !s->lease || !slot_is_free(s, now))
             continue;
         s->state = PIECE_NONE;
         leases[n++] = s->lease;
@@ -76,66 +142,50 @@ static unsigned slots_give_back(struct file_record *f, const struct file_record_
     return n;
 }
 
-static void slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
-{
-    struct file_record_slot *s = a->arg;
-    int rc = r->status ? r->status : file_lease_fits(r, a->node, s->bytes, false) ? 0 : -EPROTO;
-    s->error = rc;
-    s->at = rc ? WEFT_NULL : r->word[0];
-    s->lease = rc ? 0 : r->word[2];
-    s->since = base_now_ns();
-    s->state = !rc ? PIECE_READY : rc == -EAGAIN ? PIECE_NONE : PIECE_FAILED;
-    gateway_object_leave_locked(g, &s->f->object);
-}
-
 /* Prepares a request for a piece. False: there is no slot for it now. */
-static bool slot_prepare(struct file_record *f, uint64_t index, weft_request *ask, struct file_record_slot **out)
+static bool slot_prepare(struct file_record *f, uint64_t index, uint32_t flags, struct slot_question *q)
 {
-    int64_t now = base_now_ns();
-    struct file_record_slot *s = slot_take(f, now);
+    struct file_record_slot *s = slot_take(f, base_now_ns());
     if (!s)
         return false;
-    *ask = file_record_request(f, FILE_LEASE);
-    ask->arg[0] = index;
-    ask->arg[FILE_ENDS_AT] = s->state == PIECE_READY ? s->lease : 0;
+    q->slot = s;
+    q->old = s->kept;
     *s = (struct file_record_slot){.f = f,
-                                   .state = PIECE_ASKED,
                                    .fresh = true,
                                    .index = index,
                                    .writes = f->writes,
-                                   .bytes = file_piece_bytes(f->info.bytes, index),
-                                   .since = now,
-                                   .until = base_deadline(FILE_LEASE_NS) - FILE_COPY_NS};
-    f->object.uses++; /* until the answer comes */
-    *out = s;
+                                   .lease = s->state == PIECE_READY || s->state == PIECE_NAMED ? s->lease : 0,
+                                   .bytes = file_piece_bytes(f->info.bytes, index)};
+    file_record_ask_of(f, s, flags, &q->ask);
     return true;
 }
 
 /* --- reading: without the lock --- */
 
-static int slot_ask(struct gateway *g, struct file_record_slot *s, const weft_request *ask)
+static int slot_ask(struct gateway *g, const struct slot_question *q)
 {
-    int rc = gateway_ask(g, &(struct gateway_question){.record = ask, .tell = slot_told, .arg = s, .post = true}, NULL);
-    if (!rc)
-        return 0;
-    base_spin_lock(&g->lock);
-    s->state = PIECE_NONE;
-    gateway_object_leave_locked(g, &s->f->object);
-    base_spin_unlock(&g->lock);
-    return rc;
+    if (q->old)
+        file_keep_leave(g, q->old);
+    return file_record_ask(g, q->slot, &q->ask);
 }
 
-/* Requests the next pieces in advance, if the piece before this one was read as well. */
-static void ask_ahead(struct gateway *g, struct file_record *f, uint64_t index)
+/* Requests the next pieces in advance. Of those that are read as a whole, copies are wanted, and none beyond what the kernel wants. */
+static void ask_ahead(struct gateway *g, struct file_record *f, const struct file_range *x)
 {
-    for (uint64_t i = index + 1; i <= index + AHEAD; i++) {
-        weft_request ask = {.flags = 0};
-        struct file_record_slot *s = NULL;
+    const int64_t away = atomic_load_explicit(&g->file_patience, memory_order_relaxed) / FILE_AWAY_PART;
+    base_spin_lock(&g->lock);
+    uint32_t keeps = KEEPS | (f->pause >= away ? FILE_LATER : 0);
+    uint64_t pieces = file_pieces(x->end);
+    f->pause = 0;
+    base_spin_unlock(&g->lock);
+    for (uint64_t i = x->index + 1; i <= x->index + AHEAD && i < pieces; i++) {
+        struct slot_question q;
         base_spin_lock(&g->lock);
-        bool wanted = i < file_pieces(f->info.bytes) && !slot_find(f, i) && slot_prepare(f, i, &ask, &s);
+        bool whole = i * WEFT_FILE_PIECE + file_piece_bytes(f->info.bytes, i) <= x->end;
+        bool wanted =
+            i < file_pieces(f->info.bytes) && !slot_find(f, i) && slot_prepare(f, i, FILE_AHEAD | (x->whole && whole ? keeps : 0), &q);
         base_spin_unlock(&g->lock);
-        ask.flags = FILE_AHEAD;
-        if (wanted && slot_ask(g, s, &ask))
+        if (wanted && slot_ask(g, &q))
             return;
     }
 }
@@ -149,7 +199,7 @@ static void read_copied(struct gateway_copy *c, int rc)
     weft_request *r = j->r;
     base_spin_lock(&g->lock);
     int64_t now = base_now_ns();
-    if (!rc && now >= s->until + FILE_COPY_NS)
+    if (!rc && !s->kept && now >= s->until + FILE_COPY_NS)
         rc = -EAGAIN; /* the lease has ended, and the memory may hold another piece */
     s->copies--;
     s->since = now;
@@ -161,10 +211,10 @@ static void read_copied(struct gateway_copy *c, int rc)
 }
 
 /* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there;
- * request it if `*out` is not NULL. With the lock held. */
-static int slot_use(struct file_record *f, const weft_request *r, uint64_t index, struct file_record_slot **out, weft_request *ask)
+ * request it if `q->slot` is not NULL. With the lock held. */
+static int slot_use(struct file_record *f, const struct file_range *x, struct file_record_slot **out, struct slot_question *q)
 {
-    struct file_record_slot *s = slot_find(f, index);
+    struct file_record_slot *s = slot_find(f, x->index);
     *out = NULL;
     if (s && s->state == PIECE_FAILED) {
         s->state = PIECE_NONE;
@@ -172,6 +222,9 @@ static int slot_use(struct file_record *f, const weft_request *r, uint64_t index
     }
     if (s && s->state == PIECE_READY && base_now_ns() < s->until) {
         s->copies++;
+        s->read += x->bytes;
+        s->call = x->more && x->bytes == s->bytes;
+        s->streams = x->streams;
         *out = s;
         return GATEWAY_LATER;
     }
@@ -179,8 +232,8 @@ static int slot_use(struct file_record *f, const weft_request *r, uint64_t index
         s->state = PIECE_NONE;
         s = NULL;
     }
-    if (!s && slot_prepare(f, index, ask, out))
-        ask->timeout_ns = r->timeout_ns;
+    if (!s)
+        (void)slot_prepare(f, x->index, x->keeps ? KEEPS : 0, q);
     return -EAGAIN;
 }
 
@@ -194,31 +247,41 @@ static bool slot_leads_on(struct file_record *f, struct file_record_slot *s, boo
     return first && (to_end || (before && !before->fresh));
 }
 
+/* Notes when records read from the file. With the lock held. */
+static void record_came(struct file_record *f)
+{
+    int64_t now = base_now_ns(), pause = f->asked ? now - f->asked : 0;
+    f->pause = pause > f->pause ? pause : f->pause;
+    f->asked = now;
+}
+
 static int read_begin(struct gateway *g, struct file_record *f, weft_request *r, uint64_t bytes)
 {
-    uint64_t index = r->arg[2] / WEFT_FILE_PIECE, within = r->arg[2] % WEFT_FILE_PIECE;
     struct file_read *j = malloc(sizeof *j);
     struct file_record_slot *s, *waits;
-    weft_request ask;
+    struct slot_question q = {.slot = NULL};
     uint64_t leases[FILE_RECORD_SLOTS];
     if (!j)
         return base_fail(-ENOMEM, "no memory for a request to read a file" BASE_MEMORY_HINT);
+    file_record_move(g, f, r->arg[2] / WEFT_FILE_PIECE);
     base_spin_lock(&g->lock);
-    int rc = slot_use(f, r, index, &s, &ask);
-    bool there = s && rc == GATEWAY_LATER, ahead = there && slot_leads_on(f, s, bytes < r->arg[1]);
-    waits = rc == -EAGAIN && !s ? slot_find(f, index) : NULL;
+    record_came(f);
+    const struct file_range x = range_of(f, r, bytes);
+    int rc = slot_use(f, &x, &s, &q);
+    bool ahead = s && slot_leads_on(f, s, x.more);
+    waits = rc == -EAGAIN && !q.slot ? slot_find(f, x.index) : NULL;
     unsigned back = waits && waits->state == PIECE_ASKED ? slots_give_back(f, waits, leases) : 0;
     base_spin_unlock(&g->lock);
     while (back)
         file_post_return(g, f->node, leases[--back]);
-    if (!there) {
+    if (!s) {
         free(j);
-        int failed = s ? slot_ask(g, s, &ask) : 0;
+        int failed = q.slot ? slot_ask(g, &q) : 0;
         return failed ? failed : rc;
     }
-    *j = (struct file_read){.copy = {.to = r->arg[0], .from = s->at + within, .bytes = bytes, .done = read_copied}, .slot = s, .r = r};
+    *j = (struct file_read){.copy = {.to = r->arg[0], .from = s->at + x.within, .bytes = bytes, .done = read_copied}, .slot = s, .r = r};
     if (ahead)
-        ask_ahead(g, f, index);
+        ask_ahead(g, f, &x);
     gateway_copy(g, &j->copy);
     return GATEWAY_LATER;
 }

@@ -10,8 +10,6 @@
 
 #include <string.h>
 
-#define GAP_MOST_NS (20 * WEFT_MS) /* after a longer gap, the program has paused */
-
 /* Writes the answer to the slot. Called with gateway.lock held. */
 void file_slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
@@ -82,9 +80,7 @@ static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool 
  * that this node is getting. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
-    int64_t now = base_now_ns(), before = line->pace.came > s->since ? line->pace.came : s->since;
-    int64_t gap = now - before < GAP_MOST_NS ? now - before : GAP_MOST_NS;
-    line->gap = line->gap ? line->gap + (gap - line->gap) / 4 : gap;
+    int64_t now = base_now_ns();
     file_pace_came(&line->pace, s->since, now);
     if (now - s->named < FILE_SLOW_NS)
         line->ahead += line->ahead < FILE_AHEAD_FAR;
@@ -104,14 +100,13 @@ static bool slot_is_current(const struct file_slot *s, int state)
     return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && slot_is_fresh(s));
 }
 
-/* Whether one more get may be begun. Messages wait behind the bytes that are under way. So have little more under way than fills the
- * network. */
+/* Whether one more get may be begun. */
 static bool line_may_get(const struct file_line *line)
 {
     unsigned gets = 0;
     for (unsigned i = 0; i < FILE_SLOTS; i++)
         gets += file_slot_state(&line->slot[i]) == SLOT_GETS;
-    return !line->full && (gets < FILE_GETS_LEAST || (line->gap && gets * line->gap < FILE_QUEUE_NS));
+    return !line->full && file_pace_may_get(&line->pace, gets);
 }
 
 /* --- requests --- */
@@ -218,11 +213,9 @@ static int slot_silent(weft_file *f, struct file_slot *s)
     return slot_ask_again(f, s, FILE_HERE | FILE_KEEPS | FILE_SILENT);
 }
 
-/* Until when to wait for the piece. A get from the gateway has no limit, because no other node may have the piece. */
 static int64_t slot_until(const weft_file *f, const struct file_line *line, const struct file_slot *s)
 {
-    int64_t least = FILE_HOLDER_TIMES * atomic_load_explicit(&f->g->file_patience, memory_order_relaxed);
-    return slot_from_other(f, s) ? file_pace_until(&line->pace, s->since, least) : INT64_MAX;
+    return file_get_until(f->g, &line->pace, s->since, slot_from_other(f, s));
 }
 
 /* Begins to get the piece. If there is no room in the pool, requests it again without a copy, or gives it back if it is mapped, so that no
@@ -266,7 +259,7 @@ static void slot_hold(weft_file *f, struct file_slot *s)
     atomic_store_explicit(&s->state, SLOT_HELD, memory_order_relaxed);
     if (!s->tell)
         return;
-    file_keep_tell(f, s->kept, s->lease, s->generation, s->index);
+    file_keep_tell(f->g, f->there, s->kept, s->lease, s->generation, s->index);
     s->lease = 0;
 }
 

@@ -523,6 +523,10 @@ struct gateway {
 /* --- file_handle.c --- */
 void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
 
+/* --- file_record.c --- */
+/* The gateway reports that a file has changed. So the next record that reads it sends a request, whose answer is -ESTALE. */
+void gateway_file_record_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
+
 /* --- file_keep.c --- */
 int file_keeps_open(struct gateway *g);
 void file_keeps_tick(struct gateway *g, int64_t now);

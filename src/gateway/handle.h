@@ -27,8 +27,10 @@ struct weft_process {
     uint64_t id, there, ask; /* the process's number at this node and at the server; the number of the request that starts it */
     uint32_t node, pid, users;
     enum handle_state state;
-    bool of_record; /* a record started the process, so records may name it */
-    bool asked;     /* the request that starts the process is not answered yet (it may have been cancelled) */
+    bool of_record;   /* a record started the process, so records may name it */
+    bool record_busy; /* a record writes to the process or closes its handle; GPUs and threads of this node submit records at the same time
+                       */
+    bool asked;       /* the request that starts the process is not answered yet (it may have been cancelled) */
     bool closed;
     int error;  /* why the process could not be started; -ECONNRESET: the server is gone; 0: no error */
     char *text; /* the server's error text; NULL: it sent none */

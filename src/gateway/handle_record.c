@@ -66,7 +66,14 @@ static int record_write(struct weft_process *p, weft_request *r, const void *dat
     return rc ? rc : n ? 0 : handle_has_room(p->in) ? -EPIPE : -EAGAIN;
 }
 
-/* One thread at a time submits records about a process, so no other record closes it meanwhile. */
+/* Ends what `record_busy` began. */
+static void record_over(struct gateway *g, struct weft_process *p)
+{
+    base_spin_lock(&g->lock);
+    p->record_busy = false;
+    base_spin_unlock(&g->lock);
+}
+
 int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     struct gateway_credit due = {0};
@@ -95,14 +102,21 @@ int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint6
         r->handle = p->there;
         break;
     case WEFT_PROCESS_WRITE:
-    case WEFT_PROCESS_CLOSE: rc = 1; break;
+    case WEFT_PROCESS_CLOSE: /* without the lock, but not two at a time */
+        rc = !p->record_busy ? 1 : r->kind == WEFT_PROCESS_WRITE ? -EAGAIN : -EBUSY;
+        p->record_busy = true;
+        break;
     default: rc = -EINVAL; break;
     }
     base_spin_unlock(&g->lock);
     gateway_credit_give(g, &due);
-    if (rc == 1 && r->kind == WEFT_PROCESS_WRITE)
+    if (rc == 1 && r->kind == WEFT_PROCESS_WRITE) {
         rc = record_write(p, r, data);
-    else if (rc == 1 && r->kind == WEFT_PROCESS_CLOSE)
+        record_over(g, p);
+    } else if (rc == 1 && r->kind == WEFT_PROCESS_CLOSE) {
         rc = weft_process_close(p);
+        if (rc)
+            record_over(g, p);
+    }
     return rc;
 }

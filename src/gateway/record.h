@@ -6,7 +6,7 @@
  *   record_object.c   objects, and answers
  *   record_copy.c     copies
  *   net_record.c      records of the net service
- *   file_record_read.c, file_record.c   records of the file service
+ *   file_record_get.c, file_record_read.c, file_record.c   records of the file service
  *   record.c          takes records from programs and kernels, and hands them to their service
  */
 #ifndef WEFT_GATEWAY_RECORD_H

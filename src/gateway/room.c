@@ -30,7 +30,10 @@ static void on_message(weft_node *w, uint32_t from, const void *header, size_t h
     case GATEWAY_CREDIT:
     case GATEWAY_SHUT: gateway_stream_message(g, from, &m, payload, payload_len); break;
     case GATEWAY_END: gateway_handle_ended(g, from, &m, payload, payload_len); break;
-    case GATEWAY_CHANGED: gateway_file_changed(g, from, &m); break;
+    case GATEWAY_CHANGED:
+        gateway_file_changed(g, from, &m);
+        gateway_file_record_changed(g, from, &m);
+        break;
     case GATEWAY_UNREAD: gateway_handle_unread(g, from, &m); break;
     default: break;
     }

@@ -186,7 +186,7 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
 {
     (void)device;
     if (blocks > BLOCKS_MAX)
-        return base_fail(-EINVAL, "a kernel of %u blocks: the GPU `host` runs at most %u", blocks, BLOCKS_MAX);
+        return base_fail(-EINVAL, "the GPU `host` cannot run a kernel of %u blocks, but at most %u; use fewer blocks", blocks, BLOCKS_MAX);
     struct block *b = calloc(blocks, sizeof *b);
     if (!b)
         return base_fail(-ENOMEM, "no memory for a kernel of %u blocks" BASE_MEMORY_HINT, blocks);

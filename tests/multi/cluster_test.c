@@ -152,6 +152,39 @@ void meet(_Atomic uint32_t *word, uint32_t n)
     wait_for(word, n);
 }
 
+/* A line of a thread's file in /proc; "" if there is none. */
+static void thread_line(pid_t pid, const char *thread, const char *file, char *out, size_t len)
+{
+    char path[64 + NAME_MAX];
+    snprintf(path, sizeof path, "/proc/%d/task/%s/%s", (int)pid, thread, file);
+    FILE *f = fopen(path, "r");
+    if (!f || !fgets(out, (int)len, f))
+        out[0] = '\0';
+    out[strcspn(out, "\n")] = '\0';
+    if (f)
+        fclose(f);
+}
+
+void show_threads(pid_t pid)
+{
+    char path[64], name[64], call[256], where[64], gdb[256];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(path);
+    for (struct dirent *t; tasks && (t = readdir(tasks));) {
+        if (t->d_name[0] == '.')
+            continue;
+        thread_line(pid, t->d_name, "comm", name, sizeof name);
+        thread_line(pid, t->d_name, "syscall", call, sizeof call);
+        thread_line(pid, t->d_name, "wchan", where, sizeof where);
+        fprintf(stderr, "process %d, thread %s (%s): system call %s, in %s\n", (int)pid, t->d_name, name, call, where);
+    }
+    if (tasks)
+        closedir(tasks);
+    snprintf(gdb, sizeof gdb, "timeout 60 gdb -p %d -batch -ex 'thread apply all bt' 2>&1 | grep -E '^(#|Thread)' >&2", (int)pid);
+    if (system("command -v gdb >/dev/null 2>&1 && command -v timeout >/dev/null 2>&1") == 0 && system(gdb))
+        fputs("gdb shows nothing\n", stderr);
+}
+
 static void wait_all(int n, const pid_t *pids, int *status)
 {
     int64_t end = now_ns() + patience_ns(number_of("TEST_HANG", HANG_SECONDS));
@@ -167,6 +200,7 @@ static void wait_all(int n, const pid_t *pids, int *status)
             for (int i = 0; i < n; i++) {
                 if (!done[i]) {
                     fprintf(stderr, "node %d (pid %d) hangs: killed\n", i, (int)pids[i]);
+                    show_threads(pids[i]);
                     kill(pids[i], SIGKILL);
                 }
             }

@@ -91,6 +91,9 @@ void meet(_Atomic uint32_t *word, uint32_t n);
    up others, which does not happen with a real device (softverbs/docs/design.md). */
 void stop_asleep(pid_t pid);
 
+/* Prints what each thread of a process that hangs waits for: its system call, and by gdb, if that is there, its functions. */
+void show_threads(pid_t pid);
+
 /* Memory that the forked nodes and the parent share, zero at first. */
 void *shared_words(size_t bytes);
 

@@ -371,7 +371,7 @@ class Refused(Cast):
     def test_wrong_words(self):
         for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
                             (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
-                            (["a", "1:"], "DEST is empty"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
+                            (["a", "1:"], "DEST is empty"), (["a", ":b"], "there is no host before ':'"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
         one = self.file("one", b"1")
         self.assertIn("no host or node 'elsewhere'", self.cast(one, "elsewhere:/x", code=1).stderr)
@@ -402,6 +402,21 @@ class Refused(Cast):
             for what in ([self.src, "1:" + self.dest], [names[0], "1:" + there]):
                 self.assertIn("cannot replace the device, socket or pipe of this name", self.cast(*what, code=1).stderr)
             self.assertTrue(stat.S_ISFIFO(os.lstat(there).st_mode), there)
+
+    def test_directories_are_not_replaced(self):
+        """A directory with the name of a file or a link stays, and the bytes of the file are not even sent."""
+        names = self.file("src/file", b"1" * 1_000_000), os.path.join(self.src, "hard"), os.path.join(self.src, "link")
+        os.link(self.file("src/another", b""), names[1])
+        os.symlink("file", names[2])
+        for name in names:
+            os.makedirs(self.at(1, "src", os.path.basename(name)))
+        p = self.cast("--json", self.src, "1:" + self.dest, code=1)
+        for name in names:
+            self.assertIn(f"src/{os.path.basename(name)}: cannot replace the directory of this name", p.stderr)
+            self.assertTrue(os.path.isdir(self.at(1, "src", os.path.basename(name))))
+        got = json.loads(p.stdout)
+        self.assertEqual((got["sent_bytes"], got["hosts"][0]["complete"], got["not_sent"]), (0, False, []))
+        self.no_parts()
 
     def test_links_out_of_dest(self):
         """A symbolic link below DEST is not followed, wherever it leads."""

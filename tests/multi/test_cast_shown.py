@@ -7,6 +7,7 @@ import pty
 import random
 import re
 import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -246,6 +247,31 @@ class Shown(Cast):
         self.file("src/b", b"2")
         said = self.cast(self.src, "1,2:" + self.dest, code=1).stderr
         self.assertIn("; 1 of 2 hosts have all that could be sent; ", said)
+
+    def test_full_output(self):
+        """A summary that cannot be written is an error, and is said."""
+        self.file("src/a", b"1")
+        with open("/dev/full", "wb") as full:
+            p = subprocess.run([WEFT, "cast", "--json", self.src, "1:" + self.dest], env=self.env, stdin=subprocess.DEVNULL, stdout=full,
+                               stderr=subprocess.PIPE, timeout=LIMIT, check=False)
+        self.assertEqual((p.returncode, p.stderr), (1, b"weft cast: cannot write to standard output: No space left on device\n"))
+        self.same(1)
+
+    def test_source_vanishes(self):
+        """Files that vanish while others are sent: they are named by their paths on the source, and leave nothing behind."""
+        self.file("src/a", os.urandom(8_000_000))
+        for i in range(20):
+            self.file(f"src/b/{i}", b"%d" % i)
+        p = subprocess.Popen([WEFT, "cast", "--json", "--bwlimit", "2M", self.src, "1,2:" + self.dest], env=self.env, stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL)
+        part = self.at(2, "src")
+        until("it is under way", lambda: os.path.isdir(part) and any(f.endswith(".part") for f in os.listdir(part)))
+        shutil.rmtree(os.path.join(self.src, "b"))
+        got = json.loads(p.communicate(timeout=LIMIT)[0])
+        self.assertEqual((p.returncode, [h["has_all_sent"] for h in got["hosts"]]), (1, [True] * 2))
+        self.assertEqual(sorted(got["not_sent"]), sorted(os.path.join(self.src, "b", str(i)) for i in range(20)))
+        self.no_parts()
+        self.assertEqual(sorted(os.listdir(self.at(1, "src", "b"))), [])
 
     def test_not_sent_as_json(self):
         """Names that are no text arrive in JSON, too: readable, and encoded without any loss."""

@@ -402,6 +402,9 @@ static bool job(unsigned jobs)
     for (int rank = 0; rank < count; rank++) {
         if (!wait_end(pids[rank], &status[rank], &used[rank], end)) {
             wrong = "does not end";
+            fprintf(stderr, "node %d:\n", rank);
+            for (int other = rank; other < count; other++) /* the node may wait for the other one */
+                show_threads(pids[other]);
             kill(pids[rank], SIGKILL);
             waitpid(pids[rank], NULL, 0);
         } else if (WIFSIGNALED(status[rank]) && !(rank && WTERMSIG(status[rank]) == SIGTERM)) { /* node 1: the owner has ended */

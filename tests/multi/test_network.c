@@ -600,8 +600,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_blocked),   cmocka_unit_test(test_signals), cmocka_unit_test(test_away_for_a_second),
         cmocka_unit_test(test_data_away), cmocka_unit_test(test_cut),     cmocka_unit_test(test_beside_stopped),
         cmocka_unit_test(test_late),      cmocka_unit_test(test_middle),  cmocka_unit_test(test_misbehaves),
-        cmocka_unit_test(test_regions),
-        cmocka_unit_test(test_polled),
+        cmocka_unit_test(test_regions),   cmocka_unit_test(test_polled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

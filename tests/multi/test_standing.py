@@ -418,6 +418,8 @@ class Exec(Up):
         self.assertEqual((events[1]["stream"], events[1]["text"]), ("stdout", "text\n"))
         self.assertEqual((events[2]["stream"], base64.b64decode(events[2]["base64"])), ("stderr", b"\xff\0"))
         self.assertEqual((events[3]["status"], events[3]["node"]), (2, 1))
+        p = self.exec("--json", "--on", "0", "--cwd", b"/no text \xff", "--", "true", code=127)
+        self.assertIn("'/no text ?'", json.loads(p.stdout)["error"])
 
     def test_as_it_comes(self):
         p = self.start("exec", "--on", "1", "--", "sh", "-c", "echo now; sleep 600")

@@ -106,6 +106,15 @@ class Floors(unittest.TestCase):
             self.assertGreater(len(arrows), 10, folder)
             self.assertEqual(circles(arrows), [], folder)
 
+    def test_waits_use_the_monotonic_clock(self):
+        """Waits for condition variables end by base_cond_wait(): a change of the wall clock does not move their end."""
+        wrong = []
+        for path in files("src"):
+            with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+                if path != "src/base/cond.c" and re.search(r"pthread_cond_(timedwait|clockwait)|pthread_mutex_timedlock|sem_timedwait", f.read()):
+                    wrong.append(path)
+        self.assertEqual(wrong, [])
+
     def test_no_file_is_too_long(self):
         long = []
         for folder in ("src", "softverbs"):

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the simulated worlds of tests/tb do not reach or do not check: what the bulk protocol counts, and this case. A put is complete at the
- * receiver, but the receiver cannot send DONE yet. Meanwhile the sender gives the put up, and uses its number for another put. The DONE of
- * the first put must then not be sent, because it would be taken for the DONE of the second.
+ * What the simulated worlds of tests/tb do not reach or do not check: what the bulk protocol counts, and this case. A put is complete at
+ * the receiver, but the receiver cannot send DONE yet. Meanwhile the sender gives the put up, and uses its number for another put. The DONE
+ * of the first put must then not be sent, because it would be taken for the DONE of the second.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -309,9 +309,9 @@ static void test_put_is_counted_at_its_end(void **state)
 static void land(uint32_t number, uint64_t at, bool damaged)
 {
     tb_bulk_landed(&t.bulk, 0, 1);
-    assert_int_equal(hear(TB_SUM, 0, t.bulk.lanes[0].generation,
-                          &(struct tb_words){.token = number, .a = base_hash(t.pool + at, MESSAGE, 0) + damaged}),
-                     0);
+    assert_int_equal(
+        hear(TB_SUM, 0, t.bulk.lanes[0].generation, &(struct tb_words){.token = number, .a = base_hash(t.pool + at, MESSAGE, 0) + damaged}),
+        0);
 }
 
 /* Each byte of a get counts when it has arrived. A damaged piece counts as rejected, and the lane is repaired. */

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A queue pair counts as standing still after this many times the time that its retries should take. Devices may take four times that time
-   (InfiniBand: Local ACK Timeout). */
+/* A queue pair counts as standing still after PATIENCE times the time that its retries should take. Devices may take four times that time
+ * (InfiniBand: Local ACK Timeout). */
 #define PATIENCE 5
 
 /* --- stages and frames --- */

@@ -87,7 +87,7 @@ static void rails_add(struct rc *rc, struct verbs_device *d)
     r->device = d;
     int err = rails_make(rc, r);
     if (err) {
-        base_log(BASE_LOG_WARN, "device %s is not used: %s; WEFT_RAILS chooses the devices", d->name, base_error());
+        base_log(BASE_LOG_WARN, "device %s is not used: %s; set WEFT_RAILS to choose the devices", d->name, base_error());
         rails_unmake(r);
         return;
     }
@@ -111,7 +111,8 @@ int rc_rails_open(struct rc *rc)
     for (uint32_t i = 1; named && i < most; i++) {
         int err = verbs_device_open(&found[n], w->options.rail_names[i], w->options.gid_index);
         if (err)
-            base_log(BASE_LOG_WARN, "device %s is not used: %s; WEFT_RAILS chooses the devices", w->options.rail_names[i], base_error());
+            base_log(BASE_LOG_WARN, "device %s is not used: %s; set WEFT_RAILS to choose the devices", w->options.rail_names[i],
+                     base_error());
         n += !err;
     }
     for (uint32_t i = 0; i < n; i++)

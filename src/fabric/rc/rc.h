@@ -51,7 +51,7 @@
 
 #define RC_FRAME_BYTES 4096u
 #define RC_WINDOW      32u /* how many frames of a lane may be sent before the peer acknowledges one */
-#define RC_TELL        8u  /* after this many frames an acknowledgement is sent, if no other frame has carried it */
+#define RC_TELL        8u  /* after so many frames an acknowledgement is sent, if no other frame has carried it */
 #define RC_RESERVE     16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
 #define RC_RECEIVES    (2 * RC_WINDOW + RC_RESERVE)
 #define RC_SPARE       16u /* chunks, of RC_RECEIVES receives each, that replace receives which were lost with queue pairs */
@@ -242,7 +242,7 @@ struct rc_link {
        starts it, and those behind it, when all earlier reads are done. */
     uint32_t fences_posted;
     uint32_t fence_proved;  /* the last fence before which everything has arrived at the peer: works behind it may be striped */
-    uint64_t stripe;        /* puts and gets of at least this many bytes are striped; UINT64_MAX: no further rail is up */
+    uint64_t stripe;        /* the smallest put or get that is striped, in bytes; UINT64_MAX: no further rail is up */
     uint64_t fence_stripes; /* how many works of the main lane precede the last fence */
     uint64_t stripes_done;  /* the number of the first striped work that is not done; UINT64_MAX: all are done */
     uint32_t repeats;       /* pieces of tracks that are to be repeated over the first rail */
@@ -356,7 +356,7 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
 bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own);
 bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);           /* posts a kept frame again */
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 1: posted; 0: no room now; or an error */
-/* handles an acknowledgement: the peer has processed this many frames of a lane */
+/* handles an acknowledgement: how many frames of a lane the peer has processed */
 void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken);
 void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if RC_TELL frames need one, or if it is `due` */
 /* posts a read behind the posted requests, unless one is under way; when it completes it sets l->flushed_to */

@@ -139,7 +139,7 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
     t->tries++;
     if (!t->was_up && t->tries >= choices && !t->said) {
         t->said = true;
-        base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; WEFT_RAILS chooses the devices",
+        base_log(BASE_LOG_WARN, "device %s is not used to reach node %u (pid %d on %s): %s; set WEFT_RAILS to choose the devices",
                  rc_rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
     }
     base_log(BASE_LOG_DEBUG, "device %s does not reach node %u yet, attempt %u: %s", rc_rail_of(l, t)->device->name, l->link->node,

@@ -10,7 +10,7 @@
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
 #define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* if sends have not left within this time, the sender reports how many */
-#define TB_BULK_AHEAD          6u             /* while a frame is checked, the frame that comes this many later is prefetched */
+#define TB_BULK_AHEAD          6u             /* while a frame is checked, the frame that comes so many frames later is prefetched */
 
 /* The size of the pieces of a transfer: the message size of the largest lanes that the transfer fills. */
 static inline uint32_t tb_bulk_message_for(const struct tb_bulk *b, uint64_t length)

@@ -147,7 +147,7 @@ void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
 /* A move has ended. -EAGAIN: the move has failed, perhaps after a part of its bytes, so the operation begins again. Other negative: the
    operation fails with this error. */
 void tb_endpoint_moved(struct tb_endpoint *e, void *cookie, int status);
-void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* the program has handled this many more messages of the peer */
+void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* the program has handled `messages` more messages of the peer */
 void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);
 /* the operation that just began waits to share a frame with others: do not call pump for it */
 bool tb_endpoint_gathers(const struct tb_endpoint *e);

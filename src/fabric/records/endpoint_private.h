@@ -47,7 +47,7 @@ static inline void tb_endpoint_complete(struct tb_endpoint *e, weft_op *op, int 
 /* endpoint_operations.c. Works are in one of an endpoint's three lists; `end` is where the next one is to be linked. */
 struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the work's body. NULL: no memory */
 void tb_work_free(struct tb_endpoint *e, struct tb_work *k);
-/* adds this many bytes to the list's backlog counter */
+/* adds bytes to the list's backlog counter */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes);
 void tb_work_append(struct tb_endpoint *e, struct tb_work ***end, struct tb_work *k);
 struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **first, struct tb_work ***end);

@@ -5,7 +5,7 @@
  */
 #include "fabric/records/link.h"
 
-#define LOOK_EVERY 16u /* while much is under way, completions are polled once in this many operations */
+#define LOOK_EVERY 16u /* while much is under way, one in so many operations polls completions */
 
 struct room {
     struct records_link *l;

@@ -13,11 +13,11 @@
 
 #define US         INT64_C(1000)
 #define MS         (1000 * US)
-#define BUSY       2u /* with this many sends (or frames, see `paced`) under way, records wait to share a frame */
+#define BUSY       2u /* with so many sends (or frames, see `paced`) under way, records wait to share a frame */
 #define SAY_EVERY  (TB_WINDOW / 4)
 #define SAY_WITHIN (1 * MS) /* how long an acknowledgement may wait if the peer has not asked for it */
 #define RTO_FIRST  (5 * MS)
-/* The shortest retransmission time-out: the peer's thread may wait this long for a processor, and retransmitting then is useless. */
+/* The shortest retransmission time-out. The peer's thread may wait so long for a processor, and retransmitting would be useless. */
 #define RTO_LEAST (2 * MS)
 #define RTO_MOST  (200 * MS)
 #define BACKOFFS  7u

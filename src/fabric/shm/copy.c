@@ -46,7 +46,7 @@
 #define SAMPLES      2u                /* samples of a way in a row, after one that does not count */
 #define ROUNDS       4u                /* rounds over all ways for small classes */
 #define ROUNDS_LEAST 2u                /* rounds for large classes */
-/* A class is measured after this many copies of its smallest size. Measuring takes 2 to 8 ms up to 2 MiB, and up to 100 ms for 16 MiB. */
+/* A class is measured after so many copies of its smallest size. Measuring takes 2 to 8 ms up to 2 MiB, and up to 100 ms for 16 MiB. */
 #define COPIES_BEFORE 16u
 
 unsigned copy_class(size_t len)

@@ -28,7 +28,7 @@ struct ring_cell {
 };
 
 struct ring {
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head; /* written by the receiver: at least this many cells are free again */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head; /* written by the receiver: how many cells, at least, are free again */
     _Atomic uint32_t want_room;                      /* 1: the sender waits for room; the receiver clears it and wakes the sender */
     _Alignas(BASE_CACHE_LINE) struct ring_cell cells[RING_CELLS];
 };

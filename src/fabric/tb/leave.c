@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINGER \
-    WEFT_SECOND /* the node may leave when it has forwarded no frame for this long: the others then have no frames to send through it */
+/* A node may leave when it has forwarded no frame for so long, because then the others have no frames to send through it. */
+#define LINGER   WEFT_SECOND
 #define ASK_WAIT WEFT_SECOND
 
 enum leave_word { LEAVE_ASK = 1, LEAVE_YES };

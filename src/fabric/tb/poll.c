@@ -12,7 +12,7 @@
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u
-/* if the gap between two completions is at least this long, it is possible that no thread has polled meanwhile */
+/* if the time between two completions is at least so long, perhaps no thread has polled meanwhile */
 #define PAUSE     (WEFT_MS / 2)
 #define BUSY_MOST 4u              /* rounds in a row that found something, before the completions of sends are polled */
 #define WATCH     (100 * WEFT_MS) /* how often a port is queried at least */
