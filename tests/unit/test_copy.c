@@ -60,9 +60,6 @@ static void every_way_copies_exactly(void **state)
     size_t most = MIB + 12345 + 4096;
     uint8_t *src = memory(most), *dst = memory(most + 2 * EDGE);
     fill(src, most, 1);
-    /* One thread only: under the thread sanitizer, which sets TEST_DIVIDE, each offset and length, but not all pairs of them. */
-    const char *divide = getenv("TEST_DIVIDE");
-    size_t every = divide && atoi(divide) > 1 ? (size_t)atoi(divide) : 1;
     unsigned seen = 0;
     for (const struct copy_way *way = copy_ways; way->name; way++) {
         if (!way->works())
@@ -70,10 +67,10 @@ static void every_way_copies_exactly(void **state)
         seen++;
         for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
             for (size_t d = 0; d < sizeof offsets / sizeof *offsets; d++)
-                for (size_t s = d % every; s < sizeof offsets / sizeof *offsets; s += every)
+                for (size_t s = 0; s < sizeof offsets / sizeof *offsets; s++)
                     copies_exactly(way, dst, offsets[d], src, offsets[s], lengths[l]);
         for (size_t at = 0; at < 64; at++) /* every position in a cache line, and every length of the remainder */
-            for (size_t more = at % every; more < 128; more += every)
+            for (size_t more = 0; more < 128; more++)
                 copies_exactly(way, dst, at, src, 64 - at, 16384 + more);
     }
     assert_true(seen >= 1);
