@@ -24,7 +24,7 @@ struct job {
     bool handles; /* each block has a handle of its own */
     weft_device_file file[BLOCKS];
     int rc[BLOCKS];
-    bool wrong;
+    bool wrong[BLOCKS];
 };
 
 static void open_kernel(const weft_device *d, void *arg)
@@ -52,7 +52,7 @@ static void read_kernel(const weft_device *d, void *arg)
     for (uint64_t at = job->from + b * job->part; at < job->end && !job->rc[b]; at += BLOCKS * job->part) {
         uint64_t want = job->end - at < job->part ? job->end - at : job->part;
         job->rc[b] = weft_device_file_read(d, job->record[b], f, job->to[b], want, at, &n);
-        job->wrong = job->wrong || !right(got, job->seed, at, (size_t)n) || (!job->rc[b] && n != want);
+        job->wrong[b] = job->wrong[b] || !right(got, job->seed, at, (size_t)n) || (!job->rc[b] && n != want);
     }
 }
 
@@ -72,8 +72,7 @@ static void run(weft_gpu *g, weft_gpu_kernel kernel, struct job *job)
 {
     OK(weft_gpu_run(g, kernel, BLOCKS, job));
     for (uint32_t b = 0; b < BLOCKS; b++)
-        CHECK(job->rc[b] == 0);
-    CHECK(!job->wrong);
+        CHECK(job->rc[b] == 0 && !job->wrong[b]);
 }
 
 static void read_range(weft_gpu *g, struct job *job, uint64_t from, uint64_t end)
@@ -337,8 +336,8 @@ static void changes(weft_node *w, void *arg)
         job->from = 0;
         job->end = BYTES;
         OK(weft_gpu_run(g, read_kernel, BLOCKS, job));
-        CHECK(!job->wrong);
         for (uint32_t i = 0; i < BLOCKS; i++) {
+            CHECK(!job->wrong[i]);
             CHECK(job->rc[i] == 0 || job->rc[i] == -WEFT_DEVICE_ESTALE);
             stale += job->rc[i] != 0;
             job->rc[i] = 0;
@@ -350,11 +349,11 @@ static void changes(weft_node *w, void *arg)
         OK(weft_gpu_run(g, open_kernel, BLOCKS, job));
         CHECK(job->rc[0] == 0);
         job->seed = NEXT;
-        job->wrong = false;
         job->from = 0;
         job->end = job->file[0].bytes;
         OK(weft_gpu_run(g, read_kernel, BLOCKS, job));
-        CHECK(!job->wrong);
+        for (uint32_t i = 0; i < BLOCKS; i++)
+            CHECK(!job->wrong[i]);
         OK(weft_gpu_run(g, close_kernel, BLOCKS, job));
     } while (job->file[0].bytes < BYTES || job->rc[0] || job->rc[1] || job->rc[2] || job->rc[3]);
     atomic_fetch_add(&b->done, 1);
