@@ -166,27 +166,30 @@ class Standing(over_ssh.Machines):
         self.there("cd /tmp/cp && $weft cp vm1:/tmp/cp/got/a back/ 2>&1")
         self.same("/tmp/cp/got/a", (self.far, "/tmp/cp/a"), (self.far, "/tmp/cp/back/a"))
 
-    def begin_cast(self, *args):
-        """Begins to cast a file slowly, and waits until the other machine has more of it than before."""
+    def interrupted_cast(self, *args, there=":"):
+        """Casts a file, so slowly that the end is far away. When the other machine has more of it than before, a command runs there, and the
+        process of the cast is returned."""
         size = "du -ck /tmp/cut/.weft-cast-*.part 2>/dev/null | sed -n 's/.total$//p'"
         before = int(self.far(size).stdout)
-        p = subprocess.Popen([self.weft, "cast", "--bwlimit", "2M", *args], env=self.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        p = subprocess.Popen([self.weft, "cast", "--bwlimit", "512K", *args], env=self.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-        self.there(f"for i in $(seq {LIMIT * 3:.0f}); do [ $({size}) -lt {before + 1024} ] || exit 0; sleep 0.3; done; exit 1")
-        self.assertIsNone(p.poll(), "it has ended before it was interrupted")
+        try:
+            self.there(f"for i in $(seq {LIMIT * 3:.0f}); do [ $({size}) -lt {before + 1024} ] || break; sleep 0.3; done; {there}")
+        except BaseException:
+            p.kill()
+            self.fail(p.communicate(timeout=LIMIT))
         return p
 
     def test_cast_interrupted(self):
         """A cast is interrupted at the source, and another one at the receiver; the same command sends what is missing."""
-        size = 12 * MIB
+        size = 16 * MIB
         self.write("/tmp/cut/file", size, 4)
         args = ["/tmp/cut/file", "vm2:/tmp/cut/file"]
-        p = self.begin_cast(*args)
+        p = self.interrupted_cast(*args)
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 128 + signal.SIGINT, out + err)
-        p = self.begin_cast(*args)
-        self.there("pkill -KILL -f '[c]ast --as-node' && [ ! -e /tmp/cut/file ]")
+        p = self.interrupted_cast(*args, there="pkill -KILL -f '[c]ast --as-node' && [ ! -e /tmp/cut/file ]")
         out, err = p.communicate(timeout=LIMIT)
         self.assertEqual((p.returncode, "vm2" in err), (1, True), out + err)
         sent, _ = self.cast(*args)
