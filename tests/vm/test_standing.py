@@ -193,7 +193,7 @@ class Standing(over_ssh.Machines):
         out, err = p.communicate(timeout=LIMIT)
         self.assertEqual((p.returncode, "vm2" in err), (1, True), out + err)
         sent, _ = self.cast(*args)
-        self.assertLess(sent, size - 2 * MIB)
+        self.assertLessEqual(sent, size - 2 * MIB)
         look = "cd /tmp/cut && sha256sum file && ls -A"
         self.assertEqual(self.there(look), here(look).stdout)
 
