@@ -41,7 +41,8 @@ static int by_node(const void *number, const void *link)
 
 const struct desk_link *shown_link(const struct shown *s, uint32_t node, uint32_t to)
 {
-    const uint32_t *at = bsearch(&node, s->nodes, s->count, sizeof *s->nodes, by_number);
+    /* bsearch() may not be given a null pointer, also for an empty array */
+    const uint32_t *at = s->count ? bsearch(&node, s->nodes, s->count, sizeof *s->nodes, by_number) : NULL;
     const struct desk_page *p = at ? s->pages[at - s->nodes] : NULL;
-    return p ? bsearch(&to, p->links, p->count, sizeof p->links[0], by_node) : NULL;
+    return p && p->count ? bsearch(&to, p->links, p->count, sizeof p->links[0], by_node) : NULL;
 }

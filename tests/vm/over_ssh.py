@@ -15,7 +15,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(os.path.dirname(HERE), "multi"))
+sys.path.append(os.path.join(os.path.dirname(HERE), "multi"))  # last: it has a test_ssh.py, too
 import processes  # noqa: E402
 
 SSHD = "/usr/sbin/sshd"
