@@ -35,9 +35,10 @@ static int read_limits(struct gateway_block *out, const weft_request *r, const u
     if (r->arg[1] > WEFT_LIMITS || r->arg[1] * sizeof out->limits[0] > *left)
         return block_wrong("it sets more limits than there are kinds of limit, or its data is too short for them");
     out->limit_count = (uint32_t)r->arg[1];
+    if (!out->limit_count) /* `*at` may be NULL */
+        return 0;
     uint64_t bytes = out->limit_count * sizeof out->limits[0];
-    if (bytes)
-        memcpy(out->limits, *at, bytes);
+    memcpy(out->limits, *at, bytes);
     for (uint32_t i = 0; i < out->limit_count; i++)
         if (out->limits[i].what == 0 || out->limits[i].what > WEFT_LIMITS || out->limits[i].zero)
             return block_wrong("it names a limit that does not exist");

@@ -65,10 +65,11 @@ static inline void set_top(struct stack *s, struct mem_block *top)
 static void give_oldest(struct mem_pool *p, struct stack *s, size_t n)
 {
     struct mem_block *top = top_of(s);
+    if (!n) /* the stack may have no memory yet */
+        return;
     for (size_t i = 0; i < n; i++)
         slab_put(p, s->first[i]);
-    if (n)
-        memmove(s->first, s->first + n, (size_t)(top - s->first - (ptrdiff_t)n) * sizeof *top);
+    memmove(s->first, s->first + n, (size_t)(top - s->first - (ptrdiff_t)n) * sizeof *top);
     set_top(s, top - n);
 }
 

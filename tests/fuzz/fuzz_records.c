@@ -48,6 +48,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 
 static void folder_remove(void)
 {
+    weft_close(w); /* first: a request that the node still serves may write a file there */
     nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 

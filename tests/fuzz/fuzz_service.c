@@ -79,6 +79,7 @@ static void datagram(const uint8_t *data, size_t size)
     free(own);
 }
 
+static weft_node *w;
 static char folder[] = "/tmp/weft-fuzz-service-XXXXXX";
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *where)
@@ -89,6 +90,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 
 static void folder_remove(void)
 {
+    weft_close(w); /* first: a request that the node still serves may write a file there */
     nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
@@ -107,7 +109,6 @@ static void folder_make(void)
 
 static void messages(const uint8_t *data, size_t size)
 {
-    static weft_node *w;
     if (!w) {
         weft_config c = {.bytes = sizeof c, .pool_bytes = 16 << 20, .size = 1};
         folder_make();
