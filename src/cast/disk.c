@@ -280,7 +280,8 @@ static bool open_file(struct cast_disk *d, uint32_t index)
     else if (at >= 0 && (fd = openat(at, cast_disk_name(d, index), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) < 0)
         fd = -errno;
     if (fd < 0) {
-        cast_disk_give_up(d, index, -fd, fd == -EBUSY ? "write the file, which another weft cast is writing" : "write");
+        cast_disk_give_up(d, index, -fd,
+                          fd == -EBUSY ? "write the file, which another weft cast, or another node of this host, is writing" : "write");
         return false;
     }
     if (new)

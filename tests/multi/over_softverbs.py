@@ -18,7 +18,14 @@ sys.dont_write_bytecode = True
 from processes import patience  # noqa: E402
 
 softverbs, library, what, *test = sys.argv[1:]
-signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # when the time is over: the fabric is still removed
+
+
+def end(number, _):
+    signal.signal(number, signal.SIG_IGN)  # another one must not interrupt the removal of the fabric
+    sys.exit(128 + number)
+
+
+signal.signal(signal.SIGTERM, end)  # when the time is over
 profile, topology, transport = (what.split(",") + ["", ""])[:3]
 # Each step takes a few system calls, and on two processors half of the nodes wait for a processor: do fewer steps.
 os.environ.setdefault("TEST_DIVIDE", "5")
