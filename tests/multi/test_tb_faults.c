@@ -553,10 +553,10 @@ static void disturb(struct round *r)
             r->stopped++;
         }
         usleep((useconds_t)roll(r, 400000));
-        if (now_ns() >= kill_at) {
+        if (now_ns() >= kill_at && now_ns() < end) { /* after the end its number may be another process's */
             node = (uint32_t)roll(r, nodes);
+            atomic_fetch_or(&s->dead, 1u << node); /* first: the others may see it dead before this process goes on */
             kill(s->pid[node], SIGKILL);
-            atomic_fetch_or(&s->dead, 1u << node);
             r->killed = node + 1;
             kill_at = INT64_MAX;
         }
@@ -595,7 +595,8 @@ static int soak(int64_t seconds)
         waitpid(pid, &ended, 0);
         failed |= ended;
         for (uint32_t i = 0; i < nodes; i++) {
-            bool right = r->killed == i + 1 ? WIFSIGNALED(status[i]) && WTERMSIG(status[i]) == SIGKILL : status[i] == 0;
+            bool killed = r->killed == i + 1 && WIFSIGNALED(status[i]) && WTERMSIG(status[i]) == SIGKILL;
+            bool right = killed || status[i] == 0; /* one that is to be killed may end just before */
             if (!right)
                 fprintf(stderr, "node %u ended with %#x\n", i, (unsigned)status[i]);
             failed |= !right;
