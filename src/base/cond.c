@@ -7,7 +7,7 @@
 
 #include <time.h>
 
-#ifdef __APPLE__ /* which has no pthread_condattr_setclock() */
+#ifdef __APPLE__ /* macOS has no pthread_condattr_setclock() */
 
 void base_cond_init(pthread_cond_t *cond)
 {
