@@ -6,14 +6,14 @@
  */
 #include "cast/cast.h"
 
-/* Names a block of a round; not 0. */
+/* Identifies a block of a round; never 0. */
 static uint64_t tag_of(uint64_t round, uint64_t number)
 {
     return round << 48 | (number + 1);
 }
 
-/* Whether all pieces of files in the block are right. While this runs, the block's slot may be freed and the next block written into it.
- * Then the result does not matter, because the writer has verified the block itself. */
+/* Whether the checksums of all pieces of files in the block are right. The writer may free the slot while this function runs; then the
+ * writer has verified the block itself, and the result is not used. */
 static bool verify(struct cast *c, uint64_t round, uint64_t number)
 {
     const struct cast_block *b = cast_slot(c, number);

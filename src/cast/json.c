@@ -9,7 +9,7 @@
 
 #define REPLACEMENT "\xef\xbf\xbd" /* U+FFFD */
 
-/* The length of the UTF-8 character that begins here; 0: none does. */
+/* The length of the UTF-8 character at `text`; 0: invalid UTF-8. */
 static size_t character(const char *text, size_t left)
 {
     if ((unsigned char)*text < 0x80)

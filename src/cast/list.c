@@ -82,7 +82,7 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
         l->room = room;
     }
     struct cast_entry e = {n->type, n->parent, n->mode, n->target, n->size, n->seconds, n->nanoseconds, NULL, ""};
-    /* owners are not copied, so the set-user-ID and set-group-ID bits would apply to a different user or group */
+    /* drop the set-user-ID and set-group-ID bits, because owners are not copied */
     e.mode &= e.type == CAST_FOLDER ? 01777 : 0777;
     e.name = keep(l, name, n->name_bytes);
     if (n->link_bytes)

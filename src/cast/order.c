@@ -11,11 +11,11 @@
 #include "cast/cast.h"
 #include "cast/source.h"
 
-/* how long the source waits for CAST_LINKS; behind a target that has not answered, the order is by rank */
+/* time that the source waits for CAST_LINKS. A target that has not answered is followed by the next rank */
 #define LINKS_NS (WEFT_SECOND)
 #define LOOK_NS  (20 * WEFT_MS)
 
-/* The cost of a link is 16 times the index of its kind here, and less with more cables or devices. */
+/* A link costs 16 times the index of its kind in this list, minus a little for each additional cable or device. */
 static const char *const kinds[] = {"shm", "rc", "tb", "tb through other nodes", "ofi"};
 #define KINDS      (sizeof kinds / sizeof kinds[0])
 #define COST_WORST ((uint8_t)(KINDS * 16))
@@ -90,7 +90,7 @@ void cast_order(const uint8_t *const *cost, uint32_t from, uint32_t *chain, uint
             if (row[chain[k]] < row[chain[best]])
                 best = k;
         uint32_t node = chain[best];
-        memmove(&chain[i + 1], &chain[i], (best - i) * sizeof *chain); /* the nodes in between keep their order */
+        memmove(&chain[i + 1], &chain[i], (best - i) * sizeof *chain); /* all other nodes keep their order */
         chain[i] = node;
     }
 }
