@@ -60,7 +60,7 @@ void grow_wake(struct grow *g)
 
 int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
 {
-    bool before = fab_nowait(true); /* a member that is stopped must not delay the others */
+    bool before = fab_nowait(true); /* do not wait for a stopped member */
     int rc = fab_send(g->w, to, GROW_HANDLER, m, sizeof *m, ask, ask ? sizeof *ask : 0, NULL);
     fab_nowait(before);
     return rc;
@@ -85,7 +85,7 @@ bool grow_send_again(struct grow *g)
     memcpy(list, g->unsent, n * sizeof *list);
     g->unsent_count = 0;
     pthread_mutex_unlock(&g->lock);
-    /* Not under the lock: sending may run handlers on this thread. */
+    /* Release the lock before sending: sending may run handlers on this thread. */
     for (uint32_t i = 0; i < n; i++) {
         bool over = !fab_alive(g->w, list[i].to) || base_now_ns() > list[i].until;
         if (over || !grow_try(g, list[i].to, &list[i].message, NULL))
@@ -109,7 +109,7 @@ void grow_end(struct grow *g, uint64_t attempt, uint32_t door)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* A door asks whether this node may join. Under the lock. */
+/* Answers GROW_ASK: whether this member agrees that the new node joins. The caller holds the lock. */
 static void grow_asked(struct grow *g, uint32_t from, const struct grow_message *m, const void *payload, struct grow_message *answer)
 {
     struct grow_joining *now = &g->joining;
@@ -126,7 +126,7 @@ static void grow_asked(struct grow *g, uint32_t from, const struct grow_message 
     answer->highest = g->highest;
 }
 
-/* This node is the door of a newcomer, and a member has answered its question, or has made the newcomer alive. Under the lock. */
+/* Handles GROW_ANSWER and GROW_JOINED on the door of a newcomer. The caller holds the lock. */
 static void grow_answered(struct grow *g, uint32_t from, const struct grow_message *m)
 {
     if (m->attempt != g->attempt || !g->attempt)
@@ -161,7 +161,7 @@ static void grow_message(weft_node *w, uint32_t from, const void *header, size_t
         g->joining.active = false;
     pthread_mutex_unlock(&g->lock);
     if (m.kind == GROW_ASK)
-        grow_send(g, from, &answer); /* if there is no room or memory for the answer now, the thread of door.c sends it later */
+        grow_send(g, from, &answer); /* if the answer cannot be sent now, the thread of door.c sends it later */
     grow_wake(g);
 }
 
@@ -196,7 +196,7 @@ static void grow_close(struct weft_node *w, void *arg)
     w->cluster = NULL;
 }
 
-/* Keeps the cards of all members, so that this node can be the door of a node that joins later. */
+/* Stores the cards of all members, because a node that joins through this one needs them. */
 static int grow_keep_cards(struct grow *g, const struct join *j)
 {
     struct weft_node *w = g->w;

@@ -54,8 +54,8 @@ static void skip_value(struct cursor *c)
     }
 }
 
-/* Move from the start of an object or list to the member that `step` names; false if there is none. A key written with escapes is not
- * found: the error then has the line of its object. */
+/* Move from the start of an object or list to its member `step`; false if there is none. Keys with escapes are not found, so an error about
+ * them has the line of their object. */
 static bool position_enter(struct cursor *c, const struct position_step *step)
 {
     if (c->at >= c->end || *c->at != (step->key ? '{' : '['))
