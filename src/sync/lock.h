@@ -25,7 +25,8 @@
 #define LOCK_OWNER      ((UINT64_C(1) << LOCK_OWNER_BITS) - 1)
 #define LOCK_TICKETS    ((UINT64_C(1) << 42) - 1)
 #define LOCK_WAITERS    (UINT64_C(1) << 63)
-/* The lock is free, but its last holder died: the next holder must be told. The value is not 0, so that the next taker asks the home. */
+/* The lock is free, but its last holder died, and the next holder must be told. The value is not 0, so the next node asks the lock's
+ * home. */
 #define LOCK_ORPHAN (UINT64_C(1) << 62)
 
 static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
@@ -44,12 +45,12 @@ enum lock_verb {
 
 struct lock_message {
     uint64_t word;   /* gaddr */
-    uint64_t ticket; /* number of the claim; answers carry it back */
+    uint64_t ticket; /* number of the claim, repeated in answers */
     uint32_t verb;
     uint32_t flag;
 };
 
-/* The most requests that a home queues for one node. */
+/* Maximum number of requests of one node that a home queues. */
 #define LOCK_REQUESTS_MAX 1024u
 
 static inline int lock_say(struct weft_node *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool flag)
@@ -58,7 +59,7 @@ static inline int lock_say(struct weft_node *w, uint32_t node, enum lock_verb ve
     return fab_send(w, node, SYNC_HANDLER_LOCK, &m, sizeof m, NULL, 0, NULL);
 }
 
-/* Does the word name a node that lives? */
+/* Whether the lock's owner is a living node. */
 static inline bool lock_owned(const struct weft_node *w, uint64_t value)
 {
     uint64_t owner = value & LOCK_OWNER;
@@ -72,8 +73,6 @@ void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
 void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node);
 int64_t lock_home_tick(struct weft_node *w, struct sync *s);
 void lock_home_close(struct sync *s);
-uint32_t
-lock_home_requests(struct sync *s,
-                   uint32_t *queues); /* number of requests queued here; for a test that one node cannot make it grow without limit */
+uint32_t lock_home_requests(struct sync *s, uint32_t *queues); /* number of requests queued here; for tests of the limit */
 
 #endif
