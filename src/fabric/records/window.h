@@ -17,16 +17,16 @@
 #include <stdint.h>
 
 struct records_window {
-    uint32_t size;        /* what may be under way now. Something larger may be sent while nothing is under way */
-    uint32_t least, most; /* bounds of it */
+    uint32_t size;        /* limit for what is under way; a single larger operation may be sent alone */
+    uint32_t least, most; /* bounds of `size` */
     int64_t changed;      /* when `size` was changed last */
     int64_t shortest;     /* the network's own time; 0: unknown */
     int64_t measured;     /* when a measurement was begun last */
-    uint32_t size_after;  /* the size after a measurement that is under way; 0: none is */
+    uint32_t size_after;  /* the size after the current measurement; 0: none */
 };
 
-/* Something that was sent at `began` has arrived. `used`: at least half of the window was under way then; if not, the time says nothing
- * about a larger window. */
+/* Called when an operation that was sent at `began` has arrived. `used`: at least half of the window was under way at `began`; otherwise
+ * the time tells nothing about a larger window. */
 void records_window_took(struct records_window *w, int64_t began, int64_t now, bool used);
 
 #endif
