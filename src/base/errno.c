@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The numbers of errors differ between systems. What nodes send to each other, and what GPU kernels and readers of records see, has Linux's
- * numbers. The functions here change them into this system's numbers and back.
+ * Errno numbers differ between systems. Messages between nodes, GPU kernels and records use Linux's numbers. This file converts between
+ * them and this system's numbers.
  */
 #include "base/base.h"
 

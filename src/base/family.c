@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds a program and all processes that descend from it (struct base_family). On Linux, weft writes a number into the soft limit
- * RLIMIT_RTTIME of the program. All its descendants inherit this number, and other processes can read it. It stays the same when the parent
- * ends, and in a new session, a new process group or an empty environment. The limit itself has no effect: it ends real-time threads that
- * compute for so many microseconds without waiting, and the numbers used here stand for more than 140,000 years. A subreaper cannot replace
- * the mark: it gets the orphans of all programs, without knowing whose they are.
+ * Finds a program and all processes that descend from it (struct base_family). On Linux, weft writes a number, the mark, into the soft
+ * limit RLIMIT_RTTIME of the program. All descendants inherit the mark, even in a new session, a new process group or an empty environment,
+ * and other processes can read it. The limit itself has no effect: it is a time in microseconds for real-time threads, and the marks stand
+ * for more than 140,000 years. A subreaper is not enough: it gets the orphans of all programs, and cannot tell them apart.
  *
  * Only system calls are used here, because the guardian of a process with threads calls these functions after fork().
  */

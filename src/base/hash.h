@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * XXH3. Short data is hashed by inline code. Long data is hashed with the widest vector instructions that this processor has: SSE2 alone
- * takes three times as long, and every byte that is sent may be hashed.
+ * XXH3. Short data is hashed by inline code. Long data is hashed with the processor's widest vector instructions, because SSE2 alone takes
+ * three times as long.
  */
 #ifndef WEFT_BASE_HASH_H
 #define WEFT_BASE_HASH_H

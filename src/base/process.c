@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Implements process.h. Between fork and exec the child only makes system calls on memory that was prepared before: after vfork() it shares
- * its memory with a process that may have other threads.
+ * Implements process.h. After vfork() the child shares its memory with a process that may have other threads. So between fork and exec the
+ * child only makes system calls, with arguments that were prepared before.
  */
 #include "base/process.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Functions that differ between Linux and macOS: futexes, anonymous shared memory, processors, memory sizes, host identity, sockets. Those
- * about processes are in process.c.
+ * Functions that differ between Linux and macOS: futexes, anonymous shared memory, processors, memory sizes, host identity, sockets.
+ * Functions for processes are in process.c.
  */
 #include "base/base.h"
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A target verifies the checksums of a block in another thread, while it still writes the block before. Without this, the writer would also
- * have to verify, and it is the slowest part of the chain when all data is in memory. The writer never waits for the other thread: it
- * verifies a block itself if that was not done yet.
+ * A thread of a target verifies the checksums of the next block while the main thread writes the current one. The main thread is the
+ * slowest part of the chain if all data is in memory. The main thread never waits for this thread: it verifies a block itself if necessary.
  */
 #include "cast/cast.h"
 

@@ -5,10 +5,10 @@
  * source: it reads the files. All other nodes but node 0 are targets: they write the files below the destination, DEST. Files, lowest
  * first:
  *
- *   wire.c     the format of settings, blocks, records and messages, and the checks of what arrives
+ *   wire.c     the format of settings, blocks, records and messages, and their checks
  *   list.c     the list of files, folders and links
  *   talk.c     sends messages to other nodes
- *   chain.c    puts blocks to the next node of the chain, in a thread of its own
+ *   chain.c    sends blocks to the next node of the chain, in a thread of its own
  *   ahead.c    a target: verifies a block in another thread while the block before it is written
  *   walk.c     the source: makes the list
  *   part.c     a target: the temporary file (.part) that holds a file's bytes until the file is complete
@@ -26,10 +26,10 @@
  *   node.c     one node, from its start to its end
  *
  * A cast goes in rounds. In the first round the source sends the list; each target compares the list with its disk and answers which files
- * it needs. Then the source reads each file that any target needs, once, and sends the file's bytes down the chain in records, many to a
- * block. Every record has a checksum. A target gives a file its name when the whole file has arrived. If a target dies or a record is
- * damaged, the next round begins with the targets that are left: they answer what they still need, and the source sends only that. A cast
- * that was interrupted continues in the same way when the command is given again.
+ * it needs. Then the source reads each needed file once, and sends its bytes down the chain in records. A block contains many records.
+ * Every record has a checksum. A target gives a file its name when the whole file has arrived. If a target dies or a record is damaged, the
+ * next round begins with the remaining targets. They answer what they still need, and the source sends only that. A cast that was
+ * interrupted continues in the same way when the command is given again.
  */
 #ifndef WEFT_CAST_CAST_H
 #define WEFT_CAST_CAST_H

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Puts blocks from a node to the next node of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot
- * K % CAST_SLOTS of every node, so a block is put from slot to slot and never copied. Each node has two kinds of words for each round. It
- * has a word `filled` for each slot, which counts the blocks that have arrived there; one word a slot, because blocks that are under way
- * together may arrive in any order. And it has one word `credits`, which counts the slots that the next node has freed. Words of an old
- * round are not used again.
+ * Sends blocks to the next node of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot K % CAST_SLOTS of
+ * every node, so a block is put from slot to slot and never copied. For each round, a node has two kinds of words. A word `filled` for each
+ * slot counts the blocks that have arrived in the slot; blocks may arrive in any order, so one word for all slots is not enough. One word
+ * `credits` counts the slots that the next node has freed. Words of an old round are not reused.
  *
- * A thread puts the blocks while the calling thread reads or writes files, so the disk and the link are busy at the same time. The ring is
- * the queue between the two threads.
+ * A thread sends the blocks while the calling thread reads or writes files, so disk and link work at the same time. The ring is the queue
+ * between the two threads.
  */
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The files of a target. Every path below DEST is opened component by component, and no component may be a symbolic link, so nothing is
- * ever written outside DEST. The bytes of a file first go into a temporary file beside it, ".weft-cast-HASH.part". When all bytes are on
- * the disk, the temporary file is renamed to the file's name. If a cast was interrupted, the next one compares the temporary file with the
- * source's checksums and keeps the bytes that are right.
+ * ever written outside DEST. The bytes of a file first go into a temporary file in the same folder, ".weft-cast-HASH.part". When all bytes
+ * are on the disk, the temporary file is renamed. After an interrupted cast, the next one compares the temporary file with the source's
+ * checksums and keeps the right bytes.
  */
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: --follow, which sends one file while another program still writes it, for example a download. The file is complete when it is
- * renamed to its own name (SRC.part becomes SRC, and no other name). If it had its own name from the start, it is complete when it has not
- * grown for the time that the user gave.
+ * The source with --follow: sends one file while another program still writes it, for example a download. The file is complete when it is
+ * renamed from a name like SRC.part to SRC. A file that is called SRC from the start is complete when it has not grown for the time that
+ * the user gave.
  *
- * The other program may overwrite bytes that were sent already, without changing the size. So at the end all bytes are read once more and
- * compared by a checksum. The size is checked every 50 ms, which costs little, and which also works when another host writes the file over
- * a shared file system.
+ * The other program may overwrite bytes that were already sent. So at the end all bytes are read once more and compared by a checksum. The
+ * size is polled every 50 ms, which also works if another host writes the file over a shared file system.
  */
 #include <errno.h>
 #include <fcntl.h>

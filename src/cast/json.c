@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Names of files in JSON. A name is bytes, and JSON has only text in UTF-8.
+ * Names of files in JSON. A name may have any bytes, but JSON allows only UTF-8.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The list of files, folders and links. An entry holds one component of a path and the index of its parent folder. Every component is
- * checked when it is added, so a path below DEST that is made of them cannot lead out of DEST.
+ * checked when it is added, so no path in the list leads out of DEST.
  */
 #include <stdlib.h>
 #include <string.h>

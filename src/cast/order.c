@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order of the chain. Each target tells the source by which link it reaches each other node; nothing is measured. Behind the source,
- * and behind each further node, comes the node that it reaches best. A node of the same host comes first. Then comes a node that it reaches
- * by RDMA without nodes in between, over the most cables or devices. A node that it reaches only over an ordinary network comes last. So
- * nodes of one host are next to each other in the chain, and data cross each cable once.
+ * The order of the chain. Each target tells the source the kind of its link to each other node; nothing is measured. After each node comes
+ * the remaining node with the best link from it: first a node of the same host, then one reached directly by RDMA, over the most cables or
+ * devices, and last one reached only over an ordinary network. So nodes of one host are neighbours in the chain, and data crosses each
+ * cable once.
  */
 #include <stdlib.h>
 #include <string.h>

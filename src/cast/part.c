@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The temporary file that holds a file's bytes until all of them have arrived. Its name can be guessed, and other users may be able to
- * write in its folder, for example in /tmp. So it is used only if it is a regular file of this user that no other user can open, and after
- * it was locked.
+ * The temporary file for the bytes of an incomplete file. Other users may know its name and be able to write to its folder, for example
+ * /tmp. So a temporary file is used only if it is a regular file of this user that no other user can open, and only after locking it.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Node 0: progress on a terminal, which is one line for the whole cast and one line for each host. These lines are erased before anything
- * else is printed. And nodes that do not answer: each node sends a sign of life every second.
+ * Node 0: shows progress on a terminal, in one line for the whole cast and one line for each host. These lines are erased before anything
+ * else is printed. Also reports nodes that do not answer, by the heartbeat that each node sends every second.
  */
 #include <inttypes.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: leads the rounds. One thread fills blocks (send.c), and another thread puts them to the first target (chain.c). Message
+ * The source: leads the rounds. One thread fills blocks (send.c), and another thread sends them to the first target (chain.c). Message
  * handlers update what the source knows about the targets.
  */
 #include <stdlib.h>

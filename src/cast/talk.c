@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node of a cast sends to other nodes: messages, sentences for the user, and its state. Also how the node's threads wait for each
- * other.
+ * Sends messages, sentences for the user, and the node's state to other nodes.
  */
 #include <errno.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A target: in each round it receives blocks from the node before it in the chain, and writes the files that it needs. Meanwhile a thread
- * puts the blocks to the next node (chain.c), as soon as that node has free slots. A slot is free when its block was written to the files
- * here and put to the next node.
+ * sends the blocks to the next node (chain.c) when that node has free slots. A slot is free when its block was both written to files and
+ * sent to the next node.
  */
 #include <stdlib.h>
 #include <string.h>

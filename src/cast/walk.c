@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: makes the list of its files, and opens them. In an entry that lies in DEST itself, `target` is the number of the SRC that the
- * entry comes from.
+ * The source: makes the list of its files, and opens them. For an entry directly in DEST, `target` is the index of its SRC.
  */
 #include <dirent.h>
 #include <fcntl.h>

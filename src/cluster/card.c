@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The first messages between a joining node and the node that admits it: hello, challenge, the joining node's card (its names and
- * addresses), and the MACs over them. wire.h describes the messages.
+ * addresses), and their MACs. wire.h describes the messages.
  */
 #include <sodium.h>
 #include <stdio.h>

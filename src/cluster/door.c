@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread of a member that lets nodes join the running cluster. As a door it listens for newcomers (nodes that want to join), checks
- * that they know the secret, and leads one at a time through the steps of grow.c. As a member it connects to each newcomer (newcomer.c),
- * also if another node is the newcomer's door.
+ * The thread of a member that lets nodes join the running cluster. The thread listens for newcomers (nodes that want to join), checks that
+ * they know the secret, and leads one at a time through the steps of grow.c. A node that does this for a newcomer is the newcomer's door.
+ * The thread also connects this member to newcomers that join through other doors (newcomer.c).
  *
- * Nodes of one host may have the same address to listen at. One of them has it, and when that one is gone another takes it over.
+ * Nodes of one host may be configured with the same address. One of them listens, and when this node is gone another takes over.
  */
 #include <fcntl.h>
 #include <poll.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that joins a running cluster. It asks one of the members whose addresses it was given. That member, its door, agrees with all
- * others on its number (grow.c) and answers with the members' cards. With the number the node can be opened (cluster_enter()). Then it
- * connects to every member, and its door tells it when all know it (join_enter()).
+ * Joins a running cluster. cluster_enter() asks one of the given members. This member (the door) agrees with all others on the rank of the
+ * new node (grow.c), and answers with the rank and the members' cards. Then the node can be opened. join_enter() connects to every member,
+ * and waits until the door reports that all members know the node.
  */
 #include <sodium.h>
 #include <stdio.h>

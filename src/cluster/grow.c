@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * How the members of a running cluster agree on who joins, and with which number.
+ * How the members of a running cluster agree on which node joins, and with which rank.
  *
- * Any member may be the door of a newcomer (door.c). It proposes the next number, first to the member with the lowest number, then to all
- * others (GROW_ASK, with the newcomer's card). A member agrees if no other node is joining and the number is higher than any
- * that it knows of. Only when all agree is the number given to the newcomer. So two nodes never get the same number, whichever members die:
- * a member that lives through both attempts would have to agree to both, and it refuses the second one. No single node counts the numbers,
- * so none has to be replaced when it dies. A number that was proposed is never proposed again, also if its node did not join.
+ * Any member may be the door of a newcomer (door.c). The door proposes the next rank, first to the member with the lowest rank, then to all
+ * others (GROW_ASK, with the newcomer's card). A member agrees if no other node is joining and the rank is higher than all that it knows
+ * of. The newcomer gets the rank only if all agree. So two nodes never get the same rank, whichever members die, because every surviving
+ * member would have to agree twice. A proposed rank is never proposed again, even if its node did not join.
  *
- * At most one node joins at a time, so all members know the same nodes when it connects to them. Each member tells the door (GROW_JOINED)
- * when it has made the node alive, and the door tells all members when the attempt is over (GROW_END). The death of the door also ends the
- * attempt.
+ * At most one node joins at a time, so all members know the same nodes when the newcomer connects to them. Each member tells the door
+ * (GROW_JOINED) when it has connected to the newcomer. The door tells all members when the attempt is over (GROW_END). The death of the
+ * door also ends the attempt.
  */
 #include <fcntl.h>
 #include <sodium.h>

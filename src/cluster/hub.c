@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * While the pairs connect, every node keeps its connection to node 0. A node that fails reports this to node 0, and node 0 tells the
- * others, so that no node waits for the one that failed.
+ * others, so that no node waits for the failed one.
  *
- * A node that has connected to all others reports that as well. When all have, node 0 tells every node, and only then does weft_open()
- * return. So a program's first barrier does not have to wait for nodes that are still connecting: with hundreds of nodes on one host that
- * may take longer than the barrier's deadline.
+ * A node also reports when it has connected to all others. weft_open() returns only after node 0 has told every node that all have
+ * connected. Otherwise a program's first barrier could time out: with hundreds of nodes on one host, connecting may take longer than the
+ * barrier's deadline.
  */
 #include "cluster/join.h"
 

@@ -9,24 +9,24 @@
  *   meet.c     finds the address of node 0
  *   hub.c      keeps every node's connection to node 0 until all pairs have connected
  *   pairs.c    connects every pair of nodes
- *   grow.c     the agreement of a running cluster's members on who joins, and with which number
+ *   grow.c     agreement of the members on the joining node and its rank
  *   enter.c    a node that joins a running cluster
  *   join.c     connects every node to node 0 and exchanges the cards
- *   newcomer.c a member connects to the node that joins
+ *   newcomer.c connects a member to the joining node
  *   door.c     the thread of a member that lets nodes join
  *
  * Words:
  *
- *   card      what a node tells the others about itself: its number, host and addresses
+ *   card      a node's description of itself: rank, host, addresses
  *   guest     a connection that node 0 has accepted, until all nodes have joined
  *   hub       the connections of all nodes to node 0, until all pairs have connected
- *   notice    what a node publishes through a launcher before it joins
+ *   notice    data that a node publishes through a launcher before joining
  *   caller    a connection to this node's listeners for side connections, until its token has arrived
- *   token     what the caller of a side connection sends first: it names the two nodes, and proves that the caller has joined
+ *   token     the first message on a side connection: names the two nodes, and proves that the caller has joined
  *   member    a node of a running cluster
  *   newcomer  a node that joins a running cluster
- *   door      the thread of a member at which newcomers connect
- *   visitor   a connection to a door, until the newcomer at its other end is the one that joins now
+ *   door      the member through which a newcomer joins; its thread
+ *   visitor   a connection of a newcomer that waits for its turn to join
  *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds the address of node 0: the one in the settings, or, if a launcher has started the nodes by PMIx, one that node 0 publishes.
+ * Finds the address of node 0. It is in the settings, or node 0 publishes it by PMIx.
  */
 #ifndef WEFT_MEET_H
 #define WEFT_MEET_H

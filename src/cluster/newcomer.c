@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a member of a running cluster does when a node that joins opens a side connection to it. The member checks that this is the node
- * that joins now, connects to it, makes it alive, and tells the door (join.h). door.c calls these functions, on its thread.
+ * Handles the side connection from a joining node to a member of a running cluster. The member checks that the peer is the node that joins
+ * now, connects the fabric, marks the node alive, and tells the door (join.h). The thread of door.c calls these functions.
  */
 #include <sodium.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens a side connection between every pair of nodes: a Unix socket on one host, TCP between hosts. The transport connects over it, and it
- * stays open. The node with the higher number connects to the one with the lower number, so that nodes never wait for each other in a
+ * Opens a side connection between every pair of nodes: a Unix socket on one host, TCP between hosts. The transport connects over the side
+ * connection, which stays open. The node with the higher rank connects to the node with the lower rank, so that nodes never wait in a
  * cycle.
  */
 #include "base/process.h"

@@ -3,8 +3,8 @@
  * Calls libpmix, which is loaded at run time. MPI may use the same library in this process: PMIx_Init() and PMIx_Finalize() count their
  * callers.
  *
- * Some calls of PMIx wait for the launcher without a limit. So a thread makes each call. If the deadline passes first, the caller abandons
- * the thread, which closes the connection if its call ever returns.
+ * Some calls of PMIx wait for the launcher without a limit. So a thread makes each call. After the deadline the caller abandons the thread,
+ * which closes the connection if its call ever returns.
  */
 #include "cluster/pmix.h"
 

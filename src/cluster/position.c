@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Follows a path through a JSON text. The text is valid JSON; if it is not, the scanner still never reads past its end.
+ * Follows a path through a JSON text. The scanner expects valid JSON, but never reads past the end of other text.
  */
 #include "cluster/position.h"
 

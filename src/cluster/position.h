@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds the line of a value in a JSON text, for error messages. The JSON library does not keep it.
+ * Finds the line of a value in a JSON text, for error messages. The JSON library does not store lines.
  */
 #ifndef WEFT_CLUSTER_POSITION_H
 #define WEFT_CLUSTER_POSITION_H

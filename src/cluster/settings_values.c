@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Parses the texts of settings, and makes the error for a wrong one.
+ * Parses the texts of settings, and makes errors for wrong ones.
  */
 #include <stdio.h>
 #include <stdlib.h>

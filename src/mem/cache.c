@@ -3,9 +3,9 @@
  * Allocation and free. The fast path uses the thread's own stack of blocks for each class: allocation pops a block and sets its mark; free
  * checks and clears the mark and pushes the block. All other paths are slow, and take the pool's lock.
  *
- * Limits of caches: for a class STACK_BLOCKS blocks and STACK_BYTES, for a thread THREAD_BYTES, for all threads together an eighth of the
- * pool. A stack starts small, and its limit grows each time that it becomes empty or full. A thread at its limit that needs a new class
- * returns all its blocks and starts again. So when the pool is exhausted, other threads' caches hold at most that eighth.
+ * Limits of caches: STACK_BLOCKS blocks and STACK_BYTES for a class, THREAD_BYTES for a thread, an eighth of the pool for all threads
+ * together. A stack starts small, and its limit grows when it becomes empty or full. A thread at its limit that needs a new class returns
+ * all its blocks and starts again. So in an exhausted pool, other threads' caches have at most an eighth.
  */
 #include "mem/heap.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Runs of extents. Free runs are in bins by length (one bin for each length below 16 extents, then 16 bins for each doubling), and a bit
- * map shows which bins have any. Both ends of a free run record its length, so that a freed run can be joined with its free neighbours in
- * constant time. A large buffer needs records only at its ends, however long it is.
+ * map shows which bins have any. Both ends of a free run record its length, so that a freed run is merged with its free neighbours in
+ * constant time. A large buffer has records only at its ends.
  */
 #include "mem/heap.h"
 

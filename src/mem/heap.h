@@ -9,8 +9,8 @@
  *
  * Each block has a mark, a byte in private memory that says whether the block is live. A slab has one such byte for each granule (a power
  * of two that divides the block size, 1/8 to 1/16 of it), and sets only those at the start of a block. So the mark of an offset is found by
- * a shift, and an offset inside a block finds 0. A bit map shows which blocks are free in the slab. One word of the map covers 64 marks,
- * which is one cache line. Threads get blocks by whole words, so that two threads seldom write marks in the same cache line.
+ * a shift, and offsets inside a block have mark 0. A bit map shows which blocks are free in the slab. One word of the map covers 64 marks,
+ * which is one cache line. Threads get the blocks of whole words, so that two threads seldom write marks in the same cache line.
  *
  * A block is in exactly one of three states: used by the program (mark 1), in a thread's cache (mark 0, map bit 0), or free in its slab
  * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either under pool->lock or by the

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Slabs: runs of extents that are divided into blocks of one size. heap.h explains the bit map of free blocks and the marks. The memory of
- * a slab's record is reused, and freed only with the pool, because a wrong free may read marks without the lock while the slab is being
- * freed.
+ * Slabs: runs of extents that are divided into blocks of one size. heap.h explains the bit map of free blocks and the marks. Records of
+ * slabs are reused, and freed only with the pool, because a wrong free may read the marks of a slab that is being freed.
  */
 #include "mem/heap.h"
 

@@ -3,23 +3,22 @@
  * Barrier by dissemination: in round k each node signals the node 2^k places after it, and waits for the signal of the node 2^k places
  * before it. After log2(n) rounds each node has heard, directly or through others, of every other node.
  *
- * Every node has one cache line of words in its pool for each node that may signal it; only that other node writes the line. A signal is a
- * word that holds the set of nodes for which the barrier is, and how many barriers that set has had. For a given pair of nodes only one
- * round has their distance, so one word is enough for all rounds. A fast node that is one barrier ahead only raises this word.
+ * Every node has, in its pool, one cache line of words for each other node; only that node writes the line. A signal is a word with the
+ * barrier's set of nodes and the number of barriers that this set has had (its generation). A pair of nodes exchanges a signal in only one
+ * round, so one word is enough for all rounds. A node that is one barrier ahead only increases the word.
  *
- * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal for the old set stays
- * readable, since other nodes may still be in that barrier. No node waits for a signal that will not arrive. A node that cannot finish a
- * barrier tells all others which barrier it gave up. A node that begins with a new set tells all others that set. Two words of the line are
- * reserved for these notices. All nodes that did not finish start again with the smaller set. So do two nodes that saw others leave in
- * different orders and began with different sets of the same size: neither ever had the other's set. tests/model/barrier.pml checks this
- * exhaustively. A line has fewer words than there are sizes of a set, so words are reused. A node reuses a word for a smaller set only when
- * the reader has begun with a newer set than the one the word was used for.
+ * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal of the old set stays
+ * readable, because other nodes may still be in that barrier. No node waits for a signal that will not arrive: a node that cannot finish a
+ * barrier writes this into one reserved word of the line (GIVEN_UP_WORD), and a node that begins with a new set writes the set into another
+ * (NEWEST_WORD). All nodes that did not finish start again with the smaller set. So do two nodes with different sets of the same size,
+ * which occur if they saw others leave in different orders. tests/model/barrier.pml checks this exhaustively. A line has fewer words than
+ * there are sizes of a set. A node reuses a word for a smaller set only when the reader has begun with a set newer than the word's old one.
  *
- * A call that times out does not leave the barrier: the node's next call continues the same barrier, with the same set and generation. So
- * no node is ever a whole barrier ahead of a late one. Signals that were sent stay valid, and other nodes may pass the barrier meanwhile.
+ * A call that times out does not leave the barrier: the node's next call continues the same barrier, with the same set and generation.
+ * Signals that were sent stay valid, and other nodes may pass the barrier meanwhile.
  *
- * A node sends no signals to itself. The line that it has in its own pool therefore records which barrier it has arrived at; waiting nodes
- * read it to print whom they wait for.
+ * A node sends no signals to itself. So its own line records the barrier at which it has arrived; waiting nodes read this line to print for
+ * which nodes they wait.
  */
 #include <stdio.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Exchange: a few words from every node to every node, and a barrier. Each node writes its words into the pools of the others, with a tag
- * that says which barrier they belong to, into one of two places in turn. So a node that is one exchange ahead does not overwrite words
- * that others have not read yet. It cannot be two ahead, since it would have to pass a barrier at which the others have not arrived. Only a
- * node that already uses a smaller set of nodes can be further ahead. The tag of its words shows that.
+ * that names the barrier. There are two places, used in turn, so a node that is one exchange ahead does not overwrite unread words. A node
+ * cannot be two exchanges ahead, because it cannot pass a barrier at which others have not arrived. The exception is a node with a newer,
+ * smaller set, which the tag shows.
  */
 #include <stddef.h>
 #include <stdio.h>

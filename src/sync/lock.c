@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock (lock.h) at the node that takes and releases it.
+ * The side of the lock (lock.h) that takes and releases it.
  *
- * A claim is one attempt to take a lock and, if the attempt succeeds, the time for which the lock is held. While a claim is WANTED it
- * belongs to the thread that tries; when it is HELD it belongs to the node, and any thread may release it. A call that times out hands its
- * claim to the progress thread (the list `left`) if its swap is still under way, or may have happened or not. The progress thread undoes it
- * by a second swap, from this claim's value to 0 or LOCK_ORPHAN. Atomics to one node happen in order, so the second swap sees the effect of
- * the first. It changes no other claim, since its expected value names this one.
+ * A claim is one attempt to take a lock, and exists until the lock is released. A WANTED claim belongs to the thread that tries. A HELD
+ * claim belongs to the node, and any thread may release it. A call that times out leaves its claim to the progress thread (the list `left`)
+ * if the result of its swap is unknown. The progress thread undoes the claim by a second swap, from this claim's value to 0 or LOCK_ORPHAN.
+ * Atomics to one node are executed in order, so the second swap comes after the first. The second swap cannot affect another claim, because
+ * its expected value names this one.
  */
 #include <stdio.h>
 #include <stdlib.h>

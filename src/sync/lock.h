@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock: its word, its messages, and the calls between its two sides: lock.c (the node that takes and releases it) and lock_home.c (the
- * node in whose pool the word is).
+ * The lock: its word, its messages, and the calls between its two sides: lock.c (the node that takes and releases the lock) and lock_home.c
+ * (the home, which is the node with the word in its pool).
  *
- * The word is 0 when the lock is free, else it names the claim that holds it: the node, and a number that the node uses for no other claim.
- * A claim is one attempt of a node to take the lock (see lock.c). One compare-and-swap takes a free lock; one releases a lock that nobody
- * waits for. A node that finds the lock taken asks the home, which is the node in whose pool the word is. The home queues the waiters, in
- * order of arrival, in its private memory, and then hands the lock over by message.
+ * A claim is one attempt of a node to take the lock (see lock.c). The word is 0 if the lock is free. Otherwise it names the claim that
+ * holds the lock: the node, and a number that the node uses only once. One compare-and-swap takes a free lock, and one releases a lock
+ * without waiters. A node that finds the lock taken asks the home. The home queues the waiters in order of arrival, in private memory, and
+ * hands the lock over by messages.
  *
- * While LOCK_WAITERS is set, only the home changes the word. Other nodes see that the word is not 0. The holder's compare-and-swap to 0
- * fails, so the holder sends a message instead.
+ * While LOCK_WAITERS is set, only the home changes the word. The holder's compare-and-swap to 0 then fails, and the holder sends a message
+ * instead.
  *
- * A compare-and-swap may happen long after its call has returned with -ETIMEDOUT (the home was stopped), or nobody learns whether it
- * happened (the link broke). As the word names the claim, a node can undo exactly its own claim, whichever claim has the lock meanwhile:
- * see the head of lock.c. tests/model/lock.pml checks this exhaustively.
+ * A compare-and-swap may be executed long after its call has timed out (the home was stopped), or its result may stay unknown (the link
+ * broke). Because the word names the claim, a node can undo its own claim without affecting others (see lock.c). tests/model/lock.pml
+ * checks this exhaustively.
  */
 #ifndef WEFT_SYNC_LOCK_H
 #define WEFT_SYNC_LOCK_H

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * bulk: large data between two pools without a copy on either side. A transfer is one large put or get. It is cut into pieces, and each
- * piece is one message of a lane. A lane is a queue pair whose messages all have one size. The receiver posts receives on the target memory
- * itself and announces them (TB_READY). The sender posts sends from the source memory itself, in that order, and sends the checksum of each
+ * bulk: large data between two pools, without copies. A transfer is one large put or get. It is cut into pieces, and each piece is one
+ * message of a lane. A lane is a queue pair with messages of one size. The receiver posts receives directly on the target memory and
+ * announces them (TB_READY). The sender posts sends directly from the source memory, in the same order, and sends the checksum of each
  * (TB_SUM). A piece has arrived when its receive has completed and its checksum matches.
  *
- * A lane that loses a message delivers all following ones to a receive too early. The checksums show the loss. If the last message is lost,
- * a receive stays incomplete. Then the lane is brought to rest: the sender reports when nothing of its own is under way any more
- * (TB_QUIET), and sends again exactly what the remaining receives are for (TB_RESEND). What arrives late or twice meanwhile does no harm:
- * memory is only ever written through a posted receive, and each piece is checked after its own receive has completed.
+ * After a lost message, each following message of the lane arrives in the receive of the message before it. The checksums show this. If the
+ * last message is lost, a receive stays incomplete. To repair a lane, the receiver waits until the sender has nothing under way (TB_QUIET),
+ * and then requests the missing pieces again (TB_RESEND). Late or repeated messages do no harm: memory is only written through posted
+ * receives, and each piece is verified after its own receive has completed.
  *
  * All pieces on a lane have the lane's message size. The last piece of a transfer ends at the transfer's end, so it overlaps the piece
- * before. The overlap is harmless: when both pieces have been verified, no receive for either is posted any more, and the piece that was
- * verified last has overwritten the common bytes with the right ones.
+ * before. The overlap is harmless: the piece that is verified last has written the right bytes, and then no receive for either piece is
+ * posted.
  *
  * A state machine without I/O, like stream.c. Its records are sent in the stream.
  */

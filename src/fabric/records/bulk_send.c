@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The sending side of bulk: sends the pieces for which the receiver has posted receives, in the order that it announced.
+ * The sending side of bulk: sends the pieces for which the receiver has posted receives, in the announced order.
  */
 #include "fabric/records/bulk_private.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * endpoint: every operation of the fabric between two nodes, as records in a stream and transfers over lanes; both ends run this code. Like
- * stream.c and bulk.c, which it uses, it does no I/O and reads no clock: its owner passes it events and the time, and gets frames and
- * completions. Apart from its own state it accesses only the pool that it was given. Its owner holds one lock during each call.
+ * stream.c and bulk.c, an endpoint does no I/O and reads no clock: its owner passes in events and the time, and gets frames and
+ * completions. The owner holds one lock during each call.
  *
  * Words of this folder:
  *
  *   record    one operation, or an answer, as bytes inside a frame (frame.h)
- *   work      an operation that was not sent at once, or that is sent in pieces (struct tb_work)
+ *   work      an operation that waits in a list, or is sent in pieces (struct tb_work)
  *   ask       a request that the peer answers: a piece of a get, or an atomic (struct tb_ask)
  *   transfer  a large put or get over lanes (bulk.h)
  *   move      a copy to or from the peer's pool without records: RMA, over ofi
@@ -15,8 +15,8 @@
  *   pump      to let an endpoint send everything that is due and for which there is room
  *
  * Records are executed in the order in which they were begun. A fence waits for everything that is not a record: transfers, answers, moves.
- * What follows the fence waits in the backlog. A move after a fence also waits for the records before the fence. Messages have credits of
- * their own, so that a slow handler of messages does not delay other operations.
+ * Later operations wait in the backlog. A move after a fence also waits for the records before the fence. Messages have separate credits,
+ * so that a slow message handler does not delay other operations.
  */
 #ifndef WEFT_RECORDS_ENDPOINT_H
 #define WEFT_RECORDS_ENDPOINT_H

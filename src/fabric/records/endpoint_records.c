@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Executes the records that an endpoint receives: the peer's operations, and the answers to this node's own. Their bytes may be anything.
+ * Executes the records that an endpoint receives: the peer's operations, and the answers to this node's own. All records are untrusted.
  */
 #include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"

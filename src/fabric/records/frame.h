@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What two nodes send to each other over the transports tb and ofi: frames of at most 4096 bytes, and the records in them.
- * docs/thunderbolt-protocol.md describes the same. All numbers are little-endian, as on all processors that weft supports.
+ * The format of data over the transports tb and ofi: frames of at most 4096 bytes, which contain records. docs/thunderbolt-protocol.md
+ * describes it. All numbers are little-endian.
  */
 #ifndef WEFT_RECORDS_FRAME_H
 #define WEFT_RECORDS_FRAME_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that arrived in records: they are kept in the inbox of their link until they are delivered to their handlers. Also how a link
- * is marked as broken.
+ * Messages that have arrived in records wait in the inbox of their link until they are delivered to their handlers. Also marks links as
+ * broken.
  */
 #include "fabric/records/link.h"
 

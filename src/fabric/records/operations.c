@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of transports over records. An operation enters the link's endpoint under its lock, when there is room and a route; the
- * endpoint then sends what it can.
+ * The operations of transports over records. An operation waits for room and a route, and then starts in the link's endpoint, under the
+ * link's lock.
  */
 #include "fabric/records/link.h"
 

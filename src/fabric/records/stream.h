@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * stream: frames from one node to another, each delivered once and in order, over a route that loses, repeats, reorders, delays and damages
- * them. A state machine without a clock, device or lock of its own. Its owner holds one lock during each call, passes it events and the
- * time, and sends the frames that it emits.
+ * stream: delivers frames from one node to another once and in order, over a route that may lose, repeat, reorder, delay and damage frames.
+ * A state machine without a clock, device or lock of its own. Its owner holds one lock during each call, passes it events and the time, and
+ * sends the frames that it emits.
  *
- * Records are gathered in an open frame. The frame is sent at once while little is under way, and waits for more records while much is. A
- * frame is kept until the peer reports that it was executed. A frame counts as lost when a frame that was sent after it has arrived, or
- * when its acknowledgement does not come in time.
+ * Records are gathered in an open frame. The frame is sent at once while few frames are under way; otherwise it waits for more records. A
+ * frame is kept until the peer acknowledges that it was executed. A frame counts as lost when a later frame has arrived, or when its
+ * acknowledgement does not come in time.
  */
 #ifndef WEFT_RECORDS_STREAM_H
 #define WEFT_RECORDS_STREAM_H
