@@ -6,10 +6,9 @@
 
 #include "weft/types.h"
 
-#define SOON (250 * WEFT_MS) /* with at most so much more than the shortest time, the window may grow */
-#define LATE (500 * WEFT_MS) /* with so much more than twice the shortest time, the window shrinks. A quarter of the usual WEFT_LIVENESS \
-                              */
-#define OWN_MOST WEFT_SECOND /* upper limit for the network's own time */
+#define SOON     (250 * WEFT_MS)    /* beyond the shortest time: up to this the window may grow */
+#define LATE     (500 * WEFT_MS)    /* beyond twice the shortest time: from this on the window shrinks; a quarter of WEFT_LIVENESS */
+#define OWN_MOST WEFT_SECOND        /* upper limit for the network's own time */
 #define MEASURE  (10 * WEFT_SECOND) /* time between two measurements */
 #define ALONE    1                  /* a window size with which each frame or operation is alone under way */
 
