@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory regions: a range of memory, registered in a few large pieces, however many buffers are cut from it.
+ * Registers a range of memory as a few large regions, so that any number of buffers in the range need no region of their own.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #define PAGE 4096u /* the smallest page of the systems that weft runs on */
 
-/* log2 of the segment size, which is a power of two: every request computes by a shift in which segment its memory is. */
+/* log2 of the segment size. A power of two, because every request computes its segment by a shift. */
 static uint32_t segment_shift(const struct verbs_device *d)
 {
     uint64_t most = d->traits.region_bytes < VERBS_SEGMENT ? d->traits.region_bytes : VERBS_SEGMENT;
@@ -63,7 +63,7 @@ static struct ibv_mr *region_ask(const struct verbs_regions *r, const struct sou
                      : d->lib->reg_dmabuf_mr(d->pd, s->offset + at, bytes, (uintptr_t)r->base + at, s->fd, access);
 }
 
-/* Registers one segment. The first registration finds out which access flags the device accepts. */
+/* Registers one segment. The first one finds out which access flags the device accepts. */
 static struct ibv_mr *region_one(struct verbs_regions *r, const struct source *s, uint32_t i, uint64_t bytes)
 {
     const struct verbs_device *d = r->device;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared receive queues: receives that all queue pairs of a node share. Not every device has them, and not every system's verbs.h.
+ * Shared receive queues. Some devices do not have them, and some systems' verbs.h does not declare them.
  */
 #include "verbs/verbs.h"
 
