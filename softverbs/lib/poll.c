@@ -85,8 +85,8 @@ static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
 {
     struct sf_cq *s = cq->shared;
-    sf_lock_cq(&sv_lib.view,
-               s); /* held by threads that write slots, and by those that read them without the consumers' lock (wanted_unpolled()) */
+    /* Threads that write slots hold this lock, and so do those that read them without the consumers' lock (wanted_unpolled()). */
+    sf_lock_cq(&sv_lib.view, s);
     uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed), free = to;
     if (to - from > cq->ring.mask + UINT64_C(1))
