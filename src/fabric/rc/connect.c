@@ -313,8 +313,8 @@ static void called(struct rc_link *l, const struct rc_call *m)
 {
     int32_t ahead = (int32_t)(m->generation - l->generation);
     bool fits = ahead == 0 && (l->state == RC_COLD || l->state == RC_CALLING);
-    if (ahead < 0 &&
-        l->state == RC_COLD) { /* the call belongs to an attempt that has failed at this end; but the peer wants a queue pair */
+    /* An attempt that has failed at this end still shows that the peer wants a queue pair. */
+    if (ahead < 0 && l->state == RC_COLD) {
         base_spin_lock(&l->lock);
         rc_want_locked(l);
         base_spin_unlock(&l->lock);

@@ -143,8 +143,8 @@ static void done(struct rc *rc, const struct ibv_wc *wc)
     struct rc_track *t = &l->tracks->track[track];
     base_spin_lock(&l->lock);
     uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
-    if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) &&
-        position < t->posted) { /* otherwise the queue pair of this completion was destroyed */
+    /* If this is false, the queue pair of the completion was destroyed. */
+    if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) && position < t->posted) {
         rc_stripe_done_locked(l, t, position, wc->status);
         if (!t->lost)
             rc_push_locked(l);

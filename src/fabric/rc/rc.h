@@ -429,8 +429,8 @@ int rc_receives_post_locked(struct rc_link *l);              /* posts the receiv
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
 void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
 void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts it again */
-void rc_receive_unused(struct rc *rc,
-                       uint32_t frame); /* posts the frame as a receive again; it must contain no data of an existing queue pair */
+/* posts the frame as a receive again; no existing queue pair may have received it */
+void rc_receive_unused(struct rc *rc, uint32_t frame);
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
 
 /* --- message.c --- */

@@ -41,8 +41,8 @@ static void ending_on_signal(int number)
 {
     int was = errno;
     /* acquire: pairs with the release in ending_prepare(), so `told` is valid */
-    if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) { /* this is a forked child, which has inherited the handler: when
-                                                                             the handler returns, the signal ends the child */
+    if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) {
+        /* A forked child has inherited this handler. The signal ends the child when the handler returns. */
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(number, &plain, NULL);
         raise(number);

@@ -189,8 +189,8 @@ _Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "
 
 /* watch.c: cables that are unplugged and plugged in again. Under tb->receiving. The functions that send messages to peers, or handle
  * theirs, run only on the progress thread. */
-void tb_watch(struct tb *tb, struct tb_device *d, int64_t now,
-              int64_t at_most);                   /* queries the port unless the last query is less than `at_most` ns old */
+/* queries the port unless the last query is less than `at_most` ns old */
+void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most);
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* sends messages to the peers, and rebuilds cables */
 /* handles a message from the peer, whose bytes may be anything */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len);
