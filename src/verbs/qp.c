@@ -287,7 +287,8 @@ void verbs_qp_destroy(struct verbs_qp *q)
     int rc = q->device->lib->destroy_qp(q->qp);
     if (rc) {
         int code = verbs_code(rc, qp_thunderbolt(q->device), &raw);
-        base_log(BASE_LOG_WARN, "%s: queue pair 0x%06x cannot be freed: errno %d (%s); if the device has none left, end this program",
+        base_log(BASE_LOG_WARN,
+                 "%s: queue pair 0x%06x cannot be freed: errno %d (%s); when the device has no queue pair left, end this program",
                  q->device->name, q->here.qpn, raw, base_strerror(code));
     }
     q->qp = NULL;

@@ -37,8 +37,8 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
         meaning = text;
     } else if (code == -ENOMEM && limited) {
         snprintf(text, sizeof text,
-                 ". This process may lock %s of memory (ulimit -l); raise that limit. If it suffices, the "
-                 "device has no region left",
+                 ". This process may lock %s of memory (ulimit -l); raise this limit. If the limit is high enough, the device has no "
+                 "region left",
                  base_format_bytes((uint64_t)lock.rlim_cur, limit, sizeof limit));
         meaning = text;
     } else if (code == -EFAULT) {
@@ -149,7 +149,8 @@ void verbs_unregister(struct verbs_regions *r)
         int rc = r->device->lib->dereg_mr(r->mr[--r->count]);
         if (rc) {
             int code = verbs_code(rc, r->device->traits.link == VERBS_THUNDERBOLT, &raw);
-            base_log(BASE_LOG_WARN, "%s: a memory region cannot be freed: errno %d (%s); if the device has none left, end this program",
+            base_log(BASE_LOG_WARN,
+                     "%s: a memory region cannot be freed: errno %d (%s); when the device has no region left, end this program",
                      r->device->name, raw, base_strerror(code));
         }
     }

@@ -30,8 +30,8 @@ void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq)
     if (rc) {
         int code = verbs_code(rc, d->traits.link == VERBS_THUNDERBOLT, &raw);
         base_log(BASE_LOG_WARN,
-                 "%s: the shared receive queue cannot be freed: errno %d (%s); if the device has none left, end this program", d->name, raw,
-                 base_strerror(code));
+                 "%s: the shared receive queue cannot be freed: errno %d (%s); when the device has none left, end this program", d->name,
+                 raw, base_strerror(code));
     }
 }
 
