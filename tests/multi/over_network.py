@@ -13,6 +13,7 @@ are net0-HOST and net1-HOST.
 import os
 import subprocess
 import sys
+import tempfile
 
 sys.dont_write_bytecode = True
 from processes import patience  # noqa: E402
@@ -48,6 +49,14 @@ def make_hosts(hosts, family):
     return [f"/run/netns/h{i}" for i in range(hosts)], first if family[0] == "4" else f"[{first}]"
 
 
+def forget_name_servers():
+    """No name server can be reached from the hosts' networks, so a name that is not in /etc/hosts is not known, at once."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("hosts: files\n")
+        file.flush()
+        subprocess.run(["mount", "--bind", file.name, "/etc/nsswitch.conf"], check=True)
+
+
 def main():
     what, *test = sys.argv[1:]
     if "TEST_IN_NETWORK" not in os.environ:
@@ -60,6 +69,7 @@ def main():
     provider, family, hosts = (what.split(",") + ["", ""])[:3]
     if provider == "shm":  # a node that is killed leaves the provider's file there
         subprocess.run(["mount", "-t", "tmpfs", "weft-shm", "/dev/shm"], check=True)
+    forget_name_servers()
     paths, first = make_hosts(int(hosts or 4), family or "4")
     env = dict(os.environ, WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER="" if provider == "tcp" else provider, TEST_NAMESPACES=":".join(paths), TEST_COORD=first,
                TEST_BRIDGE=f"/proc/{os.getpid()}/ns/net")
