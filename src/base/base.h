@@ -77,7 +77,7 @@ int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 #define base_fail(code, ...)    BASE_FAILURE(base_fail, code, __VA_ARGS__)
 #define base_context(code, ...) BASE_FAILURE(base_context, code, __VA_ARGS__)
 #endif
-/* Returns `code`, and tells the compiler and analyzers that it is negative. */
+/* Tells the compiler and analyzers that `code` is negative. */
 static inline int base_failure(int code)
 {
     if (code >= 0)
@@ -257,7 +257,6 @@ int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
 void base_wake_in_time(int64_t slack_ns);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
-/* Create two connected Unix stream sockets, both close-on-exec. */
 int base_socketpair(int fd[2]);
 /* --- descriptors over a Unix socket (descriptors.c) ---
  * Send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's buffer.

@@ -107,9 +107,9 @@ struct report {
 };
 struct prepared {
     const struct base_process *s;
-    int fds[3];    /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
-    int opened[4]; /* descriptors that were opened for the child's descriptors 0 to 2, and are closed here afterwards; -1: none */
-    int pipe[2];   /* for the report; closed by exec. -1: the child writes to `shared` instead */
+    int fds[3];                     /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
+    int opened[4];                  /* opened for the child, to be closed here afterwards; -1: none */
+    int pipe[2];                    /* for the report; closed by exec. -1: the child writes to `shared` instead */
     volatile struct report *shared; /* volatile: the compiler does not know that the child of vfork() writes here */
     const sigset_t *mask;
 };

@@ -34,11 +34,10 @@ void base_dispositions_restore(const struct base_dispositions *d);
 
 /* --- start --- */
 #define BASE_FD_OURS (-1) /* inherit this process's descriptor */
-#define BASE_FD_NULL (-2) /* /dev/null */
+#define BASE_FD_NULL (-2)
 enum base_process_group { BASE_GROUP_OURS, BASE_GROUP_OWN, BASE_SESSION_OWN };
 enum base_process_step { BASE_STEP_NONE, BASE_STEP_PROCESS, BASE_STEP_SETTINGS, BASE_STEP_PROGRAM, BASE_STEP_DIRECTORY, BASE_STEP_LIMITS };
 
-/* A limit of the new process: RLIMIT_NOFILE and its like. */
 struct base_limit {
     int resource;
     struct rlimit limit;
@@ -81,7 +80,7 @@ pid_t base_process_fork(void);
  * so signals to the parent's terminal, process group and family do not reach it. Opens /dev/null as descriptors 0 to 2. `name` is shown by
  * ps. */
 void base_process_set_apart(const char *name);
-void base_close_from(int lowest);  /* closes all descriptors from that number on */
+void base_close_from(int lowest);
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
 /* Called in a new process: request `signal` for the time when `parent` ends (Linux). False: the parent has already ended. */
 bool base_end_with(pid_t parent, int signal);
@@ -93,10 +92,10 @@ int base_watch_process(int pid);
 /* Whether a child has ended. Does not reap the child, so its number is not reused yet. `how` (may be NULL) gets its exit status or
  * signal. */
 bool base_process_ended(pid_t pid, siginfo_t *how);
-bool base_process_stopped(pid_t pid); /* whether a child is stopped by a signal */
+bool base_process_stopped(pid_t pid);
 /* Wait for a child's end and reap it. Returns its wait status; 0 if it is not a child of this process. */
 int base_process_reap(pid_t pid);
-/* As base_process_reap(). `usage` (may be NULL) gets the resource usage as by wait4(). */
+/* As base_process_reap(). `usage` may be NULL. */
 int base_process_reap_usage(pid_t pid, struct rusage *usage);
 int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
 void base_adopt(void);            /* become the parent of orphaned descendants (a child subreaper); Linux only */

@@ -116,7 +116,7 @@ int base_pipe(int fd[2], int flags)
 int base_socketpair(int fd[2])
 {
 #if defined(__linux__)
-    int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd); /* atomically, as above */
+    int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd);
 #else
     int rc = socketpair(AF_UNIX, SOCK_STREAM, 0, fd);
     for (int i = 0; rc == 0 && i < 2; i++)
@@ -227,7 +227,7 @@ void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS])
         sched_setaffinity(0, sizeof cpus, &cpus); /* an error is ignored: the placement only makes the thread faster */
 }
 
-/* Read a number from a file. Returns `otherwise` if the file has no number. */
+/* Returns `otherwise` if the file has no number. */
 static uint64_t file_number(const char *path, uint64_t otherwise)
 {
     FILE *f = fopen(path, "re");

@@ -122,7 +122,6 @@ struct cast_line { /* the serialized form of an entry of the list */
     uint32_t nanoseconds, name_bytes, link_bytes, zero;
 };
 void cast_hash(uint64_t out[2], uint32_t type, uint32_t file, uint64_t offset, const void *data, uint64_t bytes);
-/* Set a record's checksum from its other fields and its payload. */
 void cast_record_seal(struct cast_record *r, const void *payload);
 void cast_block_seal(struct cast_block *b);
 /* Whether the block at `b` has the expected round, number and checksum, and a size that fits into `bytes`. */
@@ -139,7 +138,7 @@ enum cast_kind {
     CAST_QUIT,
     /* from targets to the source */
     CAST_NEED,  /* payload: struct cast_need[] */
-    CAST_LINKS, /* payload: a byte for each node: how this target reaches it (order.c) */
+    CAST_LINKS, /* payload: for each node, a byte with the cost of the link from this target (order.c) */
     /* this target has reached stage `a` of the round: 0 begun, 1 list compared, 2 all files written. b: number of files that the target
      * needs */
     CAST_READY,
@@ -150,8 +149,8 @@ enum cast_kind {
      * send, the length of this path; otherwise 0 */
     CAST_SAY,
     CAST_TOTAL, /* payload: struct cast_sums */
-    /* the chain of this round. payload: a uint32_t for each target, in order. Bits 0 to 23: its rank; bits 24 to 31: the kind of link from
-     * the node before it */
+    /* the chain of this round. payload: a uint32_t for each target, in order. Bits 0 to 23: its rank; bits 24 to 31: the cost of the link
+     * from the node before it */
     CAST_CHAIN,
     CAST_STATE, /* payload: struct cast_state */
     CAST_HERE,  /* a heartbeat, sent every second, even while the node's main thread waits for a disk */
@@ -259,7 +258,6 @@ void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF
 /* Called on the source: tell the user that `path` is not sent, and why. */
 #define CAST_UNSENT_MAX 3500u /* longest path in such a message, in bytes: the sentence must fit into one message */
 void cast_say_unsent(struct cast *c, const char *path, const char *why);
-/* Send the sums of the list to node 0. */
 void cast_tell_sums(struct cast *c);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
 /* A thread that sends node 0 a heartbeat (CAST_HERE). The main thread cannot do this, because it may wait for a disk. */
@@ -292,7 +290,7 @@ uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* the value of a word i
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
 bool cast_arrived(struct cast *c, uint64_t round, uint64_t number); /* whether the block has arrived in its slot at this node */
 void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns);
-/* The source: mark the block as present in its slot. */
+/* Called on the source: mark the block as present in its slot. */
 void cast_fill(struct cast *c, uint64_t round, uint64_t number);
 /* Start to send the blocks of a round to node `to` when they arrive and the node has free slots. All blocks of the round before must have
  * been sent. Returns 0, or a negative errno with base_error(). */
@@ -303,7 +301,6 @@ bool cast_relay_has_next(const struct cast_relay *r);
 /* Whether the slot of block `number` may be reused: the block was sent to the next node, or the next node is gone. */
 bool cast_relay_done(struct cast_relay *r, uint64_t number);
 void cast_relay_test(struct cast_relay *r); /* test all puts under way; a failure sets r->broken */
-/* Wait until cast_relay_done(), for at most `ns`. */
 void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Tell node `to`, the node before this one in the chain, that one more slot of this node is free. Sets c->lost on failure. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
@@ -321,9 +318,7 @@ struct cast_ahead {
 };
 void cast_ahead_start(struct cast_ahead *a, struct cast *c); /* if the thread cannot be started, blocks are not verified ahead */
 void cast_ahead_stop(struct cast_ahead *a);
-/* Begin to verify a block that has arrived. */
 void cast_ahead_ask(struct cast_ahead *a, uint64_t round, uint64_t number);
-/* Whether all pieces of files in the block are known to be right. */
 bool cast_ahead_is_right(const struct cast_ahead *a, uint64_t round, uint64_t number);
 
 /* --- order.c --- */
@@ -338,7 +333,7 @@ const char *cast_order_link(uint32_t cost); /* the kind of link that has this co
 int cast_walk(struct cast *c, uint64_t *failed);
 /* Open a file of the list for reading. Returns the descriptor, or a negative errno without base_fail(). */
 int cast_walk_open(struct cast *c, uint32_t index);
-/* The path of a file of the list on this host, the source. */
+/* The path of a file on this host, the source. */
 const char *cast_walk_path(const struct cast *c, uint32_t index, char *out, size_t len);
 void cast_walk_times(struct cast_line *n, const struct stat *st);
 /* Whether an entry matches --exclude. `path` is relative to DEST. Targets also use this function, for --delete. */
@@ -363,7 +358,7 @@ bool cast_part_is_live(int at, const char *part);    /* whether a cast is writin
 /* --- disk.c: a target's files --- */
 enum cast_file_state { CAST_OTHER, CAST_RIGHT, CAST_COMPARE, CAST_WANTED, CAST_GIVEN_UP };
 struct cast_file {
-    uint64_t have, verified, counted; /* counted: its part of cast_state.partial */
+    uint64_t have, verified, counted; /* counted: bytes that cast_state.partial includes for this file */
     uint32_t state; /* enum cast_file_state. CAST_COMPARE: the file on the disk may be right; the source's checksums decide */
 };
 #define CAST_NAMING 512u
@@ -376,7 +371,6 @@ struct cast_disk {
     uint64_t wanted;        /* files that are needed or may be needed */
     int folder;             /* descriptor of the folder that was opened last, entry folder_index; -1: none */
     uint32_t folder_index;
-    /* The file that is being written. */
     uint32_t open_index;
     int open;      /* -1: none */
     bool open_cut; /* the file ends after its right bytes, because it is new or was truncated */
@@ -442,9 +436,8 @@ struct cast_options {
     /* node 0: whether the launcher has printed a message since the last call */
     bool (*printed)(void);
 };
-/* Run node 0 of a cast until the end. Returns the exit status. */
+/* Run node 0; cast_serve() runs any other node. Returns the exit status. */
 int cast_lead(const struct cast_options *o);
-/* Run any other node of a cast. */
 int cast_serve(const char *sub, int (*stopped)(void));
 
 #endif

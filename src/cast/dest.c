@@ -28,7 +28,6 @@ static int make_path(char *path, mode_t mode)
     }
 }
 
-/* Print why DEST cannot be used on this host. */
 static int refuse_dest(struct cast_disk *d, const char *why)
 {
     d->failed = true;

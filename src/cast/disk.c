@@ -263,7 +263,6 @@ static void close_open(struct cast_disk *d)
     count_partial(d, d->open_index);
 }
 
-/* Open the file of a record. False: the file is not needed, or cannot be opened. */
 static bool open_file(struct cast_disk *d, uint32_t index)
 {
     struct cast_file *f = &d->file[index];

@@ -113,7 +113,6 @@ void cast_follow_close(struct cast_source *s)
 
 /* --- its growth --- */
 
-/* Whether the path no longer leads to the open file. */
 static bool is_renamed(const struct cast_follow *f, const struct stat *open)
 {
     struct stat st;
@@ -171,7 +170,6 @@ static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
     return rc;
 }
 
-/* Make `st` the final size, mode and time of the file. */
 static void complete(struct cast_source *s, uint32_t file, const struct stat *st)
 {
     struct cast_entry *e = &s->c->list.entry[file];

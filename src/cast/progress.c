@@ -43,7 +43,6 @@ static bool in_background(void)
     return group > 0 && group != getpgid(getppid());
 }
 
-/* The bytes that a target has, including unfinished files. */
 static uint64_t bytes_of(const struct cast_state *t, uint64_t whole)
 {
     return t->partial > whole || t->bytes > whole - t->partial ? whole : t->bytes + t->partial;

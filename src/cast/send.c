@@ -37,7 +37,6 @@ static void pace(struct cast_source *s, uint64_t bytes)
     }
 }
 
-/* Wait until the slot of block `number` is free. */
 static void wait_slot(struct cast_source *s, uint64_t number)
 {
     if (number < CAST_SLOTS)
@@ -180,7 +179,6 @@ int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return 0;
 }
 
-/* Send a piece of the file, or only its checksum if `check` is set. */
 static int send_piece(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t bytes, bool check)
 {
     struct cast_record r = {.type = check ? CAST_CHECK : CAST_DATA, .file = file, .offset = at, .bytes = bytes};
@@ -227,7 +225,6 @@ int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at,
     return rc;
 }
 
-/* The final size, time and mode of the file that was followed. */
 static void send_size(struct cast_source *s, uint32_t file)
 {
     const struct cast_entry *e = &s->c->list.entry[file];

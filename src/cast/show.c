@@ -110,7 +110,6 @@ static void make_printable(char *text)
             *p = '?';
 }
 
-/* The chain as JSON: an object for each target, in order. */
 static json_t *chain_of(struct cast *c)
 {
     struct cast_show *s = c->show;
@@ -223,7 +222,7 @@ static bool has_all_sent(const struct cast_show *s, uint32_t node)
            t->failed == t->unsent;
 }
 
-/* Whether the target has all files. No target has what the source could not send. */
+/* False for all targets if the source could not send everything. */
 static bool is_complete(const struct cast_show *s, uint32_t node)
 {
     return !s->unsent && has_all_sent(s, node) && s->state[node].unsent == 0;

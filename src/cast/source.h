@@ -73,7 +73,6 @@ int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at);
 /* Open the file, and make a list that has only this file. Returns 0, or a negative errno with base_error(). */
 int cast_follow_open(struct cast_source *s);
 void cast_follow_close(struct cast_source *s);
-/* Send the file as it grows, until it is complete. */
 void cast_follow_file(struct cast_source *s, uint32_t file);
 
 #endif

@@ -29,7 +29,6 @@ static bool to_end(const struct cast *c)
     return c->quit || c->stopped() || !weft_alive(c->w, c->config.head.source) || !weft_alive(c->w, 0);
 }
 
-/* Whether this round is over for this target, because another round has begun or the cast ends. */
 static bool given_up(struct target *t)
 {
     pthread_mutex_lock(&t->c->lock);

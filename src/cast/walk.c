@@ -210,7 +210,6 @@ static ssize_t names_of(int fd, char ***out)
     return rc ? rc : (ssize_t)count;
 }
 
-/* Add everything in the folder `fd`. Closes `fd`. */
 static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path, const char *below)
 {
     char **names = NULL;

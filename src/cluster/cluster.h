@@ -90,7 +90,6 @@ int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const 
  * empty. */
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
-/* Whether a hostfile may contain this setting. */
 bool cluster_setting_in_hostfile(const char *name);
 
 /* --- address.c: "HOST:PORT", "[IPV6]:PORT", "unix:PATH", "unix:@NAME" (abstract; Linux) --- */

@@ -119,7 +119,7 @@ static void door_leave(struct door *d)
 static void door_later(struct door *d, int64_t now)
 {
     uint8_t more = 0;
-    (void)base_random(&more, 1); /* a random pause: otherwise two doors could collide again and again */
+    (void)base_random(&more, 1); /* random, because two doors with equal pauses would collide again and again */
     d->next_at = now + TRY_AGAIN + more * (TRY_AGAIN / 256);
 }
 
@@ -307,7 +307,6 @@ static void visitor_drop(struct door *d, uint32_t i)
     memmove(&d->visitors[i], &d->visitors[i + 1], (--d->count - i) * sizeof d->visitors[0]);
 }
 
-/* Closes the oldest connection that has not authenticated, if there is one. */
 static void visitor_make_room(struct door *d)
 {
     for (uint32_t i = 0; i < d->count; i++)
@@ -451,7 +450,6 @@ static void door_take_caller(struct door *d, int listener)
         base_sleep_ns(FILES_WAIT);
 }
 
-/* Closes connections whose time has expired. */
 static void door_expire(struct door *d, int64_t now)
 {
     for (uint32_t i = d->count; i-- > 0;)

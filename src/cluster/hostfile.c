@@ -240,7 +240,6 @@ static int read_host(struct reader *r, json_t *v, size_t me, size_t machines, bo
     return 0;
 }
 
-/* Allocate one entry for each host of the file. */
 static int hostfile_begin(struct reader *r, const json_t *list)
 {
     size_t n = json_array_size(list);
@@ -479,7 +478,6 @@ static int copy_host(struct cluster_host *to, const struct cluster_host *machine
     return 0;
 }
 
-/* Replace the list of machines by a list of nodes. */
 static int expand_slots(struct reader *r)
 {
     struct cluster_hostfile *h = r->out;

@@ -21,9 +21,7 @@ int meet_agree(struct meet_place *place, struct cluster_settings *s, uint8_t sec
 void meet_leave(struct meet_place *place);
 
 /* --- for tests --- */
-/* Whether `n` is a valid notice of node `rank`. */
 bool meet_notice_ok(const struct wire_notice *n, uint32_t rank);
-/* Write the addresses of node 0, best first, and return their number. */
 uint32_t meet_addresses(const struct wire_notice *all, uint32_t size, char out[WIRE_INTERFACES][128]);
 
 #endif

@@ -360,7 +360,6 @@ static void pairs_pulse(struct weft_node *w, const struct wire_card *c)
     w->pulse_ns = w->pulse_ns && w->pulse_ns < liveness / 4 ? w->pulse_ns : liveness / 4;
 }
 
-/* Fail if this node cannot reach node `i` at all. */
 static int pairs_check(struct join *j, uint32_t i)
 {
     struct weft_node *w = j->w;

@@ -272,7 +272,6 @@ static void launcher_drop(pmix_value_t *v)
     free(v);
 }
 
-/* Read a number about the job from the launcher. */
 static pmix_status_t launcher_number(const struct launcher *p, const char *key, int64_t deadline, uint32_t *out)
 {
     pmix_value_t *v;

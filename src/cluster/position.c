@@ -18,7 +18,6 @@ static void skip_space(struct cursor *c)
         c->at++;
 }
 
-/* Move from the opening quote to the character after the closing one. */
 static void skip_string(struct cursor *c)
 {
     for (c->at++; c->at < c->end && *c->at != '"'; c->at++)

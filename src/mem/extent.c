@@ -83,7 +83,6 @@ uint32_t run_take(struct mem_pool *p, uint64_t want, uint32_t align)
     if (want > p->extents)
         return 0;
     uint32_t extents = (uint32_t)want, found = 0;
-    /* First compare only a few runs of each bin, then all. */
     for (unsigned pass = 0; pass < 2 && !found; pass++) {
         for (uint32_t bin = bin_next(p, bin_of(extents)); bin < RUN_BINS && !found; bin = bin_next(p, bin + 1))
             found = best_of_bin(p, bin, extents, align, pass ? UINT32_MAX : LOOK);

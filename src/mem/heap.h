@@ -68,7 +68,6 @@ struct mem_class {
     uint64_t out; /* blocks not in slabs: live or in caches */
 };
 
-/* A block in a cache. */
 struct mem_block {
     uint64_t offset;
     mem_mark *mark;

@@ -110,8 +110,8 @@ static bool barrier_has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
     uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
-    /* If the sender's newest set is different and of the same size, different nodes have left from the view of each. Sets only shrink, so
-     * the sender never had this node's set. This barrier fails, and the next one has the smaller set. */
+    /* If the sender's newest set is different but of the same size, the two nodes saw different nodes leave. Sets only shrink, so the
+     * sender never had this node's set. This barrier fails, and the next one has the smaller set. */
     return (given_up >> 32 == b->set && (int32_t)((uint32_t)given_up - b->generation) <= 0) ||
            (newest != 0 && newest != b->set && newest >> 20 <= b->set >> 20) || !fab_alive(b->w, b->from);
 }
@@ -318,7 +318,6 @@ static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_pa
     return base_fail(-ECONNRESET, "this barrier has failed, because a node is gone; the next barrier is among the remaining nodes");
 }
 
-/* Begin a new barrier with the nodes that are alive. */
 static int barrier_enter(struct weft_node *w, struct sync *s)
 {
     uint64_t epoch = weft_epoch(w);

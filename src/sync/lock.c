@@ -219,7 +219,6 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
     base_spin_unlock(&s->lock_lock);
     if (c || m->verb != LOCK_GRANT)
         return;
-    /* The waiting call has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
         base_log(
             BASE_LOG_WARN,

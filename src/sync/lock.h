@@ -36,7 +36,7 @@ static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
 
 enum lock_verb {
     LOCK_REQUEST = 1, /* to the home: this claim waits for the lock */
-    LOCK_GRANT,       /* from the home: the claim now has the lock; `flag`: the former holder died */
+    LOCK_GRANT,       /* from the home: the claim has the lock; `flag`: the former holder died */
     LOCK_RELEASE,     /* to the home: the claim releases the lock; `flag`: it inherited the lock from a dead holder and did not use it */
     LOCK_CANCEL,      /* to the home: the claim no longer waits */
     LOCK_REFUSE, /* from the home: the claim cannot be queued; `flag`: its node has too many requests here; otherwise the home is out of
@@ -50,7 +50,6 @@ struct lock_message {
     uint32_t flag;
 };
 
-/* Maximum number of requests of one node that a home queues. */
 #define LOCK_REQUESTS_MAX 1024u
 
 static inline int lock_say(struct weft_node *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool flag)

@@ -76,7 +76,7 @@ struct tb_outgoing {
     void *cookie;     /* argument of done() for a put of this node; NULL: a get of the peer */
 };
 
-struct tb_posted { /* a receive that is posted on a lane */
+struct tb_posted {
     uint16_t transfer;
     uint32_t piece;
     bool has_sum, landed;
@@ -87,12 +87,12 @@ struct tb_lane {
     /* `generation` is the number of the lane's current queue pair. Records about earlier queue pairs are ignored. */
     bool up, say_up;                      /* say_up: TB_LANE is to be sent */
     uint16_t generation, peer_generation; /* of this end's queue pair; of the peer's, as announced */
-    uint32_t message;                     /* size of a message in bytes */
-    uint32_t depth;                       /* maximum number of messages under way */
+    uint32_t message;
+    uint32_t depth; /* maximum number of messages under way */
     /* Receiving: receives [in_first, in_next) are posted; those before in_landed have completed. */
     uint32_t in_first, in_landed, in_next, in_depth;
     struct tb_posted in[TB_LANE_DEPTH];
-    int64_t last;           /* when the lane last made progress */
+    int64_t last;
     int64_t patience;       /* time-out for a receive after its checksum has arrived */
     int64_t asked_at, rest; /* when TB_QUIESCE was sent; how long sent bytes may still be on the wire */
     enum { TB_LANE_RUNS, TB_LANE_ASKS, TB_LANE_RESENDS } repair; /* TB_LANE_ASKS: TB_QUIESCE was sent, and TB_QUIET has not arrived */

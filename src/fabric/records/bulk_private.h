@@ -76,14 +76,14 @@ int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t off
 void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* this piece needs a receive */
 /* Posts receives for consecutive pieces, and announces them in one record. False: no more can be posted now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
-void tb_bulk_receive_fetch(struct tb_bulk *b);                              /* requests pieces as records */
-void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now); /* does the next due step of a repair */
+void tb_bulk_receive_fetch(struct tb_bulk *b); /* requests pieces as records */
+void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now);
 int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m, int64_t now); /* handles TB_SUM */
 int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, int64_t now);   /* handles TB_QUIET */
 
 /* bulk_send.c */
-void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now);                /* sends as many pieces as can be sent now */
-void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);                 /* answers TB_QUIESCE, if due */
+void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now); /* sends as many pieces as can be sent now */
+void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);
 int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m); /* handles TB_READY */
 int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m);                    /* handles TB_RESEND */
 

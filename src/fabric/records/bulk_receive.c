@@ -102,7 +102,6 @@ static void receive_finish(struct tb_bulk *b, uint32_t id)
     *t = (struct tb_transfer){.used = true, .generation = t->generation}; /* still in use until TB_DONE is sent */
 }
 
-/* Verifies a piece whose receive has completed and whose checksum is known. */
 static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *p)
 {
     struct tb_transfer *t = p->transfer == TB_NO_TRANSFER ? NULL : &b->in[p->transfer];

@@ -73,8 +73,8 @@ struct tb_ask {
 struct tb_endpoint_counts {
     /* bytes of large puts and gets sent in records, because no lane was up or the memory is not in the pool */
     uint64_t staged_puts, staged_gets;
-    /* sent_bytes: of this node's puts and messages; fetched_bytes: of its gets. Without transfers (see tb_bulk_counts). A move counts when
-     * it begins.
+    /* sent_bytes counts this node's puts and messages, fetched_bytes its gets. Transfers are in tb_bulk_counts. A move counts when it
+     * begins.
      */
     uint64_t sent_bytes, fetched_bytes;
 };
@@ -105,7 +105,7 @@ struct tb_endpoint {
     char broken[96]; /* a description of the peer's violation of the protocol; "": none */
 };
 
-/* `e` is large; its address must not change. */
+/* The address of `e` must not change. */
 void tb_endpoint_init(struct tb_endpoint *e, const struct tb_endpoint_env *env, const struct tb_endpoint_config *config);
 /* Completes all pending operations with `status`, and frees all memory. tb_endpoint_init() may follow. */
 void tb_endpoint_end(struct tb_endpoint *e, int status);

@@ -41,7 +41,6 @@ void tb_work_free(struct tb_endpoint *e, struct tb_work *k)
     free(k);
 }
 
-/* Add to the counter of queued bytes of this list. */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes)
 {
     uint64_t *sum = end == &e->messages_end ? &e->message_bytes : &e->backlog_bytes;

@@ -63,7 +63,6 @@ static inline void records_timers_begin(_Atomic int64_t *earliest)
     (void)atomic_exchange_explicit(earliest, INT64_MAX, memory_order_acq_rel);
 }
 
-/* Lets the endpoint send. The caller holds the endpoint's lock. */
 static inline void records_pump_locked(struct records_link *l, int64_t now)
 {
     atomic_store_explicit(&l->no_room, false, memory_order_relaxed);

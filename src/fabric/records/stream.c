@@ -132,7 +132,6 @@ static uint32_t stream_busy(const struct tb_stream *s)
     return s->paced ? s->next - s->first : s->unleft;
 }
 
-/* Closes the open frame for sending. */
 static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[slot_of(s, s->next)];
@@ -257,7 +256,7 @@ static int64_t stream_rto(const struct tb_stream *s)
     return t > s->rto_most ? s->rto_most : t;
 }
 
-/* The oldest frame without a known arrival. */
+/* The oldest frame that has not arrived, as far as is known. */
 static struct tb_slot *stream_oldest(struct tb_stream *s)
 {
     for (uint32_t i = s->first; i != s->next; i++)

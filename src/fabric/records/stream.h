@@ -93,7 +93,6 @@ struct tb_stream {
     struct tb_stream_counts counts;
 };
 
-/* The caller keeps ownership of `frames`. */
 void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16_t here, uint16_t peer, uint32_t session, uint8_t *frames);
 /* Completes all waiting ops with `status`, and frees all memory. All sends must have completed. */
 void tb_stream_end(struct tb_stream *s, int status);
@@ -123,7 +122,6 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
 void tb_stream_left(struct tb_stream *s, uint32_t slot);
 /* Called after the connection has broken. The next pump retransmits each unacknowledged frame whose send has ended. */
 void tb_stream_again(struct tb_stream *s);
-/* Send all due frames and acknowledgements. */
 void tb_stream_pump(struct tb_stream *s, int64_t now);
 /* Whether the last committed record waits to share its frame. Then pump does not send the frame before a send completes or the frame is
  * full. */
@@ -135,7 +133,6 @@ int64_t tb_stream_due(const struct tb_stream *s);
 
 /* Whether the header's fields are valid and the checksum over `bytes` is right. A pure function, also used for forwarded frames. */
 bool tb_frame_right(const struct tb_frame *f, const void *frame, uint32_t bytes);
-/* Writes the header, with payload length and checksum. */
 void tb_frame_seal(const struct tb_frame *, void *frame, uint32_t bytes);
 
 #endif
