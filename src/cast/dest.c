@@ -31,7 +31,7 @@ static int make_path(char *path, mode_t mode)
 static int refuse_dest(struct cast_disk *d, const char *why)
 {
     d->failed = true;
-    cast_say(d->c, true, "%s: %s; this host gets nothing", d->c->config.dest, why);
+    cast_say(d->c, true, "%s: %s; nothing is written on this host", d->c->config.dest, why);
     return -EINVAL;
 }
 

@@ -34,8 +34,8 @@ static void fail_all(struct cast_disk *d, uint32_t index, int error, const char 
     if (d->failed)
         return;
     d->failed = true;
-    cast_say(d->c, true, "%s: %s %s: %s; this host gets nothing more", index == CAST_ROOT ? d->dest : path_of(d, index, path, sizeof path),
-             "cannot", what, base_strerror(error));
+    cast_say(d->c, true, "%s: %s %s: %s; nothing more is written on this host",
+             index == CAST_ROOT ? d->dest : path_of(d, index, path, sizeof path), "cannot", what, base_strerror(error));
 }
 
 /* Update state.partial. Bytes of an unfinished file of an earlier cast count until a comparison with the source finds a difference. */
@@ -571,7 +571,7 @@ int cast_disk_open(struct cast_disk *d, struct cast *c)
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max)
         d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);
-    return d->piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer that files are compared in" BASE_MEMORY_HINT);
+    return d->piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer to compare files" BASE_MEMORY_HINT);
 }
 
 void cast_disk_close(struct cast_disk *d)

@@ -202,7 +202,7 @@ static int is_complete(struct cast_source *s, const struct stat *st, bool rename
         return 0;
     return f->unnamed ? base_fail(-ETIMEDOUT,
                                   "%s has not grown for %u s and has not got its name: not sent; give the same command again when it "
-                                  "grows again, which sends what is missing",
+                                  "grows, to send the rest",
                                   f->path, limit)
                       : 1;
 }

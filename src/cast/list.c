@@ -72,12 +72,12 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
     if (rc)
         return rc;
     if (l->count == CAST_ENTRIES_MAX)
-        return base_fail(-E2BIG, "there are more than %u files, directories and links: send them by several commands", CAST_ENTRIES_MAX);
+        return base_fail(-E2BIG, "there are more than %u files, directories and links: use several commands", CAST_ENTRIES_MAX);
     if (l->count == l->room) {
         uint32_t room = l->room ? 2 * l->room : 256;
         struct cast_entry *more = realloc(l->entry, room * sizeof *more);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for a list of %u files and directories: send them by several commands", room);
+            return base_fail(-ENOMEM, "no memory for a list of %u files and directories: use several commands", room);
         l->entry = more;
         l->room = room;
     }
@@ -88,7 +88,7 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
     if (n->link_bytes)
         e.link = keep(l, link, n->link_bytes);
     if (!e.name || !e.link)
-        return base_fail(-ENOMEM, "no memory for the names of %u files and directories: send them by several commands", l->count);
+        return base_fail(-ENOMEM, "no memory for the names of %u files and directories: use several commands", l->count);
     l->entry[l->count++] = e;
     l->files += e.type == CAST_FILE;
     l->bytes += e.size;

@@ -246,7 +246,7 @@ static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_
     const struct cast_entry *e = &s->c->list.entry[file];
     int rc = fd < 0 ? fd : unchanged(fd, e) ? 0 : -ESTALE;
     if (!rc && e->size <= NO_SIZE_MAX && !base_size_is_true(fd, e->size) && unchanged(fd, e))
-        return base_fail(-EINVAL, "it does not tell its size, like files of /proc: not sent; copy it to another file first");
+        return base_fail(-EINVAL, "its size is unknown, as for files of /proc: not sent; copy it to another file first");
     if (!rc)
         rc = cast_send_content(s, fd, file, at, have, e->size);
     if (!rc && !s->aborted && !unchanged(fd, e))

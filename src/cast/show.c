@@ -238,8 +238,7 @@ static bool all_complete(struct cast *c)
             continue;
         complete = false;
         if (s->result == 0 && s->failures == 0)
-            fprintf(stderr,
-                    "weft %s: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n",
+            fprintf(stderr, "weft %s: %s: did not confirm that it has all files: give the same command again to send the missing files\n",
                     c->sub, c->config.hosts[i]);
     }
     return complete;
@@ -341,7 +340,7 @@ int cast_show_run(struct cast *c)
     if (c->stopped())
         return 1;
     if (!s->over)
-        fprintf(stderr, "weft %s: %s: the source is gone; give the same command again, which sends what is missing\n", c->sub,
+        fprintf(stderr, "weft %s: %s: the source is gone; give the same command again to send the missing files\n", c->sub,
                 c->config.hosts[c->config.head.source]);
     bool right = s->over && all_complete(c) && s->result == 0 && s->failures == 0;
     sum_up(c, right);

@@ -127,7 +127,7 @@ static int choose_chain(struct cast_source *s, bool *list)
     pthread_mutex_lock(&c->lock);
     int rc = s->least || (s->least = malloc(count * sizeof *s->least))
                  ? 0
-                 : base_fail(-ENOMEM, "no memory for the state of %u files: send them by several commands", c->list.count);
+                 : base_fail(-ENOMEM, "no memory for the state of %u files: use several commands", c->list.count);
     if (!rc)
         memset(s->least, 0xff, count * sizeof *s->least);
     s->count = 0;
@@ -143,7 +143,7 @@ static int choose_chain(struct cast_source *s, bool *list)
         s->chain[s->count++] = i;
         *list = *list || !t->listed;
         if (!t->need && !(t->need = malloc(count / 8 + 1)))
-            rc = base_fail(-ENOMEM, "no memory for the state of %u files: send them by several commands", c->list.count);
+            rc = base_fail(-ENOMEM, "no memory for the state of %u files: use several commands", c->list.count);
         else
             memset(t->need, 0, count / 8 + 1);
     }
@@ -211,8 +211,8 @@ static int run_rounds(struct cast_source *s)
             return rc;
         cast_order_chain(s);
         if (s->round == CAST_ROUNDS - 1)
-            return base_fail(
-                -EIO, "after %u attempts some files are still missing: give the same command again, which sends what is missing", s->round);
+            return base_fail(-EIO, "after %u attempts some files are still missing: give the same command again to send the missing files",
+                             s->round);
         if ((rc = cast_relay_start(&s->relay, c, s->chain[0], s->round)))
             return rc;
         bool complete = run_round(s, list, verify);
@@ -249,7 +249,7 @@ void cast_source_run(struct cast *c)
     if (!rc)
         rc = run_rounds(s);
     if (c->stopped())
-        rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again, which sends what is missing");
+        rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again to send the missing files");
     if (rc && (c->rank || !c->stopped())) /* no message if the user has stopped the cast on node 0 */
         cast_say(c, true, "%s", base_error());
     look_at_targets(s, &left);

@@ -197,7 +197,7 @@ static void run_chain(struct target *t)
     struct cast *c = t->c;
     if (cast_relay_start(&t->relay, c, t->next, t->round)) {
         t->disk.failed = true;
-        cast_say(c, true, "%s; this host gets nothing more", base_error());
+        cast_say(c, true, "%s; nothing more is written on this host", base_error());
         tell_failure(t);
         break_round(t);
     }

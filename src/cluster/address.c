@@ -434,7 +434,7 @@ int cluster_connect(const char *address, int64_t deadline)
             break;
         }
         if (!again) {
-            base_fail(fd, "cannot connect to '%s': %s; check the address, and that the node which listens there was started", address,
+            base_fail(fd, "cannot connect to '%s': %s; check the address, and whether the node at this address was started", address,
                       base_strerror(fd));
             break;
         }

@@ -43,7 +43,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     join_answer_mac(right, j, hello, a, cards);
     if (sodium_memcmp(right, a->mac, WIRE_MAC))
         return base_fail(
-            -EACCES, "the node that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
+            -EACCES, "the node that answered has a different cluster secret, or none: set the same secret on all nodes (WEFT_SECRET_FILE)");
     if (a->kind == WIRE_REFUSED) {
         int error = a->error > 0 ? base_status_in(-a->error) : 0;
         error = error == -ENOSPC || error == -EBUSY || error == -ETIMEDOUT ? error : -EINVAL;

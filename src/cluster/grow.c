@@ -44,10 +44,10 @@ bool grow_message_ok(const struct grow_message *m, const void *payload, size_t p
 int grow_next_number(uint32_t highest, uint32_t alive, uint32_t *number)
 {
     if (highest + 1 >= WEFT_MAX_NUMBERS)
-        return base_fail(-ENOSPC, "all node numbers up to %u have been used, and no number is used twice: start the cluster anew",
+        return base_fail(-ENOSPC, "all node numbers up to %u have been used, and numbers are not reused: start the cluster anew",
                          WEFT_MAX_NUMBERS - 1);
     if (alive >= WEFT_MAX_NODES)
-        return base_fail(-ENOSPC, "%u nodes are alive, the most that a cluster can have: let one leave first", alive);
+        return base_fail(-ENOSPC, "%u nodes are alive, which is the maximum of a cluster: end a node first", alive);
     *number = highest + 1;
     return 0;
 }

@@ -411,7 +411,7 @@ static int attend(struct join *j)
         goto out;
     }
     if (rc) {
-        base_fail(rc, "no answer from node 0 at %s: %s; check that it runs, and its messages", coord, base_strerror(rc));
+        base_fail(rc, "no answer from node 0 at %s: %s; check that node 0 runs, and see its messages", coord, base_strerror(rc));
         goto out;
     }
     bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
@@ -429,7 +429,7 @@ static int attend(struct join *j)
     }
     join_answer_mac(right, j, &hello, &answer, j->cards);
     if (sodium_memcmp(right, answer.mac, WIRE_MAC)) {
-        rc = base_fail(-EACCES, "node 0 at %s has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)",
+        rc = base_fail(-EACCES, "node 0 at %s has a different cluster secret, or none: set the same secret on all nodes (WEFT_SECRET_FILE)",
                        coord);
         goto out;
     }

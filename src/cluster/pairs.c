@@ -220,7 +220,7 @@ int join_caller_take(struct join_callers *cs, int listener)
 {
     struct join_caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        join_caller_refuse(cs, 0, "it has not shown the cluster's secret yet, and its file descriptor is needed for the next connection");
+        join_caller_refuse(cs, 0, "it has not authenticated yet, and the next connection needs its file descriptor");
         return 0; /* the new connection stays in the listener's backlog */
     }
     if (c.fd < 0)
@@ -232,7 +232,7 @@ int join_caller_take(struct join_callers *cs, int listener)
         return 0;
     }
     if (cs->count == cs->most)
-        join_caller_refuse(cs, 0, "it is the oldest of too many connections that have not shown the cluster's secret yet");
+        join_caller_refuse(cs, 0, "it is the oldest of too many connections that have not authenticated yet");
     c.came = base_now_ns();
     cs->list[cs->count++] = c;
     return 0;

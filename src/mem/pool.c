@@ -27,10 +27,10 @@ static int pool_check_size(uint64_t bytes, bool huge)
     base_format_bytes(bytes, want, sizeof want);
     uint64_t available = base_memory_available();
     if (!huge && bytes > available)
-        return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; make it smaller (WEFT_POOL)", want,
+        return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; set a smaller WEFT_POOL", want,
                          base_format_bytes(available, have, sizeof have), base_format_bytes(base_memory_total(), whole, sizeof whole));
     if (bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "a pool of %s is too large: the largest that weft can address has %s; make it smaller (WEFT_POOL)", want,
+        return base_fail(-EINVAL, "a pool of %s is too large: the largest possible pool has %s; set a smaller WEFT_POOL", want,
                          base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t free_huge = base_memory_huge();
     if (huge && bytes > free_huge)

@@ -367,8 +367,7 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
                          "counters or messages",
                          w->rank, w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
-        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange, and only one thread at a time may be: let "
-                                 "one thread make these calls");
+        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: let only one thread make these calls");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);

@@ -222,7 +222,7 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
         base_log(
             BASE_LOG_WARN,
-            "lock %#llx was granted after the call for it had timed out, and there is no memory for the message that releases it. Calls of "
+            "lock %#llx was granted after its call had timed out, and there is no memory for the message that releases the lock. Calls of "
             "other nodes for this lock will time out until this node is closed" BASE_MEMORY_HINT,
             (unsigned long long)m->word);
 }
