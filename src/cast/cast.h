@@ -384,7 +384,7 @@ struct cast_disk {
     uint32_t naming_count, naming_max; /* naming_max: limit by the number of files that may be open */
     uint64_t naming_bytes;
     uint64_t flushed; /* writeback was started for pages of the open file before this offset */
-    uint8_t *piece;   /* buffer to compare with */
+    uint8_t *piece;   /* buffer for the bytes of an existing file that are compared */
     bool verified;    /* the checksums of the current block are known to be right */
     bool verifying;   /* the second comparison (--verify) has begun */
     bool made;        /* this cast has made DEST */

@@ -45,7 +45,7 @@ enum tb_record_kind {
     TB_ATOMIC,  /* token, detail: which, offset, a, b. Answered by TB_ANSWER */
     TB_ANSWER,  /* token, a: the former value */
     TB_SIGNAL,  /* offset, a: to be added. No answer */
-    TB_MESSAGE, /* detail: handler, a: length of its header; then header, padded to 8, and payload */
+    TB_MESSAGE, /* detail: handler, a: length of the header; then the header, padded to 8, and the payload */
     /* of bulk transfers (bulk.h) */
     TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, token: whether `more` is added to the word at offset b */
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */

@@ -64,7 +64,7 @@ struct tb_stream {
 
     /* Sending: frames [first, next) are under way; if fill > 0, frame `next` is open. */
     uint32_t first, next, fill;
-    uint32_t base; /* number of a frame in slot 0; changes only while no slot is used */
+    uint32_t base; /* frame number that maps to slot 0; changes only while no slot is used */
     uint32_t order, order_arrived;
     uint32_t unleft; /* sends that have not completed */
     bool unsent;     /* tb_stream_pump() must look for frames to send or retransmit */
