@@ -144,9 +144,8 @@ static bool other_faults(pid_t pid, const struct iovec *there)
 }
 
 /* Copies between this process (`here`) and another one. The thread sanitizer treats the C library's call as an access of this thread to
- * `here`. This is right for sends and receives, whose memory belongs to the device until they complete. It is wrong for RDMA writes and
- * reads, which several peers may make to the same memory at once. So these use the system call directly; but not with the address
- * sanitizer, which checks `here` in the library's call. */
+ * `here`. For RDMA writes and reads this is wrong, because several peers may access the same memory at once. So these use the system call
+ * directly. */
 static ssize_t copy(pid_t pid, bool out, bool one_sided, const struct iovec *here, unsigned long hn, const struct iovec *there,
                     unsigned long tn)
 {
