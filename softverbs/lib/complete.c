@@ -28,7 +28,6 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 
 enum { ANY = 1, SOLICITED = 2 }; /* values of sf_cq.armed; 0: not armed */
 
-/* Whether the queue is armed for this completion. */
 static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));

@@ -45,7 +45,6 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     sv_later_run(later, q);
 }
 
-/* Brings a queue pair to ERR if its completion queue has overrun. */
 static void fail_overrun(uint32_t q, uint32_t cq, struct sv_later *later)
 {
     if (atomic_load_explicit(&sv_lib.fabric->cqs[cq % SF_CQS].dead, memory_order_relaxed))

@@ -69,7 +69,6 @@ static pid_t pid_of(uint32_t process)
     return sf_reach(sv_lib.fabric, process);
 }
 
-/* Removes `bytes` from the front of a place. */
 static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
 {
     while (bytes > 0 && *first < p->count) {
@@ -84,7 +83,6 @@ static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
     }
 }
 
-/* Shortens a place to its first `bytes`. */
 static void move_cut(struct sv_place *p, uint64_t bytes)
 {
     uint64_t left = bytes;

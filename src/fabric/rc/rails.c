@@ -133,7 +133,6 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
-/* Handles a completion, and posts more pieces. */
 static void done(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;

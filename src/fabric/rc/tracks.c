@@ -97,7 +97,6 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
     return 0;
 }
 
-/* Handles the track's completions, and destroys its queue pair. */
 static void tracks_drop(struct rc_link *l, struct rc_track *t)
 {
     struct rc *rc = l->rc;
