@@ -312,7 +312,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "requests of the previous queue pair wait to be sent over another device; weft tries again");
+        base_fail(err, "the previous queue pair still has requests that have not been posted to another one; weft tries again");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "one of the two devices is in use by another connection of these two nodes");
     if (!err)
