@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The list of files, folders and links. An entry holds one component of a path and the index of its parent folder. Every component is
- * checked when it is added, so a path below DEST that is made of them cannot lead out of DEST.
+ * checked when it is added, so no path in the list leads out of DEST.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +82,7 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
         l->room = room;
     }
     struct cast_entry e = {n->type, n->parent, n->mode, n->target, n->size, n->seconds, n->nanoseconds, NULL, ""};
-    /* owners are not copied, so the set-user-ID and set-group-ID bits would apply to a different user or group */
+    /* drop the set-user-ID and set-group-ID bits, because owners are not copied */
     e.mode &= e.type == CAST_FOLDER ? 01777 : 0777;
     e.name = keep(l, name, n->name_bytes);
     if (n->link_bytes)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: leads the rounds. One thread fills blocks (send.c), and another thread puts them to the first target (chain.c). Message
+ * The source: leads the rounds. One thread fills blocks (send.c), and another thread sends them to the first target (chain.c). Message
  * handlers update what the source knows about the targets.
  */
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "cast/source.h"
 
 #define LOOK_NS    (20 * WEFT_MS)  /* how often to check whether a target has died */
-#define AGAIN_NS   (100 * WEFT_MS) /* pause before a round that repeats one that was given up: a link may be down only for a moment */
-#define STALLS_MAX 3u              /* a target is given up after so many rounds in which it received nothing */
+#define AGAIN_NS   (100 * WEFT_MS) /* pause before a failed round is repeated: a link may be down only for a moment */
+#define STALLS_MAX 3u /* the source gives up after so many complete rounds in which the number of needed files did not decrease */
 
 int cast_source_open(struct cast *c)
 {
@@ -94,7 +94,7 @@ static void send_file(struct cast_source *s, uint32_t file)
         cast_send_file(s, file);
 }
 
-/* Wait until all living targets have reached a stage of this round. `chain`: only those in the chain. */
+/* Wait until all living targets have reached a stage of this round. `chain`: wait only for targets in the chain. */
 static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
 {
     struct cast *c = s->c;
@@ -176,7 +176,7 @@ static bool run_round(struct cast_source *s, bool list, bool verify)
     return going;
 }
 
-/* The number of files that the targets of the chain still need. A target that is gone is counted as failed, once. */
+/* Returns the number of files that targets of the chain still need. Counts each target that is gone as failed, once. */
 static uint64_t look_at_targets(struct cast_source *s, uint32_t *left)
 {
     uint64_t sum = 0;
@@ -250,7 +250,7 @@ void cast_source_run(struct cast *c)
         rc = run_rounds(s);
     if (c->stopped())
         rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again, which sends what is missing");
-    if (rc && (c->rank || !c->stopped())) /* on node 0, the user who has stopped the cast needs no message */
+    if (rc && (c->rank || !c->stopped())) /* no message if the user has stopped the cast on node 0 */
         cast_say(c, true, "%s", base_error());
     look_at_targets(s, &left);
     for (uint32_t i = 0; i < c->config.head.size; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The format of what nodes send to each other, see cast.h. All data from another node is checked here or in list.c before it is used.
+ * The format of data between nodes, see cast.h. All data from other nodes is checked here or in list.c before use.
  */
 #include <stdlib.h>
 #include <string.h>

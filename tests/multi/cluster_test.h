@@ -77,6 +77,13 @@ void on_number(weft_node *w, uint32_t from, const void *header, size_t header_le
 /* Linux: moves this process into the network namespace. */
 void enter_namespace(const char *path);
 
+/* Linux: moves this thread to the host of node `rank`. Under over_network.py, node after node is on the hosts in turn, and a process that a
+   test starts is there already. Elsewhere all nodes are on one host. */
+void enter_host(int rank);
+
+/* A socket of this process on the host of node `rank`: it listens and connects there. */
+int socket_on_host(int rank, int family, int type);
+
 /* Runs the command softverbs with these words on the test's fabric. Returns what it prints, valid until the next call. It must succeed. */
 char *softverbs(const char *words);
 
