@@ -31,7 +31,6 @@ static void check(int rc, const char *what)
     }
 }
 
-/* Allocate a word in this node's pool, and set it to zero. */
 static weft_gaddr make_word(weft_node *w)
 {
     weft_gaddr word;

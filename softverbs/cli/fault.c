@@ -299,7 +299,6 @@ static int fault_number(const char *option, uint64_t least, uint64_t most, uint6
                      most == 0xffffff ? " to 0xffffff, as ibv_qp.qp_num has it" : "");
 }
 
-/* Reads an option of a rule. */
 static int rule_option(int c, struct request *q)
 {
     struct sf_fault *r = &q->rule;

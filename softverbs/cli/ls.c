@@ -24,7 +24,6 @@ static const char help[] =
 enum { KINDS = 5, FEW = 16 };
 static const char *const kinds[KINDS] = {"qp", "pd", "mr", "cq", "srq"};
 
-/* Objects in use, by process and by device. */
 struct usage {
     uint32_t of[SF_PROCESSES][KINDS];
     uint32_t leaked[SV_DEVICES];

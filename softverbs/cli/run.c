@@ -140,7 +140,6 @@ static int set_environment(const char *fabric, const char *host)
     return 0;
 }
 
-/* Checks that the existing fabric has the requested profile. */
 static int check_profile(const struct sf_fabric *f, const struct sv_profile *wanted, const char *word)
 {
     char *is = sv_profile_json(&f->model.profile), *asked = sv_profile_json(wanted);

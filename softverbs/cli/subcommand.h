@@ -36,9 +36,9 @@ int cli_error(const char *sub, const char *format, ...) CLI_PRINTF(2, 3);
 /* Prints the message, refers to --help, and returns CLI_USAGE. */
 int cli_usage(const char *sub, const char *format, ...) CLI_PRINTF(2, 3);
 
-/* getopt_long() with this command's messages. Returns the option's value; -1: the end; '?': return CLI_USAGE, because a message was
- * printed. With `stop`, options end at the first word that is no option; otherwise such words are moved behind the options. Set `*started`
- * to false before the first call. */
+/* getopt_long() with this command's messages. Returns the option's value; -1: the end; '?': a message was printed, so return CLI_USAGE.
+ * With `stop`, options end at the first word that is no option; otherwise such words are moved behind the options. Set `*started` to false
+ * before the first call. */
 int cli_option(const char *sub, int argc, char **argv, bool stop, const struct option *longs, bool *started);
 /* Returns the word that `word` probably means, or NULL. `stride`: bytes from one `const char *` to the next. */
 const char *cli_nearest(const char *word, const void *words, size_t count, size_t stride);

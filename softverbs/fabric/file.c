@@ -203,9 +203,8 @@ static struct flock byte_of(uint32_t process, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(file_bytes() + process), .l_len = 1};
 }
 
-/* Locks the byte of a process. Byte 0 is locked while a process joins. So if an entry is being filled in, and byte 0 is not locked, the
- * entry's process is dead. The wait is limited, because a process may be stopped while it joins, and some file systems have no locks.
- * Without the lock, the other checks still work within one namespace. */
+/* Locks the byte of a process. Byte 0 is locked while a process joins: if an entry is being filled in and byte 0 is not locked, the entry's
+ * process is dead. The wait is limited, because a process may be stopped while it joins, and some file systems have no locks. */
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
     struct flock l = byte_of(process, F_WRLCK);

@@ -127,9 +127,8 @@ void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].dropped, i->dropped, memory_order_release);
 }
 
-/* Repairs a completion queue after its producer died. If the completion was published, its step on the work queue is done now; otherwise
- * the step is dropped. No other process changes the work queue meanwhile: the dead process holds its lock, or a process that waits for this
- * lock. */
+/* Repairs a completion queue after its producer died. If the completion was published, its step on the work queue is done now. Nobody else
+ * changes the work queue: its lock is held by the dead process, or by a process that waits for this lock. */
 void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {
     struct sf_intent *i = &cq->intent;

@@ -48,8 +48,8 @@ struct sf_lock {
 
 /* ---- Tables ----
  * `owner` is 0 (free), the owning process's number + 1, or SF_LEAKED for a protection domain that outlived its process. An entry is taken
- * by a compare-and-swap of `owner`, and freed by clearing `owner` last. `generation` grows each time an entry is used again. It is a part
- * of queue pair numbers and keys, so that stale ones are recognized. */
+ * by a compare-and-swap of `owner`, and freed by clearing `owner` last. `generation` grows with each use of an entry. It is a part of
+ * numbers and keys, so that stale ones are recognized. */
 #define SF_LEAKED  UINT32_C(0xffffffff)
 #define SF_JOINING UINT32_C(0x80000000)
 
@@ -282,7 +282,7 @@ struct sf_device {
     _Atomic uint32_t dereg_blocked;            /* profile: error_blocks_dereg */
     _Atomic uint32_t reboots;
     struct sf_lock atomics;                             /* held during remote atomics in this device's memory */
-    _Atomic uint64_t sent __attribute__((aligned(64))); /* messages and bytes sent; messages lost */
+    _Atomic uint64_t sent __attribute__((aligned(64))); /* the next three: messages and bytes sent, messages lost */
     _Atomic uint64_t sent_bytes, dropped;
     /* on another cache line, because senders on other devices write it */
     _Atomic uint64_t received __attribute__((aligned(64))), received_bytes;
@@ -409,8 +409,8 @@ bool sf_alive(struct sf_fabric *, uint32_t process);
 /* process.c */
 void sf_reap(struct sf_view *, uint32_t process); /* frees everything of a dead process; has no effect on a living one */
 unsigned sf_reap_all(struct sf_view *);           /* sf_reap() for all dead processes; returns their number */
-/* Frees all that this process has on the fabric, when the process exits. If a stopped process, or a thread interrupted by a signal handler,
- * holds a lock that is needed, nothing is freed; the next process that finds the objects frees them. */
+/* Frees all that this process has on the fabric, when the process exits. If a lock that is needed does not become free, because its holder
+ * is stopped or interrupted, the next process that finds the objects frees them. */
 void sf_leave(struct sf_view *);
 void sf_inherit(struct sf_view *); /* frees the objects of a dead process whose entry this process has taken over */
 

@@ -126,9 +126,8 @@ static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_even
     return cq;
 }
 
-/* Whether all signal handlers of the program have SA_RESTART. On a real channel the program waits in read(), which the kernel restarts
- * after such a handler. poll() is never restarted, and no call tells which handler has run. So the wait is restarted only if all handlers
- * have SA_RESTART. */
+/* Whether all signal handlers of the program have SA_RESTART. On a real channel, the kernel restarts the program's read() after such a
+ * handler. poll() is never restarted, and no call tells which handler has run. */
 static bool all_handlers_restart(void)
 {
     for (int s = 1; s <= SIGRTMAX; s++) {

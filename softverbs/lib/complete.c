@@ -28,15 +28,13 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 
 enum { ANY = 1, SOLICITED = 2 }; /* values of sf_cq.armed; 0: not armed */
 
-/* Whether the queue is armed for this completion. */
 static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
 }
 
-/* Sends the event for a completion, before the completion is written. If this process is killed in between, the owner wakes without need,
- * and waits for this lock when it arms the queue again. In the other order, a completion could be in the queue while its owner sleeps. The
- * caller holds cq->lock, which protects `armed`. */
+/* Sends the event for a completion, before the completion is written. In the other order, if this process were killed in between, a
+ * completion would be in the queue while its owner sleeps. With cq->lock, which protects `armed`. */
 static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
     if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
@@ -97,8 +95,8 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_unlock(v, &cq->lock);
 }
 
-/* Whether one of the unpolled completions wants an event. The caller holds the queue's lock, so no slot is being written. This must not
- * take the consumers' lock, because a program may arm a queue between ibv_start_poll and ibv_end_poll. */
+/* Whether one of the unpolled completions wants an event. With the queue's lock, under which no slot is written. Does not take the
+ * consumers' lock, because a program may arm a queue between ibv_start_poll and ibv_end_poll. */
 static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 {
     bool found = false;
@@ -111,9 +109,8 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
     return found;
 }
 
-/* Sends an event for completions that were in the queue when it was armed. mlx5 does this too, so programs may sleep after arming without
- * another poll. As on mlx5, the next such event is sent only after this one was read, so that a program which only arms does not fill its
- * channel. */
+/* Sends an event for completions that were in the queue when it was armed, as mlx5 does: programs may sleep after arming without another
+ * poll. The next such event is sent when this one was read, so that a program which only arms does not fill its channel. */
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;

@@ -356,8 +356,8 @@ static enum sv_step write_remote(struct sv_job *j)
     }
 }
 
-/* Moves the data of writes that are behind a read, up to a fence, a send or an atomic. The standard orders a write after an earlier read
- * only by a fence. A write that cannot be moved now is executed in its turn, which also reports the reason. */
+/* Moves the data of writes behind a read, up to a fence, a send or an atomic: the standard orders a write after an earlier read only by a
+ * fence. A write that cannot be moved now is executed later, in order. */
 __attribute__((noinline)) static void let_writes_pass(const struct sv_job *read)
 {
     const struct sf_qp *qp = read->qp, *t = read->target;

@@ -17,9 +17,8 @@ bool sv_to_error(struct sf_qp *qp)
     return true;
 }
 
-/* A peer that does this may be killed between any two steps, while the owner sleeps. So it first writes the events and wakes the owner, and
- * changes the state last. If it is killed after it has written the events, the owner does the rest (sv_finish_failing). The peer holds no
- * lock of the queue pair; before a reset, the owner waits for the peer (sv_quiesce). */
+/* A peer that does this may be killed between any two steps, while the owner sleeps. So it writes the events and wakes the owner first, and
+ * changes the state last. If the peer is killed in between, the owner changes the state (sv_finish_failing). */
 void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -46,7 +45,6 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     sv_later_run(later, q);
 }
 
-/* Brings a queue pair to ERR if its completion queue has overrun. */
 static void fail_overrun(uint32_t q, uint32_t cq, struct sv_later *later)
 {
     if (atomic_load_explicit(&sv_lib.fabric->cqs[cq % SF_CQS].dead, memory_order_relaxed))
@@ -118,8 +116,8 @@ static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s
     return sv_over_ipv4(s) ? 8 | 2 : 8 | 1;
 }
 
-/* Every process that takes a receive, or finds none, calls this, because a process that crossed the limit may have been killed before it
- * sent the event. The event is sent before the limit is disarmed, so it may be sent twice, but is not lost. */
+/* Called by every process that takes a receive or finds none, because a process that crossed the limit may have been killed. The event is
+ * sent before the limit is disarmed, so it may be sent twice, but is not lost. */
 void sv_tell_limit(uint32_t index)
 {
     struct sf_srq *srq = &sv_lib.fabric->srqs[index % SF_SRQS];

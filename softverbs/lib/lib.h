@@ -207,7 +207,7 @@ void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
 /* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
 /* Takes a pipe for events from other processes. Returns 0 or an errno. Writing never blocks, reading does. A pipe that is given back stays
- * open and is used again, so its descriptor's number, which is on the fabric, never names another file. */
+ * open, because other processes know its descriptor's number. */
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end of one of these pipes of this process */

@@ -69,7 +69,6 @@ static pid_t pid_of(uint32_t process)
     return sf_reach(sv_lib.fabric, process);
 }
 
-/* Removes `bytes` from the front of a place. */
 static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
 {
     while (bytes > 0 && *first < p->count) {
@@ -84,7 +83,6 @@ static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
     }
 }
 
-/* Shortens a place to its first `bytes`. */
 static void move_cut(struct sv_place *p, uint64_t bytes)
 {
     uint64_t left = bytes;
@@ -144,9 +142,8 @@ static bool other_faults(pid_t pid, const struct iovec *there)
 }
 
 /* Copies between this process (`here`) and another one. The thread sanitizer treats the C library's call as an access of this thread to
- * `here`. This is right for sends and receives, whose memory belongs to the device until they complete. It is wrong for RDMA writes and
- * reads, which several peers may make to the same memory at once. So these use the system call directly; but not with the address
- * sanitizer, which checks `here` in the library's call. */
+ * `here`. For RDMA writes and reads this is wrong, because several peers may access the same memory at once. So these use the system call
+ * directly. */
 static ssize_t copy(pid_t pid, bool out, bool one_sided, const struct iovec *here, unsigned long hn, const struct iovec *there,
                     unsigned long tn)
 {

@@ -26,7 +26,6 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     return there - 1 > cq->ring.mask ? NULL : e; /* no new completion; or another process has overwritten the count */
 }
 
-/* Frees the slots that a polled completion covers. */
 static void free_slots(const struct sf_cqe *e)
 {
     if (e->srq != 0) {
@@ -72,7 +71,6 @@ __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const str
     cq->look_again = 0;
 }
 
-/* Frees the slots of a polled completion, and handles a failed receive. */
 static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 {
     free_slots(e);

@@ -120,7 +120,6 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
     return 0;
 }
 
-/* Reads the clock of completion timestamps. */
 int sv_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
 {
     (void)context;

@@ -22,7 +22,6 @@ static int srq_check(const struct sv_profile *p, const struct ibv_srq_attr *a)
     return 0;
 }
 
-/* Allocates the ring. False: no memory. */
 static bool srq_take_ring(struct sv_ring *r, uint32_t most, uint32_t stride)
 {
     uint32_t capacity = 1;

@@ -72,7 +72,6 @@ enum sv_step sv_no_answer(struct sv_job *j)
     return sv_stall(j, SF_WAIT_ANSWER, qp->timeout ? sf_now() + all : WAIT_FOR_EVER);
 }
 
-/* The receiver has posted no receive. */
 enum sv_step sv_not_ready(struct sv_job *j)
 {
     /* In units of 10 us, by the receiver's min_rnr_timer (InfiniBand, table 45). */

@@ -175,7 +175,6 @@ static int profile_check_names(const json_t *object, const char *group, const ch
     return 0;
 }
 
-/* Checks combinations of keys. */
 static int check_whole(const struct sv_profile *p, const char *origin, struct sv_why *why)
 {
     const struct {

@@ -20,8 +20,7 @@ extern const weft_kernel kernel_wc, kernel_histogram, kernel_xxh64, kernel_grep;
  * counters of 64 bits --- */
 int kernel_hash_give(const weft_span *in, uint64_t hash, weft_out *out);
 int kernel_grep_check(const char *arg); /* 0, or -EINVAL: grep cannot search for `arg` */
-/* Writes the lines that have a match starting in [from, to) of the span, from `*next` on. Sets `*next` to the end of the last line that it
- * wrote. */
+/* Writes the lines with a match that starts in [from, to), but no line before `*next`. Sets `*next` to the end of the last written line. */
 int kernel_grep_lines(const weft_span *in, const char *arg, size_t from, size_t to, size_t *next, weft_out *out);
 
 #endif

@@ -122,7 +122,6 @@ static int start_and_greet(struct verbs_guard *g, const char *command, const cha
     return rc ? rc : greet(g, command);
 }
 
-/* Returns a socket connected to the guard at this path. */
 static int call_guard(const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};

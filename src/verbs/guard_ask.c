@@ -17,8 +17,8 @@ void guard_lost(struct verbs_guard *g, const char *why)
                  why);
 }
 
-/* How long to wait for the guard's answer. Calls that only destroy an object get a shorter time: the guard executes them in any case. After
- * a time-out the guard is not used again, because a late answer would be taken for the answer to the next call. */
+/* How long to wait for the guard's answer. After a time-out the guard is not used again, because a late answer would be taken for the
+ * answer to the next call. Calls that only destroy an object have less time: the guard executes them in any case. */
 static int64_t patience(uint32_t verb)
 {
     switch (verb) {

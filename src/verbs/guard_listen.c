@@ -54,7 +54,6 @@ static uint32_t programs(struct shared_guard *h)
     return count;
 }
 
-/* Starts to serve the program connected at `fd`. */
 static void add_program(struct shared_guard *h, int fd)
 {
     struct program *one = calloc(1, sizeof *one);

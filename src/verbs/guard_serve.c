@@ -65,16 +65,14 @@ static void guard_give_back(struct guard *g)
             n += one && order[k] != CONTEXT;
             domains += one && order[k] == DOMAIN;
             if (err)
-                base_log(
-                    BASE_LOG_WARN,
-                    "an object that an ended program has left on an RDMA device cannot be freed: %s; when the device has no such objects "
-                    "left, restart the host",
-                    base_strerror(err));
+                base_log(BASE_LOG_WARN,
+                         "an object of an RDMA device, which an ended program has left, cannot be freed: %s; if the device has none left, "
+                         "restart the host",
+                         base_strerror(err));
         }
     if (n)
-        base_log(BASE_LOG_INFO,
-                 "the program ended without freeing its objects on RDMA devices; the guard has freed %u domains and %u objects in all",
-                 domains, n);
+        base_log(BASE_LOG_INFO, "the program ended without freeing its RDMA devices: the guard did it (%u domains, %u objects)", domains,
+                 n);
 }
 
 /* Sleeps until a device or the program has work for the guard. Checks once more for work before it sleeps: work that arrived before
@@ -130,7 +128,7 @@ static void guard_run(struct guard *g)
         }
         if (g->broken) {
             base_log(BASE_LOG_WARN,
-                     "a program sent the guard an invalid request: %s; all its objects on RDMA devices are freed. Run the same version of "
+                     "a program sent the guard an invalid request: %s; what it uses of the RDMA devices is freed. Run the same version of "
                      "weft for the program and for WEFT_GUARD",
                      g->broken);
             return;

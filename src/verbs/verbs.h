@@ -59,8 +59,8 @@ struct verbs_library {
  * how to install it. WEFT_VERBS_LIBRARY names another file. Any thread may call this. */
 int verbs_load(const struct verbs_library **out);
 /* Converts the result of a verb to a negative errno. Some verbs return the errno; others return -1 or NULL, and set errno. For NULL pass 0
- * as `returned`. `thunderbolt`: convert macOS's numbers as well, because a Thunderbolt device uses them, even if it is simulated on another
- * system. `raw` (may be NULL) gets the number before the conversion. */
+ * as `returned`. `thunderbolt`: also convert macOS's numbers, which such a device uses on any system. `raw` (may be NULL) gets the original
+ * number. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
 /* Returns the end of an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions"; "" if the
  * library does not know the holders. */
@@ -104,9 +104,9 @@ struct verbs_choice {
     struct verbs_gid gid;
     char why[160]; /* "IPv4-mapped, index 1, RoCE v2" */
 };
-/* Chooses the entry of the GID table to use; its index is the sgid_index. An IPv4-mapped address is preferred, with RoCE v2 before v1; then
- * any other address, with index 1 first. `wanted` >= 0: take that index, or fail. Without `wanted`, InfiniBand uses index 0.
- * -EADDRNOTAVAIL: no entry is usable. `device` and `interface` are only for the error text. */
+/* Chooses an entry of the GID table. An IPv4-mapped address is preferred, with RoCE v2 before v1; then any other address, with index 1
+ * first. InfiniBand uses index 0. `wanted` >= 0: take that index instead, or fail. -EADDRNOTAVAIL: no entry is usable. `device` and
+ * `interface` are for the error text. */
 int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
                      const char *device, const char *interface);
 /* Writes the GID as text, such as "fe80::1", into `out` of at least 40 bytes. */
@@ -154,9 +154,8 @@ void verbs_device_close(struct verbs_device *d);
 /* --- guard.c: devices that belong to a separate process, the guard, which frees them even if this process is killed --- */
 /* These devices support UC and RC queue pairs, sends of one element, and completion queues with one channel each. */
 struct verbs_guard;
-/* Starts a guard, or connects to one. `command`: the command weft, looked up in PATH. `path`: the Unix socket of a guard that serves
- * several programs of this user; NULL or "": a guard for this program alone. If no guard listens at `path`, one is started, unless
- * `command` is "". */
+/* Starts a guard, or connects to one. `command`: the command weft, looked up in PATH; "": do not start one. `path`: the Unix socket of a
+ * guard for several programs of this user; NULL or "": a guard for this program alone. */
 int verbs_guard_start(struct verbs_guard **out, const char *command, const char *path);
 /* Shares memory with the guard, so that this memory can be registered. `fd`: shared memory from base_memory_fd(), whose first `bytes` this
  * process has mapped at `base`. The caller may close `fd` afterwards. */
@@ -190,8 +189,7 @@ struct verbs_regions {
 /* -ENOSPC: the memory needs more regions than `budget` (0: the limit in the traits). */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
 /* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. Requests address this memory from `base` on, which
- * must have the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP: the library, the device or its
- * driver cannot register a dmabuf. */
+ * must have the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP: dmabufs are not supported. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);

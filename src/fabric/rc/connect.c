@@ -151,7 +151,6 @@ void rc_leave(struct rc_link *l)
     }
 }
 
-/* Handles the queue pair's completions, and destroys it. */
 static void connect_drop(struct rc_link *l)
 {
     rc_leave(l);
@@ -166,7 +165,6 @@ static void connect_drop(struct rc_link *l)
     l->state = RC_COLD;
 }
 
-/* Sends a message about this end to the peer. */
 static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
 {
     struct rc_call m = {.magic = CALL_MAGIC, .kind = kind, .generation = l->generation, .connected = l->state == RC_CONNECTED};
@@ -209,7 +207,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     }
 }
 
-/* Handles that a working queue pair has broken. */
+/* Called when a working queue pair has broken. */
 static void lost(struct rc_link *l, const char *why)
 {
     atomic_fetch_add_explicit(&l->breaks, 1, memory_order_relaxed);

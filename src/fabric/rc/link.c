@@ -27,9 +27,8 @@ void rc_put_back(struct rc *rc, void *stage, bool frame)
     atomic_store_explicit(&rc->left[frame], stages_left(rc, frame) + 1, memory_order_relaxed);
 }
 
-/* A link whose peer cannot be reached keeps its stages. So a link may hold at most as many stages as are free: one link takes half of all,
- * and the next one still finds some. Repeated requests of a broken queue pair are exempt, because they must be posted before operations
- * that hold stages already. */
+/* A link may hold at most as many stages as are free, because a link whose peer cannot be reached keeps its stages. Repeated requests of a
+ * broken queue pair are exempt: they must be posted before operations that hold stages. */
 void *rc_take_stage(struct rc_link *l, bool frame)
 {
     struct rc *rc = l->rc;
@@ -134,9 +133,8 @@ int rc_gone(struct rc_link *l)
 
 /* --- how long a queue pair may make no progress --- */
 
-/* The time-out of a request, in the device's encoding. The retries must last at least the liveness time, because a silent host may be
- * alive; they last half a minute at most. If broken queue pairs are replaced, one second is enough: a new queue pair costs little, and may
- * find another path. */
+/* The time-out of a request, in the device's encoding. Retries must last at least the liveness time, because a silent host may be alive. If
+ * broken queue pairs are replaced, one second is enough: a new queue pair costs little, and may find another path. */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns)
 {
     uint8_t timeout = q->timeout;

@@ -167,7 +167,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
 }
 
 /* Runs the handlers of at most `most` messages, so that other peers get their turn. While too many messages wait for a handler that is not
- * installed, messages are not acknowledged, so the peer runs out of credit. Messages of a peer that is gone are dropped. */
+ * installed, messages are not acknowledged, so the peer runs out of credit. */
 int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;

@@ -126,8 +126,8 @@ void rc_take_all(struct rc *rc)
     } while (n > 0 && most > 0);
 }
 
-/* Delivers the last messages of a peer that is gone. Taking rc->receiving waits for a thread that has polled a message and not put it into
- * the inbox yet. The limit is one window of messages, because the peer may be alive and go on sending. */
+/* Delivers the last messages of a peer that is gone: at most a window, because the peer may be alive and go on sending. Takes rc->receiving
+ * to wait for a thread that has polled a message and not put it into the inbox yet. */
 void rc_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

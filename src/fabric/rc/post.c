@@ -82,7 +82,6 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
     return p;
 }
 
-/* Posts the put or get that `slot` describes. */
 BASE_INLINE int post_transfer(struct rc_link *l, const struct rc_slot *slot, bool put, bool prompt)
 {
     const struct rc *rc = l->rc;

@@ -72,8 +72,8 @@ static int rails_make(struct rc *rc, struct rc_rail *r)
     r->landing_bytes = base_round_up((uint64_t)w->room * BASE_CACHE_LINE, BASE_PAGE);
     void *p = mmap(NULL, r->landing_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes of memory for its reads: %s" BASE_MEMORY_HINT, (unsigned long long)r->landing_bytes,
-                         base_strerror(errno));
+        return base_fail(-errno, "cannot map %llu bytes of memory for it to read into: %s" BASE_MEMORY_HINT,
+                         (unsigned long long)r->landing_bytes, base_strerror(errno));
     r->landing_memory = p;
     err = verbs_register(&r->landing, d, p, r->landing_bytes, 0);
     return err ? err : verbs_register(&r->pool, d, w->pool_base, w->pool_bytes, d->traits.regions - r->landing.count);
@@ -133,7 +133,6 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
-/* Handles a completion, and posts more pieces. */
 static void done(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;

@@ -42,7 +42,6 @@ static struct ibv_sge element(const struct rc *rc, uint32_t frame)
 
 /* --- the shared queue; with r->lock --- */
 
-/* Posts the batch in one call. */
 static int post_batch(struct rc *rc)
 {
     struct rc_receives *r = &rc->receives;

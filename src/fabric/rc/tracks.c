@@ -2,17 +2,17 @@
  *
  * Tracks: the queue pairs between two nodes on their further rails. Everything here runs on the progress thread.
  *
- * The node with the lower rank is the leader. When the link is up, the leader chooses a rail of the peer for each of its own further rails:
- * among those that no other track uses, the one with the most similar address. If the track cannot be set up, the leader tries the next
- * rail.
+ * The node with the lower rank is the leader. It chooses a rail of the peer for each of its own further rails: among those that no other
+ * track uses, the one with the most similar address. If the track cannot be set up, the leader tries the next rail.
  *
  *   leader      OFF -- offer -> ASKED   <- accept -- PROVING (a read of the peer's memory)   -- ready -> UP
  *   follower    OFF                      ACCEPTED                                                         UP
  *
- * If a track has broken, either end destroys its queue pair and sends RAIL_GONE. RAIL_OVER reports that the other end has destroyed its
- * queue pair, too. Only then are the track's pieces repeated over the first rail: a late write of an old queue pair could overwrite later
- * data. Then the leader tries again, at growing intervals. If the peer is stopped, the track waits: heartbeats decide whether the peer is
- * alive. Generations are as in connect.c; the leader counts them.
+ * An end that finds a track broken destroys its queue pair, and sends RAIL_GONE. The other end destroys its queue pair, and answers with
+ * RAIL_OVER. Only then are the track's pieces repeated over the first rail, because a late write of the old queue pair could overwrite
+ * later data. Then the leader tries again, at growing intervals.
+ *
+ * Generations are as in connect.c; the leader counts them.
  */
 #include "fabric/rc/rails.h"
 
@@ -97,7 +97,6 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
     return 0;
 }
 
-/* Handles the track's completions, and destroys its queue pair. */
 static void tracks_drop(struct rc_link *l, struct rc_track *t)
 {
     struct rc *rc = l->rc;
@@ -313,7 +312,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
     int err = rc_stripe_drained(l, t) ? 0 : -EBUSY;
     base_spin_unlock(&l->lock);
     if (err)
-        base_fail(err, "requests of the previous queue pair wait to be sent over another device; weft tries again");
+        base_fail(err, "the previous queue pair still has requests that have not been posted to another one; weft tries again");
     else if (is_used(l, t, true, t->rail) || is_used(l, t, false, t->peer_rail))
         err = base_fail(-EBUSY, "one of the two devices is in use by another connection of these two nodes");
     if (!err)

@@ -3,9 +3,11 @@
  * Several threads copy one buffer together: see copy.h.
  *
  * A copy is cut into pieces, which the caller and its helpers take one after the other. If a helper does not run, the others take all
- * remaining pieces. The upper half of `ticket` is the number of the copy, the lower half the number of pieces left. A thread reads the
- * source, destination and length, and then takes a piece by a compare-and-swap of the whole word. If this succeeds, what it has read
- * belongs to this copy: these fields change only while no piece is left and all are done, and each copy has a new number.
+ * remaining pieces.
+ *
+ * The upper half of `ticket` is the number of the copy, the lower half the number of pieces left. A thread reads the description of the
+ * copy, and then takes a piece by a compare-and-swap of `ticket`. If this succeeds, the description belongs to this copy: it changes only
+ * while no piece is left and all are done, and each copy has a new number.
  *
  * Memory order: the caller releases `ticket` and helpers acquire it, so helpers see what the caller stored before the copy. Helpers release
  * `done` and the caller acquires it, so the caller's later stores come after the whole copy. Non-temporal copies end each piece with a

@@ -28,8 +28,9 @@ struct ring_cell {
 };
 
 struct ring {
-    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head; /* written by the receiver: the number of cells that were read, rounded down */
-    _Atomic uint32_t want_room;                      /* 1: the sender waits for room; the receiver clears this and wakes the sender */
+    /* The number of cells read. The receiver updates it once for RING_HEAD_EVERY cells. */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint64_t head;
+    _Atomic uint32_t want_room; /* 1: the sender waits for room; the receiver clears this and wakes the sender */
     _Alignas(BASE_CACHE_LINE) struct ring_cell cells[RING_CELLS];
 };
 

@@ -8,10 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* If a receive is posted after the cable was unplugged, the device's driver accesses memory that was freed. No verb checks the port and
- * posts in one step. So the port is queried just before each post of receives, which is rare because one post covers many frames or bytes;
- * before a send it is enough if the last query is recent. The race that remains is as short as one call, unless the thread is preempted
- * there. */
+/* If a receive is posted after the cable was unplugged, the device's driver accesses freed memory, and no verb checks the port and posts in
+ * one step. So the port is queried just before each post of receives. Before sends, which are more frequent, the last query may be a little
+ * older. */
 #define LOOK_RECEIVE 0
 #define LOOK_SEND    (WEFT_MS / 20)
 

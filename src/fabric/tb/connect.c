@@ -147,8 +147,8 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
 }
 
 /* Tries one pair of ports: both nodes make, connect and start their queue pairs. `*out` NULL: no cable connects these ports. Negative: the
- * side connection failed. Calls to the device are made with tb->receiving held, but the peer's answers are awaited without it. If meanwhile
- * a signal makes another thread free the devices (ending.c), this thread blocks on that lock until the process ends. */
+ * side connection failed. Calls to the device are made with tb->receiving, so that a signal that frees the devices (ending.c) blocks this
+ * thread there. */
 static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t deadline, struct tb_cable **out, char *why, size_t why_len)
 {
     base_spin *receiving = &l->tb->receiving;
@@ -236,8 +236,8 @@ static int check_told_of(const struct hello *h, const struct hello *other)
             h->towards, h->rank, other->rank, there[0] ? there : "none");
     if ((h->told == TOLD_DEVICE || h->told == TOLD_DOWN) && other->told == TOLD_NONE)
         return base_fail(-EINVAL,
-                         "the hostfile names device %s of node %u towards node %u, but no device of node %u towards node %u; it must name "
-                         "both ends of a cable: " REMEDY,
+                         "the hostfile names device %s of node %u towards node %u, and none of node %u towards node %u: a cable has two "
+                         "ends: " REMEDY,
                          h->towards, h->rank, other->rank, other->rank, h->rank);
     return 0;
 }

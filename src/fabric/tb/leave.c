@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Nodes leave one after another. A node stays while others need it as a part of their only route (routes.c). But if two nodes could replace
- * each other on a route, both may find that they are not needed. So a node that others may send frames through asks all other nodes first,
- * and leaves when all have answered. If two nodes ask at the same time, the one with the lower number leaves first. It holds back its
- * answer to the other node until it says goodbye; then the other node checks again whether it is needed. A node that finds that it is
- * needed gives the answers that it has held back, and asks again later. An answer contains the number of its question, so late answers are
- * ignored.
+ * Nodes leave one after another. A node stays while others need it to reach each other (routes.c). But when two nodes leave at the same
+ * time, each may rely on the other to forward. So a node that others may send frames through asks all other nodes first, and leaves when
+ * all have answered, or after ASK_WAIT.
  *
- * A node that gets no answer within ASK_WAIT leaves without it.
+ * If two nodes ask at the same time, the one with the lower number goes first: it answers the other when it says goodbye. Then the other
+ * node checks again whether it is needed. A node that finds that it is needed gives the answers that it has held back, and asks again
+ * later. An answer contains the number of its question, so that late answers are ignored.
  */
 #include "fabric/tb/tb.h"
 
@@ -78,7 +77,7 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;
-        p->kept = p->kept || (first && p->theirs); /* the peer's own question withdraws its agreement */
+        p->kept = p->kept || (first && p->theirs); /* a peer that asks to leave no longer agrees that this node leaves */
     }
 }
 

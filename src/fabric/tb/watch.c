@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cables that are pulled and plugged in again. No event reports a pulled cable, and the device's driver may then access memory that was
- * freed. So ports are queried often, and also before arrived frames are handled; and a node that finds a cable gone tells the other node.
- * When the port is down, the cable's queue pairs are destroyed. Pending data takes another route, or waits.
+ * Cables that are pulled and plugged in again.
  *
- * A lost cable is searched for on all ports without a cable, because it may have been plugged in elsewhere. The lower-numbered node leads.
- * On one of its ports that is up, it makes queue pairs of the next generation, and sends their addresses. The other node tries each of its
- * ports: it makes queue pairs and connects, which works only at the other end of the cable. If this works, it posts its receives, sends its
- * addresses, and reports that it is ready; otherwise it reports that no port works. The leader then connects, posts receives and reports
- * that it is ready, or later tries its next port. A node sends when the other is ready.
+ * No event reports a pulled cable, and the device's driver may then access freed memory. So ports are queried often, and also before
+ * arrived frames are handled. A node that finds a cable gone tells the other node. The cable's queue pairs are destroyed, and pending data
+ * takes another route, or waits.
+ *
+ * Then the lower-numbered node leads the search, on all ports without a cable, because the cable may have been plugged in elsewhere. It
+ * makes queue pairs of the next generation on one of its ports, and sends their addresses. The other node tries its own ports: connecting
+ * works only at the other end of the cable. If it works, this node posts its receives, sends its addresses, and reports that it is ready.
+ * The leader then does the same, or later tries its next port. A node sends when the other is ready.
  */
 #include "fabric/tb/tb.h"
 
