@@ -106,7 +106,8 @@ void *shared_words(size_t bytes);
 
 int64_t now_ns(void);
 
-/* How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one is. */
+/* How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one was at
+ * the start, and its load how many others share it now. */
 int64_t patience_ns(uint32_t seconds);
 
 /* How often a test should repeat what it normally does `n` times: fewer times, divided by TEST_DIVIDE, where every step is slow (an

@@ -162,7 +162,7 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     if (backlog_has_room(&r))
         return 0;
     r.limit = limit / 2; /* once the limit is reached, wait until half of it is free, so that not every call sleeps */
-    if (fab_in_handler())
+    if (fab_queues_more())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0
                    : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,

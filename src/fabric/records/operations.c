@@ -27,7 +27,7 @@ static bool operation_has_room(void *arg)
 static BASE_COLD int operation_wait_for_room(struct records_link *l, bool message)
 {
     struct room r = {l, message};
-    if (fab_in_handler())
+    if (fab_queues_more())
         return operation_backlog(l, message) < RECORDS_BACKLOG_MAX
                    ? 0
                    : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,

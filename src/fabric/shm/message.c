@@ -129,7 +129,7 @@ static bool shm_message_has_room(void *arg)
 static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t id, const void *header, size_t header_len,
                                const void *payload, size_t payload_len, weft_op *op)
 {
-    if (!fab_in_handler() && !shm_message_has_room(s)) {
+    if (!fab_queues_more() && !shm_message_has_room(s)) {
         int rc = fab_wait_for_room(w, shm_message_has_room, s);
         if (rc == -EAGAIN)
             return rc;
