@@ -91,7 +91,7 @@ struct standing_list {
 static int ask_hosts(struct cast_command *k, struct standing_list *l)
 {
     *l = (struct standing_list){.status = NULL};
-    struct control_request q = {.head = {.what = CONTROL_STATUS}};
+    struct control_request q = {.head = {.what = CONTROL_STATUS, .flags = CONTROL_WITHOUT_LINKS}};
     char *text = NULL;
     size_t i;
     json_t *o;

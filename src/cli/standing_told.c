@@ -8,9 +8,9 @@
 
 #include "cli/standing_job.h"
 
-uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out)
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out)
 {
-    uint32_t silent = desks_get(all->desks, nodes, count, out);
+    uint32_t silent = desks_get(all->desks, nodes, count, links, out);
     pthread_mutex_lock(&all->lock);
     for (uint32_t i = 0; i < count; i++) {
         if (!out[i])
@@ -44,7 +44,7 @@ bool jobs_learn(struct jobs *all)
             list[count++] = i;
     pthread_mutex_unlock(&all->lock);
     struct desk_page **pages = calloc(count + 1, sizeof(struct desk_page *));
-    bool learned = list && pages && jobs_desks(all, list, count, pages) == 0;
+    bool learned = list && pages && jobs_desks(all, list, count, false, pages) == 0;
     for (uint32_t i = 0; pages && i < count; i++)
         free(pages[i]);
     free(pages);
