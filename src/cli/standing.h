@@ -114,9 +114,9 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
 
 /* --- standing_told.c --- */
-/* Read the desks of nodes that have joined, so that their hosts are known when the nodes are gone. False: some desks could not be read yet.
- */
-bool jobs_learn(struct jobs *all);
+/* Read the desks of nodes that have joined, at most `most`, so that their hosts are known when the nodes are gone. False: some desks were
+ * not read yet. */
+bool jobs_learn(struct jobs *all, uint32_t most);
 /* desks_get(), and remember the hosts that the pages name. */
 uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
 /* The node with that number or on that host, as in --on. -ENOENT. */
