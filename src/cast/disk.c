@@ -279,7 +279,10 @@ static bool open_file(struct cast_disk *d, uint32_t index)
         fd = -errno;
     if (fd < 0) {
         cast_disk_give_up(d, index, -fd,
-                          fd == -EBUSY ? "write the file, which another weft cast, or another node of this host, is writing" : "write");
+                          fd == -EBUSY
+                              ? "write the file, which another weft cast is writing (if it is this one, for another node of this host, "
+                                "put {node} into DEST; else run this command again later)"
+                              : "write");
         return false;
     }
     if (new)

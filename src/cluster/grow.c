@@ -244,6 +244,7 @@ int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join
         grow_close(w, g);
         return rc;
     }
-    fab_look_early(w);
+    if (strncmp(g->address, "unix:", 5) != 0) /* else only nodes of this host join, by shared memory; libfabric takes 0.1 s to look */
+        fab_look_early(w);
     return fab_handle(w, GROW_HANDLER, grow_message, g);
 }
