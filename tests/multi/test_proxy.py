@@ -312,6 +312,26 @@ class Programs(Proxy):
         port = re.search(r"(?m)^http_proxy=http://127\.0\.0\.1:(\d+)$", out)[1]
         for line in (f"all_proxy=socks5h://127.0.0.1:{port}", f"HTTPS_PROXY=http://127.0.0.1:{port}", "no_proxy=localhost,127.0.0.1,::1"):
             self.assertIn(line + "\n", out)
+        for name in ("no_proxy", "NO_PROXY"):  # the user's own, of any length
+            none = ",".join(f"host{i}.invalid" for i in range(500))
+            out = self.run_it("env", env=dict(env, **{name: none})).stdout.decode()
+            for line in (f"no_proxy={none}", f"NO_PROXY={none}"):
+                self.assertIn(line + "\n", out)
+
+    def test_signal_at_the_start(self):
+        """A signal that comes as soon as `weft proxy` catches it reaches the command, even if that is only being started."""
+        for _ in range(15):
+            p = subprocess.Popen([WEFT, "proxy", "--", "sleep", "600"], env=self.env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            self.addCleanup(p.communicate)
+            self.addCleanup(p.kill)
+            def catches():
+                with open(f"/proc/{p.pid}/status", encoding="ascii") as f:
+                    return int(re.search(r"(?m)^SigCgt:\s+(\w+)", f.read())[1], 16) >> (signal.SIGTERM - 1) & 1
+            deadline = time.monotonic() + LIMIT
+            while not catches():
+                self.assertLess(time.monotonic(), deadline)
+            p.terminate()
+            self.assertEqual(p.wait(LIMIT), 143)
 
 
 class Rules(Proxy):
@@ -338,6 +358,12 @@ class Rules(Proxy):
         self.assertIn("write -- before a command", weft("curl", code=2))
         self.assertIn("cluster 'other' is not up", weft("--cluster", "other", code=1))
         self.assertIn("no such file", weft("--auth", "/no/such", code=1).lower())
+        self.assertIn("--auth /: Is a directory", weft("--auth", "/", code=1))
+        self.assertIn("no command after --", weft("--", code=2))
+        self.assertIn("no command after --", weft("--via", "1", "--", code=2))
+        self.assertIn("`weft status` lists the proxies", weft("--end", "9", code=1))
+        self.assertNotIn("warning", weft("--listen", "localhost:0", "--", "true", code=0))
+        self.assertIn("warning: everybody who can connect", weft("--listen", "0.0.0.0:0", "--", "true", code=0))
         taken = socket.create_server(("127.0.0.1", 0))
         self.assertIn("--listen 127.0.0.1", weft("--listen", f"127.0.0.1:{taken.getsockname()[1]}", code=1))
         taken.close()
@@ -677,6 +703,8 @@ class Publish(Proxy):
                             (("--to", "node1", "80"), "write HOST:PORT"), (("--to", "a:0", "80"), "write HOST:PORT"), (("::1:80",), "write PORT"),
                             (("--to", ":/" + "x" * 103, "80"), "at most 103 bytes"), (("--end", "--keep", "80"), "cannot be used with")):
             self.assertIn(says, self.weft("publish", *words, code=2))
+        self.assertIn("no port: give the published port", self.weft("publish", "--end", code=2))
+        self.assertIn("`weft status` lists the published ports", self.weft("publish", "--end", "9", code=1))
         for words, says in ((("--to", "nowhere:80", "0"), "there is no host or node 'nowhere'"), (("0",), "port 0 means any free port"),
                             (("--to", ":80", f"127.0.0.1:{self.echo.port}"), "node 1 cannot listen at 127.0.0.1 port"), (("--via", "7", "80"), "no host or node '7'")):
             self.assertIn(says, self.weft("publish", *words, code=1))
