@@ -151,6 +151,9 @@ class Proxy(unittest.TestCase):
         cls.port = cls.server.server_address[1]
         cls.url = f"http://127.0.0.1:{cls.port}"
         cls.echo = Echo()
+        cls.six = None
+        with contextlib.suppress(OSError):  # without IPv6
+            cls.six = Echo(socket.create_server(("::1", cls.echo.port), family=socket.AF_INET6))
         cls.listener = socket.create_server(("127.0.0.1", 0))  # of a server that a test plays itself
         cls.addClassCleanup(cls.listener.close)
         cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, HOME=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="256M", no_proxy="")
@@ -165,7 +168,7 @@ class Proxy(unittest.TestCase):
     @classmethod
     def up(cls):
         subprocess.run([WEFT, "up", *CLUSTER, "--deny", "deny.invalid", "--allow", f"127.0.0.1:{cls.port}", "--allow",
-                        f"127.0.0.1:{cls.echo.port}", "--allow", f"127.0.0.1:{cls.listener.getsockname()[1]}"],
+                        f"127.0.0.1:{cls.echo.port}", "--allow", f"[::1]:{cls.echo.port}", "--allow", f"127.0.0.1:{cls.listener.getsockname()[1]}"],
                        env=cls.env, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL, capture_output=True)
 
     @classmethod
@@ -408,6 +411,31 @@ class Talk(Proxy):
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
 
+    def test_six(self):
+        """SOCKS5 with an IPv6 address: a connection, and datagrams."""
+        if not self.six:
+            self.skipTest("no IPv6 here")
+        _, at = self.proxy()
+        to = b"\x04" + socket.inet_pton(socket.AF_INET6, "::1")
+        with socket.create_connection(at, timeout=LIMIT) as s:
+            s.sendall(b"\x05\x01\0" + b"\x05\x01\0" + to + struct.pack(">H", self.echo.port) + b"hello")
+            self.assertEqual(exactly(s, 2), b"\x05\0")
+            answer = exactly(s, 22)  # with the address of the gateway's socket
+            self.assertEqual(answer[:20], b"\x05\0\0" + to)
+            self.assertEqual(exactly(s, 5), b"hello")
+        echo = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        self.addCleanup(echo.close)
+        echo.bind(("::1", self.echo.port))
+        echo.settimeout(LIMIT)
+        control, relay = self.associate(at)
+        client, head = self.udp(), b"\0\0\0" + to + struct.pack(">H", self.echo.port)
+        client.sendto(head + b"question", relay)
+        data, peer = echo.recvfrom(100)
+        self.assertEqual(data, b"question")
+        echo.sendto(b"answer", peer)
+        self.assertEqual(client.recv(100), head + b"answer")
+        control.close()
+
     def test_reset(self):
         _, at = self.proxy()
         self.resets(lambda: self.socks(at, self.listener.getsockname()[1]))
@@ -623,6 +651,20 @@ class Publish(Proxy):
         _, at = self.publish("--to", f":{self.listener.getsockname()[1]}", "127.0.0.1:0")
         self.resets(lambda: socket.create_connection(at, timeout=LIMIT))
 
+    def test_memory(self):
+        """The rings of connections are counted as memory of the network, and are freed."""
+        def network():
+            return sum(n["pool_use"]["network"] for n in json.loads(self.weft("status", "--json"))["nodes"])
+        until("nothing of other tests is left", lambda: network() == 0)
+        p, at = self.publish("--to", f":{self.echo.port}", "0")
+        with socket.create_connection(at, timeout=LIMIT) as s:
+            s.sendall(b"x")
+            self.assertEqual(s.recv(1), b"x")
+            until("the rings are counted", lambda: network() >= 2 * 4096)
+        p.terminate()
+        self.assertEqual(p.wait(LIMIT), 0)
+        until("the rings are freed", lambda: network() == 0)
+
     def test_unix(self):
         path = os.path.join(self.tmp.name, "server")
         server = socket.socket(socket.AF_UNIX)
@@ -641,11 +683,13 @@ class Publish(Proxy):
 
     def test_thousand(self):
         _, at = self.publish("--to", f":{self.echo.port}", "0")
-        every = [socket.create_connection(at, timeout=LIMIT) for _ in range(500)]
+        every = [socket.create_connection(at, timeout=LIMIT) for _ in range(1000)]
         for i, s in enumerate(every):
             s.sendall(b"%05d" % i)
         for i, s in enumerate(every):
             self.assertEqual(exactly(s, 5), b"%05d" % i)
+        self.assertEqual(self.forwards()[str(at[1])]["open"], 1000)
+        for s in every:
             s.close()
 
     def test_no_server(self):
