@@ -231,6 +231,41 @@ static void test_changes(void **state)
     }
 }
 
+/* A file is cut short while four have a piece of it mapped: all bytes of the piece stay readable, as they were. */
+static void cut_short(weft_node *w, void *arg)
+{
+    struct change_board *b = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->open, 4);
+        CHECK(truncate(in_folder("cut"), 10) == 0);
+        atomic_store(&b->over, 1);
+    } else {
+        weft_file *f;
+        weft_file_view v, other;
+        OK(weft_file_open(w, 0, in_folder("cut"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_map(f, 5 * PIECE, &v, DEFAULT_TIME));
+        meet(&b->open, 4);
+        wait_for(&b->over, 1);
+        CHECK(v.bytes == PIECE && right(v.at, 12, 5 * PIECE, PIECE));
+        CHECK(weft_file_map(f, 9 * PIECE, &other, DEFAULT_TIME) == -ESTALE && !other.at); /* a piece that nobody has read */
+        CHECK(right(v.at, 12, 5 * PIECE, PIECE));
+        weft_file_unmap(f, &v);
+        OK(weft_file_close(f));
+        OK(weft_file_open(w, 0, in_folder("cut"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_map(f, 0, &v, DEFAULT_TIME));
+        CHECK(weft_file_size(f) == 10 && v.bytes == 10 && right(v.at, 12, 0, 10));
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_cut_short(void **state)
+{
+    (void)state;
+    write_file(in_folder("cut"), 12, CHANGED_BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(5, cut_short, shared_words(sizeof(struct change_board)), OPEN), 0);
+}
+
 /* --- a cache that is smaller than what is read --- */
 
 static void evictions(weft_node *w, void *arg)
@@ -438,7 +473,7 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_basics),  TEST(test_once), TEST(test_changes), TEST(test_evictions),
-                                       TEST(test_noticed), TEST(test_pins), TEST(test_writes)};
+    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_once),    TEST(test_changes), TEST(test_cut_short),
+                                       TEST(test_evictions), TEST(test_noticed), TEST(test_pins),    TEST(test_writes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
