@@ -81,6 +81,9 @@ void enter_namespace(const char *path);
    test starts is there already. Elsewhere all nodes are on one host. */
 void enter_host(int rank);
 
+/* An address at which all nodes reach node 0's host. */
+const char *first_host(void);
+
 /* A socket of this process on the host of node `rank`: it listens and connects there. */
 int socket_on_host(int rank, int family, int type);
 

@@ -31,13 +31,6 @@ static bool own_host(void)
     return unshare(CLONE_NEWIPC) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWIPC) == 0;
 }
 
-/* An address at which the other hosts reach the first one. */
-static const char *first_host(void)
-{
-    const char *there = getenv("TEST_COORD");
-    return there ? there : "127.0.0.1";
-}
-
 static const char *first_host_6(void)
 {
     const char *there = getenv("TEST_COORD_6");
