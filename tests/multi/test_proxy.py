@@ -590,6 +590,8 @@ class Talk(Proxy):
         for i, s in enumerate(every):
             self.assertEqual(exactly(s, 5), b"%05d" % i)
         self.assertGreaterEqual(self.echo.most, 1000)
+        for node in (0, 1):  # no thread for a connection
+            self.assertLess(len(os.listdir(f"/proc/{self.pid_of(node)}/task")), 50)
         for s in (*every, slow):
             s.close()
 
@@ -677,9 +679,10 @@ class Publish(Proxy):
                         s.sendall(data)
                     s.sendall(b"end")
         threading.Thread(target=serve, daemon=True).start()
-        _, at = self.publish("--to", f":{path}", "0")
-        with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
-            self.assertEqual(list(pool.map(lambda _: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
+        for host in ("", "1"):
+            _, at = self.publish("--to", f"{host}:{path}", "0")
+            with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
+                self.assertEqual(list(pool.map(lambda _, at=at: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
 
     def test_thousand(self):
         _, at = self.publish("--to", f":{self.echo.port}", "0")
