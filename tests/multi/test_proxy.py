@@ -204,6 +204,9 @@ class Proxy(unittest.TestCase):
         host, port = line.rsplit(":", 1)
         return p, (host, int(port))
 
+    def status(self, *args):
+        return subprocess.run([WEFT, "status", *args], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
+
     def pid_of(self, node):
         p = subprocess.run([WEFT, "status", "--json"], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT)
         return next(n["pid"] for n in json.loads(p.stdout)["nodes"] if n["place"] == node)
@@ -410,6 +413,12 @@ class Talk(Proxy):
             s.sendall(b"x" * 100_000)
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
+        def moved():
+            f = next(f for f in json.loads(self.status("--json"))["forwards"] if f["address"].endswith(f":{at[1]}"))
+            return [f[name] for name in ("kind", "gateway", "connections", "open", "up_bytes", "down_bytes")] == [
+                "proxy", 1, 2, 0, 100_005, 100_011]
+        until("all is counted", moved)
+        self.assertRegex(self.status(), rf"(?m)^proxy +127.0.0.1:{at[1]} +1 +- +no +0 +2 +0 ")
 
     def test_six(self):
         """SOCKS5 with an IPv6 address: a connection, and datagrams."""
