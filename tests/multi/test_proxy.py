@@ -204,6 +204,9 @@ class Proxy(unittest.TestCase):
         host, port = line.rsplit(":", 1)
         return p, (host, int(port))
 
+    def status(self, *args):
+        return subprocess.run([WEFT, "status", *args], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
+
     def pid_of(self, node):
         p = subprocess.run([WEFT, "status", "--json"], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT)
         return next(n["pid"] for n in json.loads(p.stdout)["nodes"] if n["place"] == node)
@@ -410,6 +413,12 @@ class Talk(Proxy):
             s.sendall(b"x" * 100_000)
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
+        def moved():
+            f = next(f for f in json.loads(self.status("--json"))["forwards"] if f["address"].endswith(f":{at[1]}"))
+            return [f[name] for name in ("kind", "gateway", "connections", "open", "up_bytes", "down_bytes")] == [
+                "proxy", 1, 2, 0, 100_005, 100_011]
+        until("all is counted", moved)
+        self.assertRegex(self.status(), rf"(?m)^proxy +127.0.0.1:{at[1]} +1 +- +no +0 +2 +0 ")
 
     def test_six(self):
         """SOCKS5 with an IPv6 address: a connection, and datagrams."""
@@ -590,6 +599,8 @@ class Talk(Proxy):
         for i, s in enumerate(every):
             self.assertEqual(exactly(s, 5), b"%05d" % i)
         self.assertGreaterEqual(self.echo.most, 1000)
+        for node in (0, 1):  # no thread for a connection
+            self.assertLess(len(os.listdir(f"/proc/{self.pid_of(node)}/task")), 50)
         for s in (*every, slow):
             s.close()
 
@@ -677,9 +688,10 @@ class Publish(Proxy):
                         s.sendall(data)
                     s.sendall(b"end")
         threading.Thread(target=serve, daemon=True).start()
-        _, at = self.publish("--to", f":{path}", "0")
-        with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
-            self.assertEqual(list(pool.map(lambda _: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
+        for host in ("", "1"):
+            _, at = self.publish("--to", f"{host}:{path}", "0")
+            with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
+                self.assertEqual(list(pool.map(lambda _, at=at: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
 
     def test_thousand(self):
         _, at = self.publish("--to", f":{self.echo.port}", "0")
