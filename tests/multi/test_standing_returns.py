@@ -171,7 +171,8 @@ class Kills(Standing):
         self.assertGreater(after["node"], max(self.numbers))
         self.numbers.add(after["node"])
         self.assertEqual(self.exec("--on", str(after["node"]), "--", "echo", "back").stdout, "back\n")
-        self.assertIn(f"node {before['node']}", self.exec("--on", str(before["node"]), "--", "true", code=255).stderr)
+        said = self.exec("--on", str(before["node"]), "--", "true", code=255).stderr
+        self.assertRegex(said, f"node {before['node']} is dead: .*; `weft status` lists the nodes that are up")
         return after["node"]
 
     def wait_gone(self, before, killed):
