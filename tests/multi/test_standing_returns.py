@@ -302,6 +302,22 @@ class Maps(Kills):
               f"another node up after at most {max(self.back):.2f} s, mean {sum(self.back) / kills:.2f} s", file=sys.stderr)
 
 
+class Interrupted(Standing):
+    def test_map_that_begins(self):
+        """A `weft map` that is interrupted while its nodes join each other ends at once: no node waits for others that have ended."""
+        self.up()
+        path = os.path.join(self.tmp.name, "lines")
+        with open(path, "w", encoding="ascii") as f:
+            f.writelines(f"{k}\n" for k in range(10_000))
+        for k in range(20):
+            p = self.start("map", "--cluster", "default", path, "--", "cat")
+            time.sleep(0.01 + 0.004 * k)
+            p.send_signal(signal.SIGINT)
+            err = p.communicate(timeout=LIMIT)[1].decode()
+            self.assertIn(p.returncode, (-signal.SIGINT, 128 + signal.SIGINT, 0), err)
+            self.assertNotIn("did not end", err)
+
+
 class Here(Standing):
     """Hosts whose nodes are started without a launcher, as by systemd. Each is a folder of its own here."""
 
