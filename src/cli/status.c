@@ -2,6 +2,7 @@
  *
  * weft status.
  */
+#include <poll.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -351,6 +352,6 @@ int cli_status(int argc, char **argv)
         cli_catch_signals();
     do
         status = show_status(cluster, how, watch);
-    while (!status && watch && !cli_stopped() && (base_sleep_ns(WEFT_SECOND), !cli_stopped()));
+    while (!status && watch && !cli_stopped() && (poll(NULL, 0, 1000), !cli_stopped())); /* poll(): a signal ends the wait */
     return status;
 }

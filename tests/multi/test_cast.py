@@ -369,7 +369,7 @@ class Slow(Cast):
 
 class Refused(Cast):
     def test_wrong_words(self):
-        for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
+        for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "1023", "a", "b"], "from 1K on"),
                             (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
                             (["a", "1:"], "DEST is empty"), (["a", ":b"], "there is no host before ':'"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
