@@ -65,7 +65,9 @@ static int print_people(const struct doctor_finding *all, unsigned count, unsign
         return cli_flush("doctor");
     }
     printf("%s%u RDMA device%s can be used.%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
-           usable ? "" : " Nodes on this host can still use shared memory, and TCP to other hosts, which is slower.");
+           usable
+               ? ""
+               : " Nodes on this host can still use shared memory and, to other hosts, the networks that `weft devices --networks` lists.");
     gpus_print(gpus, n);
     return cli_flush("doctor");
 }

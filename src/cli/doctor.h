@@ -9,17 +9,19 @@
 #include "cli/device_words.h"
 
 enum doctor_fact {
-    DOCTOR_SYSTEM,     /* system.txt       macOS: sw_vers; else uname -sr */
-    DOCTOR_LIBRARY,    /* library.txt      "found PATH", or "missing: REASON" */
-    DOCTOR_DEVICES,    /* devices.json     weft devices --json; an object with "error" if the devices cannot be listed */
-    DOCTOR_ALLOCATION, /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; 0: it could be allocated */
-    DOCTOR_LIMITS, /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "transport: NAME", "gpu_rdma: no", "privileged: yes|no" */
-    DOCTOR_UVERBS, /* uverbs.txt       "PATH yes|no" for each device file: whether it opens */
+    DOCTOR_SYSTEM,      /* system.txt       macOS: sw_vers; else uname -sr */
+    DOCTOR_LIBRARY,     /* library.txt      "found PATH", or "missing: REASON" */
+    DOCTOR_DEVICES,     /* devices.json     weft devices --json; an object with "error" if the devices cannot be listed */
+    DOCTOR_ALLOCATION,  /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; 0: it could be allocated */
+    DOCTOR_LIMITS,      /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "transport: NAME", "provider: NAME,...", "interface:
+                           NAME",      "gpu_rdma: no", "privileged: yes|no" */
+    DOCTOR_UVERBS,      /* uverbs.txt       "PATH yes|no" for each device file: whether it opens */
     DOCTOR_RDMA_CTL,    /* rdma_ctl.txt     rdma_ctl status */
     DOCTOR_THUNDERBOLT, /* thunderbolt.txt  system_profiler SPThunderboltDataType */
     DOCTOR_INTERFACES,  /* interfaces.txt   ifconfig -a */
-    DOCTOR_PCI,         /* pci.txt          macOS: system_profiler SPPCIDataType; else one line for each GPU in /sys */
+    DOCTOR_PCI,         /* pci.txt          macOS: system_profiler SPPCIDataType; else one line for each GPU and network adapter in /sys */
     DOCTOR_GPUS,        /* gpus.json        weft gpus --json */
+    DOCTOR_NETWORKS,    /* networks.json    weft devices --networks --json; an object with "error" if they cannot be listed */
     DOCTOR_FACTS
 };
 
@@ -57,6 +59,7 @@ struct doctor_gpu {
 #define DOCTOR_GPUS_MOST 64u
 /* Describes the usable GPUs, without `host`; returns their number. */
 unsigned doctor_gpus(const struct doctor_facts *f, struct doctor_gpu out[DOCTOR_GPUS_MOST]);
-json_t *cli_gpus_json(void); /* gpu_list.c: collects the fact DOCTOR_GPUS from this host */
+json_t *cli_networks_json(void); /* networks.c: collects the fact DOCTOR_NETWORKS from this host */
+json_t *cli_gpus_json(void);     /* gpu_list.c: collects the fact DOCTOR_GPUS from this host */
 
 #endif

@@ -95,17 +95,6 @@ void doctor_check_memlock(struct doctor *d)
         "For a container, use --ulimit memlock=-1");
 }
 
-/* Get VALUE of the word "KEY=VALUE" in a line; "?" if there is none. */
-static const char *doctor_word_of(const char *line, const char *key, char out[64])
-{
-    char sought[32];
-    snprintf(sought, sizeof sought, " %s=", key);
-    const char *at = strstr(line, sought);
-    at = at ? at + strlen(sought) : "?";
-    snprintf(out, 64, "%.*s", (int)(strcspn(at, " ") < 63 ? strcspn(at, " ") : 63), at);
-    return out;
-}
-
 static void report_gpu(struct doctor *d, const char *name, const char *width, const char *speed, const char *why)
 {
     struct doctor_finding *f = doctor_add(d, "gpu", GPU, false);

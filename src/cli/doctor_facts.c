@@ -86,6 +86,10 @@ static char *limits(void)
             fprintf(s.to, "pool: %llu\n", (unsigned long long)pool);
         if (strcmp(rows[i].name, "transport") == 0 && rows[i].value[0])
             fprintf(s.to, "transport: %s\n", rows[i].value);
+        if (strcmp(rows[i].name, "ofi_provider") == 0 && rows[i].value[0])
+            fprintf(s.to, "provider: %s\n", rows[i].value);
+        if (strcmp(rows[i].name, "ofi_interface") == 0 && rows[i].value[0])
+            fprintf(s.to, "interface: %s\n", rows[i].value);
         if (strcmp(rows[i].name, "gpu_rdma") == 0 && strcmp(rows[i].value, "no") == 0)
             fprintf(s.to, "gpu_rdma: no\n");
     }
@@ -147,6 +151,13 @@ static void devices(struct doctor_facts *f)
     json_decref(list);
 }
 
+static void networks(struct doctor_facts *f)
+{
+    json_t *list = cli_networks_json();
+    f->text[DOCTOR_NETWORKS] = json_dumps(list, JSON_INDENT(1));
+    json_decref(list);
+}
+
 static void gpus(struct doctor_facts *f)
 {
     json_t *list = cli_gpus_json();
@@ -203,7 +214,7 @@ static const char *driver_of(const char *dir, const char *name, char out[64])
     return out;
 }
 
-/* List the PCI devices of the classes display controller (0x03) and processing accelerator (0x12). */
+/* List the PCI devices of the classes network controller (0x02), display controller (0x03) and processing accelerator (0x12). */
 static char *pci(void)
 {
     static const char dir[] = "/sys/bus/pci/devices";
@@ -215,14 +226,14 @@ static char *pci(void)
         return NULL;
     }
     for (struct dirent *e; (e = readdir(d));) {
-        char class[64], vendor[64], width[64], most[64], speed[64], driver[64];
+        char class[64], vendor[64], device[64], width[64], most[64], speed[64], driver[64];
         if (e->d_name[0] == '.')
             continue;
         sys_word(dir, e->d_name, "class", class);
-        if (strncmp(class, "0x03", 4) != 0 && strncmp(class, "0x12", 4) != 0)
+        if (strncmp(class, "0x02", 4) != 0 && strncmp(class, "0x03", 4) != 0 && strncmp(class, "0x12", 4) != 0)
             continue;
-        fprintf(s.to, "%s class=%s vendor=%s driver=%s width=%s max_width=%s speed=%s\n", e->d_name, class,
-                sys_word(dir, e->d_name, "vendor", vendor), driver_of(dir, e->d_name, driver),
+        fprintf(s.to, "%s class=%s vendor=%s device=%s driver=%s width=%s max_width=%s speed=%s\n", e->d_name, class,
+                sys_word(dir, e->d_name, "vendor", vendor), sys_word(dir, e->d_name, "device", device), driver_of(dir, e->d_name, driver),
                 sys_word(dir, e->d_name, "current_link_width", width), sys_word(dir, e->d_name, "max_link_width", most),
                 sys_word(dir, e->d_name, "current_link_speed", speed));
     }
@@ -269,6 +280,7 @@ int doctor_collect(struct doctor_facts *f)
     f->text[DOCTOR_LIMITS] = limits();
     devices(f);
     gpus(f);
+    networks(f);
     system_facts(f);
     return f->text[DOCTOR_LIBRARY] ? 0 : base_fail(-ENOMEM, "no memory for the facts about this host" BASE_MEMORY_HINT);
 }

@@ -73,8 +73,10 @@ static bool good_limit(const char *line)
         return doctor_is_number(value) || strcmp(value, "unlimited") == 0;
     if (doctor_value_of(line, "pool", value, sizeof value))
         return doctor_is_number(value);
-    if (doctor_value_of(line, "transport", value, sizeof value) || doctor_value_of(line, "gpu_rdma", value, sizeof value))
-        return true;
+    static const char *const texts[] = {"transport", "provider", "interface", "gpu_rdma"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        if (doctor_value_of(line, texts[i], value, sizeof value))
+            return true;
     return doctor_value_of(line, "privileged", value, sizeof value) && (strcmp(value, "yes") == 0 || strcmp(value, "no") == 0);
 }
 
@@ -97,7 +99,7 @@ static void check_lines(struct doctor *d)
         {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", with 0 for success", false},
         {DOCTOR_LIMITS, good_limit,
          "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"transport: NAME\", "
-         "\"gpu_rdma: no\", \"privileged: yes\" or \"no\"",
+         "\"provider: NAME\", \"interface: NAME\", \"gpu_rdma: no\", \"privileged: yes\" or \"no\"",
          false},
         {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
     };
@@ -311,10 +313,11 @@ static void check_device_error(struct doctor *d, const json_t *device, bool conn
         doctor_text_of(device, "device"));
     SAY(f->seen, "%.700s", doctor_text_of(device, "why_not"));
     SAY(f->remedy, "%s",
-        connections
-            ? "weft uses such a device only by libfabric (ofi), if that has a provider for it, as for EFA: `weft devices --networks` "
-              "lists what it has"
-            : "Try another version of its driver or firmware; see `dmesg` and `weft devices -v`");
+        connections ? d->by_libfabric
+                          ? "weft uses such a device by libfabric (ofi), not by verbs: `weft devices --networks` lists its providers"
+                          : "weft uses such a device only by libfabric (ofi), if that has a provider for it, as for EFA: `weft devices "
+                            "--networks` lists what it has"
+                    : "Try another version of its driver or firmware; see `dmesg` and `weft devices -v`");
 }
 
 /* Whether all objects of a kind are in use. */
@@ -387,11 +390,15 @@ static void check_devices(struct doctor *d)
     }
 }
 
-/* If one device works, problems of other devices do not prevent RDMA. */
+/* If one device works, problems of other devices do not prevent RDMA; nor does the lack of devices if libfabric has a better network than
+   TCP. */
 static void weigh(struct doctor *d)
 {
     for (unsigned i = 0; i < d->count; i++)
         if (d->usable && d->out[i].rank >= NO_ACCESS && d->out[i].rank <= NO_CONNECTIONS)
+            d->out[i].stops = false;
+    for (unsigned i = 0; i < d->count; i++)
+        if (d->by_libfabric && (d->out[i].rank == NO_DEVICE || d->out[i].rank == NO_CONNECTIONS))
             d->out[i].stops = false;
 }
 
@@ -415,6 +422,7 @@ unsigned doctor_find(const struct doctor_facts *facts, struct doctor_finding out
     check_thunderbolt(&d);
     check_enabled(&d);
     check_access(&d);
+    doctor_check_networks(&d);
     check_presence(&d);
     check_devices(&d);
     doctor_check_bridge(&d);

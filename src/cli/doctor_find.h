@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files that find problems: doctor_find.c, doctor_beside.c and doctor_text.c.
+ * Shared by the files that find problems: doctor_find.c, doctor_beside.c, doctor_networks.c, doctor_gpus.c and doctor_text.c.
  */
 #ifndef WEFT_CLI_DOCTOR_FIND_H
 #define WEFT_CLI_DOCTOR_FIND_H
@@ -35,6 +35,7 @@ struct doctor {
     unsigned count, usable, proposed; /* proposed: number of IP addresses that remedies have proposed so far */
     json_t *devices;                  /* the list of devices; NULL: not known */
     bool mac;
+    bool by_libfabric; /* nodes use a better network than TCP by libfabric */
 };
 
 /* Add a finding and return it to be filled in. If there are too many, it overwrites the last one. */
@@ -49,6 +50,8 @@ const char *doctor_fact(const struct doctor *d, enum doctor_fact which);
 bool doctor_next_line(const char **at, char *line, size_t len);
 /* Get the text after "KEY:" in the line that starts with it; false if there is no such line. */
 bool doctor_value_of(const char *text, const char *key, char *out, size_t len);
+/* Get VALUE of the word "KEY=VALUE" in a line; "?" if there is none. */
+const char *doctor_word_of(const char *line, const char *key, char out[64]);
 bool doctor_is_number(const char *text);
 const char *doctor_text_of(const json_t *device, const char *key); /* "" if the device has no such text */
 
@@ -57,6 +60,9 @@ void doctor_check_bridge(struct doctor *d);
 void doctor_check_memlock(struct doctor *d);
 void doctor_check_slow_path(struct doctor *d); /* call it after the devices were counted */
 void doctor_check_gpu(struct doctor *d);
+
+/* --- doctor_networks.c --- */
+void doctor_check_networks(struct doctor *d);
 
 /* --- doctor_gpus.c --- */
 void doctor_check_staged(struct doctor *d);

@@ -16,6 +16,7 @@ static const char *const files[DOCTOR_FACTS] = {
     [DOCTOR_INTERFACES] = "interfaces.txt",
     [DOCTOR_PCI] = "pci.txt",
     [DOCTOR_GPUS] = "gpus.json",
+    [DOCTOR_NETWORKS] = "networks.json",
 };
 
 const char *doctor_file(enum doctor_fact which)
@@ -79,6 +80,16 @@ bool doctor_value_of(const char *text, const char *key, char *out, size_t len)
             return true;
         }
     return false;
+}
+
+const char *doctor_word_of(const char *line, const char *key, char out[64])
+{
+    char sought[32];
+    snprintf(sought, sizeof sought, " %s=", key);
+    const char *at = strstr(line, sought);
+    at = at ? at + strlen(sought) : "?";
+    snprintf(out, 64, "%.*s", (int)(strcspn(at, " ") < 63 ? strcspn(at, " ") : 63), at);
+    return out;
 }
 
 bool doctor_is_number(const char *text)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/command.h"
+#include "cli/doctor.h"
 #include "cli/networks.h"
 #include "fabric/ofi/provider.h"
 
@@ -23,7 +24,7 @@ static void networks_use(const struct ofi_listed *e, const struct ofi_listed *fi
         snprintf(out + n, len - n, "; weft supports it, but was never run with it");
 }
 
-static int networks_json(const struct ofi_listed *list)
+static json_t *networks_json(const struct ofi_listed *list)
 {
     json_t *all = json_array();
     for (uint32_t i = 0; list[i].provider[0]; i++) {
@@ -34,7 +35,7 @@ static int networks_json(const struct ofi_listed *list)
                                              list[i].traits.plain, "by_itself", list[i].traits.rank < OFI_NEVER, "tried",
                                              list[i].traits.tried, "use", use));
     }
-    return cli_json_print("devices", all);
+    return all;
 }
 
 static int networks_lines(const struct ofi_listed *list)
@@ -53,11 +54,20 @@ static int networks_lines(const struct ofi_listed *list)
     return cli_table_end("devices", t, rc, "networks");
 }
 
+json_t *cli_networks_json(void)
+{
+    const struct ofi_library *lib;
+    struct ofi_listed list[OFI_LISTED_MAX];
+    if (ofi_load(&lib) || ofi_list(lib, list))
+        return json_pack("{s:s}", "error", base_error());
+    return networks_json(list);
+}
+
 int cli_networks(bool as_json)
 {
     const struct ofi_library *lib;
     struct ofi_listed list[OFI_LISTED_MAX];
     if (ofi_load(&lib) || ofi_list(lib, list))
         return cli_error("devices", "%s", base_error());
-    return as_json ? networks_json(list) : networks_lines(list);
+    return as_json ? cli_json_print("devices", networks_json(list)) : networks_lines(list);
 }

@@ -60,7 +60,7 @@ class Cases(unittest.TestCase):
     def test_every_finding_has_a_case(self):
         got = {f["id"] for case in CASES for f in findings(case)[1]["findings"]}
         self.assertEqual(got, {"no-library", "old-system", "slow-path", "thunderbolt-4", "not-enabled", "no-access", "no-device", "port-down",
-                               "no-gid", "no-domains", "no-queue-pairs", "device-error", "no-connections", "bridge", "memlock",
+                               "no-gid", "no-domains", "no-queue-pairs", "device-error", "no-connections", "bridge", "memlock", "slow-network",
                                "gpu", "gpu-staged", "unreadable-fact"})
 
 
@@ -74,6 +74,30 @@ class Words(unittest.TestCase):
 
     def test_a_device_of_libfabric(self):
         self.assertIn("only by libfabric (ofi), if that has a provider for it, as for EFA", self.only("linux-efa")["remedy"])
+
+    def test_why_a_slow_network(self):
+        def said(case):
+            code, got = findings(case)
+            return [(f["what"], f["seen"], f["remedy"]) for f in got["findings"] if f["id"] == "slow-network"], code
+
+        ((what, seen, do),), code = said("linux-efa-no-provider")
+        self.assertEqual((what, seen, code), ("This host has an EFA adapter, but nodes use TCP, which is slower, because libfabric has no provider for it",
+                                              "0000:00:06.0 on PCI, driver efa; libfabric has no provider efa", 1))
+        self.assertIn("Use a libfabric that has the provider efa", do)
+        self.assertEqual(said("linux-efa-works"), ([], 0))
+        self.assertIn("by libfabric (ofi), not by verbs", self.only("linux-efa-works")["remedy"])
+        ((_, seen, _),), _ = said("linux-slingshot-no-libfabric")
+        self.assertIn("driver cxi_ss1; libfabric cannot be loaded", seen)
+        ((what, seen, do),), _ = said("linux-omni-path-no-driver")
+        self.assertIn("because the adapter has no driver", what)
+        self.assertIn("without a driver; libfabric has no provider opx", seen)
+        self.assertTrue(do.startswith("Load its driver (hfi1); see `dmesg`. Use a libfabric"))
+        ((what, seen, do),), _ = said("linux-provider-unused")
+        self.assertIn("slower than libfabric's provider cxi, because of WEFT_OFI_PROVIDER", what)
+        self.assertEqual(seen, "WEFT_OFI_PROVIDER is tcp;ofi_rxm,net; libfabric has the provider cxi")
+        ((what, seen, do),), _ = said("linux-interface-set")
+        self.assertEqual(seen, "WEFT_OFI_INTERFACE is eth0; libfabric has the provider psm3, which uses no network interface")
+        self.assertIn("WEFT_OFI_PROVIDER=psm3,net", do)
 
     def test_memory_of_gpus(self):
         code, got = findings("linux-gpu-direct")
@@ -141,6 +165,8 @@ class Words(unittest.TestCase):
                 ("gpus.json", "{", r"gpus\.json: not JSON: .*"),
                 ("gpus.json", "7", r"gpus\.json: not .*"),
                 ("gpus.json", "[{\"name\": 1}]", r"gpus\.json: entry 1 of the list is not a GPU: .*"),
+                ("networks.json", "{", r"networks\.json: not JSON"),
+                ("networks.json", '[{"provider": ""}]', r"networks\.json: not a list of providers, each with .*"),
                 ("limits.txt", "memlock: x\n", r"limits\.txt: line 1, .*"),
                 ("uverbs.txt", "/dev/infiniband/uverbs0 perhaps\n", r"uverbs\.txt: line 1, .*"),
                 ("library.txt", "\n", r"library\.txt: line 1, .*")):

@@ -77,6 +77,16 @@ void on_number(weft_node *w, uint32_t from, const void *header, size_t header_le
 /* Linux: moves this process into the network namespace. */
 void enter_namespace(const char *path);
 
+/* Linux: moves this thread to the host of node `rank`. Under over_network.py, node after node is on the hosts in turn, and a process that a
+   test starts is there already. Elsewhere all nodes are on one host. */
+void enter_host(int rank);
+
+/* An address at which all nodes reach node 0's host. */
+const char *first_host(void);
+
+/* A socket of this process on the host of node `rank`: it listens and connects there. */
+int socket_on_host(int rank, int family, int type);
+
 /* Runs the command softverbs with these words on the test's fabric. Returns what it prints, valid until the next call. It must succeed. */
 char *softverbs(const char *words);
 
@@ -99,7 +109,8 @@ void *shared_words(size_t bytes);
 
 int64_t now_ns(void);
 
-/* How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one is. */
+/* How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one was at
+ * the start, and its load how many others share it now. */
 int64_t patience_ns(uint32_t seconds);
 
 /* How often a test should repeat what it normally does `n` times: fewer times, divided by TEST_DIVIDE, where every step is slow (an

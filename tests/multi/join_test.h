@@ -16,7 +16,10 @@ static char coord[64];
 static inline void new_coord(void)
 {
     static unsigned number;
-    snprintf(coord, sizeof coord, "unix:@weft-join-%d-%u", (int)getpid(), number++);
+    if (getenv("TEST_NAMESPACES"))
+        snprintf(coord, sizeof coord, "%s:%u", first_host(), 20000 + number++);
+    else
+        snprintf(coord, sizeof coord, "unix:@weft-join-%d-%u", (int)getpid(), number++);
     unsetenv("WEFT_SECRET");
 }
 

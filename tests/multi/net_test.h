@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Helpers of the net service's tests. Node 0 is the gateway, the others are the askers. The servers and clients at the other ends are
- * ordinary sockets of the askers' processes, on loopback, which a rule allows.
+ * ordinary sockets of the askers' processes, on the loopback of the gateway's host, which a rule allows.
  */
 #ifndef WEFT_TESTS_NET_TEST_H
 #define WEFT_TESTS_NET_TEST_H
@@ -23,13 +23,18 @@ static const char *const OPEN[] __attribute__((unused)) = {"WEFT_SERVE=net", "WE
 
 /* --- ordinary sockets --- */
 
+static inline int socket_at_gateway(int type)
+{
+    return socket_on_host(0, AF_INET, type);
+}
+
 static inline int listen_at(const char *address, uint32_t *port)
 {
     struct sockaddr_in a = {.sin_family = AF_INET};
     socklen_t len = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket_at_gateway(SOCK_STREAM);
     inet_pton(AF_INET, address, &a.sin_addr);
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4096) == 0);
+    CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 4096) == 0);
     CHECK(getsockname(fd, (struct sockaddr *)&a, &len) == 0);
     *port = ntohs(a.sin_port);
     return fd;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * libfabric, but with providers that can do less: without RMA, or with small messages and without copies of what is sent (inject). The
- * environment variable POOR_LIBRARY says which: "messages" or "small".
+ * libfabric, but with providers that can do less: without RMA, or with small messages and without copies of what is sent (inject). Or with
+ * a provider efa, which is in truth `net`, or cannot be opened. The environment variable POOR_LIBRARY says which: "messages", "small",
+ * "efa" or "efa closed".
  */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -56,12 +57,32 @@ struct fi_info *fi_dupinfo(const struct fi_info *info)
 
 int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context)
 {
+    if (strcmp(attr->prov_name, "efa") == 0) {
+        if (is("efa closed"))
+            return -FI_EACCES;
+        free(attr->prov_name); /* from here on it is what it is */
+        attr->prov_name = strdup("net");
+    }
     return REAL(fi_fabric)(attr, fabric, context);
 }
 
 const char *fi_strerror(int errnum)
 {
     return REAL(fi_strerror)(errnum);
+}
+
+/* Puts a copy of the provider `net` before all others, under another name. */
+static void add_efa(struct fi_info **info)
+{
+    for (struct fi_info *i = *info; i; i = i->next)
+        if (strcmp(i->fabric_attr->prov_name, "net") == 0) {
+            struct fi_info *efa = fi_dupinfo(i);
+            free(efa->fabric_attr->prov_name);
+            efa->fabric_attr->prov_name = strdup("efa");
+            efa->next = *info;
+            *info = efa;
+            return;
+        }
 }
 
 int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints, struct fi_info **info)
@@ -77,5 +98,7 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
             i->tx_attr->inject_size = 0;
         }
     }
+    if (!rc && (is("efa") || is("efa closed")))
+        add_efa(info);
     return rc;
 }

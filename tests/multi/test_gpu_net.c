@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Sockets of kernels, on the GPU `host`: kernels of node 1 connect, listen, send and receive through node 0, from and to pools and arenas
- * of both nodes. The other ends are ordinary sockets of node 1's process, on loopback, which a rule allows.
+ * of both nodes. The other ends are ordinary sockets of node 1's process (net_test.h).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -232,7 +232,7 @@ static void *talk(void *arg)
     uint64_t sum = 0, got = 0;
     wait_for(&words->port, 1);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)words->port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket_at_gateway(SOCK_STREAM);
     CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
     fill(some, 5, 0, sizeof some);
     for (uint64_t i = 0; i < BYTES; i++)
@@ -335,7 +335,7 @@ static void datagrams(weft_node *w, void *arg)
         weft_gpu *g = gpu_with_arena(w, &space);
         struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
         socklen_t len = sizeof a;
-        struct udp udp = {.fd = socket(AF_INET, SOCK_DGRAM, 0)};
+        struct udp udp = {.fd = socket_at_gateway(SOCK_DGRAM)};
         CHECK(bind(udp.fd, (struct sockaddr *)&a, sizeof a) == 0 && getsockname(udp.fd, (struct sockaddr *)&a, &len) == 0);
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, echo_datagrams, &udp) == 0);
@@ -440,7 +440,7 @@ static void fill_port(uint32_t *port)
     CHECK(listen(listener, 0) == 0);
     a.sin_port = htons((uint16_t)*port);
     for (unsigned i = 0; i < 3; i++) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        int fd = socket_at_gateway(SOCK_STREAM);
         CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
         CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Nodes on different hosts: side connections over TCP, shm to some peers and rc to others, heartbeats, and the errors when a host cannot be
- * reached. In these tests, a host is an IPC namespace of its own (see base_host_id()); all hosts share the network. Started by
- * over_softverbs.py.
+ * reached. In these tests, a host is an IPC namespace of its own (see base_host_id()). Started by over_softverbs.py, where all hosts share
+ * the network, or by over_network.py, where each host has its own, and the transport is ofi.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +19,8 @@
 #include "peer_checks.h"
 
 struct place {
-    char coord[64];
-    int host_b; /* nodes from this number on are each on a host of its own */
+    char coord[64], listen[64]; /* listen: where node 0 listens, if that is not coord */
+    int host_b;                 /* nodes from this number on are each on a host of its own */
     int size;
     int how;
     struct ends *shared;
@@ -31,13 +31,18 @@ static bool own_host(void)
     return unshare(CLONE_NEWIPC) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWIPC) == 0;
 }
 
+static const char *first_host_6(void)
+{
+    const char *there = getenv("TEST_COORD_6");
+    return there ? there : "[::1]";
+}
+
 /* Finds a port that was free a moment ago, on every address. */
 static void new_coord(struct place *p, const char *host)
 {
     struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = in6addr_any};
     socklen_t len = sizeof at;
-    int fd = socket(AF_INET6, SOCK_STREAM, 0);
-    assert_true(fd >= 0);
+    int fd = socket_on_host(0, AF_INET6, SOCK_STREAM);
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
     close(fd);
@@ -48,7 +53,7 @@ static weft_node *join_at(int rank, const struct place *p, int *failed)
 {
     weft_node *w = NULL;
     weft_config c = {.bytes = sizeof c,
-                     .coord = p->coord,
+                     .coord = rank == 0 && p->listen[0] ? p->listen : p->coord,
                      .rank = (uint32_t)rank,
                      .size = (uint32_t)p->size,
                      .pool_bytes = 32 << 20,
@@ -56,6 +61,8 @@ static weft_node *join_at(int rank, const struct place *p, int *failed)
                      .secret = "of the test"};
     if (rank >= p->host_b)
         CHECK(own_host());
+    else
+        enter_host(0);
     int rc = weft_open(&w, &c);
     if (failed)
         *failed = rc;
@@ -100,9 +107,11 @@ static void test_works(void **state)
 {
     (void)state;
     struct place p = {.host_b = 2, .size = 4};
-    prepare(&p, "127.0.0.1");
+    prepare(&p, first_host());
     assert_int_equal(processes_failed(p.size, works, &p), 0);
-    new_coord(&p, "0.0.0.0"); /* node 0 listens on all addresses: the others know the address at which they found it */
+    new_coord(&p, first_host());
+    /* node 0 listens on all addresses: the others know the address at which they found it */
+    snprintf(p.listen, sizeof p.listen, "0.0.0.0%s", strrchr(p.coord, ':'));
     p.host_b = 1;
     p.size = 3;
     assert_int_equal(processes_failed(p.size, works, &p), 0);
@@ -112,8 +121,8 @@ static void test_ipv6(void **state)
 {
     (void)state;
     struct place p = {.host_b = 1, .size = 3};
-    prepare(&p, "[::1]");
-    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    prepare(&p, first_host_6());
+    int fd = socket_on_host(0, AF_INET6, SOCK_STREAM);
     struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
     bool there = bind(fd, (struct sockaddr *)&at, sizeof at) == 0;
     close(fd);
@@ -215,7 +224,7 @@ static void end_how(int how)
 {
     struct place p = {.host_b = 1, .size = 3, .how = how, .shared = shared_words(4096)};
     int status[NODES_MAX];
-    prepare(&p, "127.0.0.1");
+    prepare(&p, first_host());
     processes_run(p.size, ends, &p, status);
     assert_int_equal(status[0], 0);
     assert_int_equal(status[1], 0);
@@ -261,9 +270,9 @@ static void test_unreachable(void **state)
     (void)state;
     struct place p = {.host_b = 1, .size = 2};
     for (p.how = 0; p.how < 3; p.how++) {
-        prepare(&p, "127.0.0.1");
+        prepare(&p, first_host());
         if (p.how == 2)
-            snprintf(p.coord, sizeof p.coord, "unix:@weft-hosts-%d", (int)getpid());
+            snprintf(p.coord, sizeof p.coord, "unix:/tmp/weft-hosts-%d", (int)getpid());
         assert_int_equal(processes_failed(2, unreachable, &p), 0);
     }
 }
@@ -297,7 +306,7 @@ static void test_refused(void **state)
 {
     (void)state;
     struct place p = {.shared = shared_words(sizeof *p.shared)};
-    prepare(&p, "127.0.0.1");
+    prepare(&p, first_host());
     assert_int_equal(processes_failed(2, refused, &p), 0);
 }
 

@@ -142,9 +142,9 @@ static void listening(weft_node *w, void *arg)
     inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
     a.sin_port = htons((uint16_t)port);
     for (unsigned i = 0; i < 20; i++) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        int fd = socket_at_gateway(SOCK_STREAM);
         pthread_t thread;
-        CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+        CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
         OK(weft_net_accept(l, &s, DEFAULT_TIME));
         CHECK(strcmp(weft_net_local(s), weft_net_local(l)) == 0 && strncmp(weft_net_peer(s), "127.0.0.1:", 10) == 0);
         struct sender down = {fd, i, 100003};
@@ -158,12 +158,12 @@ static void listening(weft_node *w, void *arg)
         close(fd);
     }
     OK(weft_net_close(l));
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket_at_gateway(SOCK_STREAM);
     int64_t deadline = now_ns() + patience_ns(10);
     while (connect(fd, (struct sockaddr *)&a, sizeof a) == 0 || errno == ECONNRESET) { /* closed there a moment later */
         CHECK(now_ns() < deadline);
         close(fd);
-        fd = socket(AF_INET, SOCK_STREAM, 0);
+        fd = socket_at_gateway(SOCK_STREAM);
     }
     CHECK(errno == ECONNREFUSED);
     close(fd);
@@ -189,8 +189,8 @@ static void waiting(weft_node *w, void *arg)
             OK(weft_net_accept_start(l, &s[i], &op[i]));
         CHECK(weft_net_error(s[0]) == -EINPROGRESS && weft_net_accept_start(s[0], &none, &op[0]) == -EINVAL && !none);
         for (unsigned i = 0; i < COME; i++) {
-            fd[i] = socket(AF_INET, SOCK_STREAM, 0);
-            CHECK(fd[i] >= 0 && connect(fd[i], (struct sockaddr *)&a, sizeof a) == 0);
+            fd[i] = socket_at_gateway(SOCK_STREAM);
+            CHECK(connect(fd[i], (struct sockaddr *)&a, sizeof a) == 0);
             send_all(fd[i], &(char){(char)('a' + i)}, 1);
             OK(weft_wait(w, &op[i], DEFAULT_TIME));
             OK(weft_net_error(s[i]));
@@ -351,9 +351,9 @@ static int udp_at(const char *address, uint32_t *port)
 {
     struct sockaddr_in a = {.sin_family = AF_INET};
     socklen_t len = sizeof a;
-    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    int fd = socket_at_gateway(SOCK_DGRAM);
     inet_pton(AF_INET, address, &a.sin_addr);
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+    CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0);
     *port = ntohs(a.sin_port);
     return fd;
 }

@@ -88,7 +88,7 @@ static void files(weft_node *w, void *arg)
     CHECK(rc == -EMFILE && n > FILES / 2);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(weft_net_local(l) + 10))};
     inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket_at_gateway(SOCK_STREAM);
     CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
     CHECK(weft_net_accept(l, &s[n], DEFAULT_TIME) == -EMFILE);
     OK(weft_barrier(w, DEFAULT_TIME));
@@ -280,7 +280,7 @@ static void asker_dies(weft_node *w, void *arg)
         struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)b->connected)};
         inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
         for (int rc = 0; rc == 0;) {
-            fd = socket(AF_INET, SOCK_STREAM, 0);
+            fd = socket_at_gateway(SOCK_STREAM);
             rc = connect(fd, (struct sockaddr *)&a, sizeof a);
             close(fd);
             CHECK(now_ns() < deadline);

@@ -119,11 +119,12 @@ static void no_answer(weft_node *w, void *arg)
 static int hole_at(const char *address, uint32_t port, int *client)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket_at_gateway(SOCK_STREAM);
     inet_pton(AF_INET, address, &a.sin_addr);
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 0) == 0);
+    CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 0) == 0);
     for (unsigned i = 0; i < 3; i++) {
-        CHECK((client[i] = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && fcntl(client[i], F_SETFL, O_NONBLOCK) == 0);
+        client[i] = socket_at_gateway(SOCK_STREAM);
+        CHECK(fcntl(client[i], F_SETFL, O_NONBLOCK) == 0);
         CHECK(connect(client[i], (struct sockaddr *)&a, sizeof a) == 0 || errno == EINPROGRESS);
     }
     return fd;

@@ -249,7 +249,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 DAEMONS = [shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin") for name in ("munged", "slurmctld", "slurmd")]
 
 
-@unittest.skipUnless(shutil.which("srun") and all(DAEMONS), "no Slurm (Debian: slurm-wlm, munge)")
+@unittest.skipUnless(shutil.which("srun") and all(DAEMONS), "no Slurm (Debian: slurm-client, slurmctld, slurmd, munge)")
 class Srun(unittest.TestCase):
     maxDiff = None
 

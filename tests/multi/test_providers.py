@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: MIT
 """Nodes whose libfabrics have different providers: each pair uses one that both have, or says that there is none.
 
-Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER POOR_LIBRARY    (poor_library.c)
+Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER POOR_LIBRARY WEFT    (poor_library.c)
 
 The providers of each node are named in WEFT_OFI_PROVIDER, as if its libfabric had no others.
 """
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import unittest
 sys.dont_write_bytecode = True
 from processes import clean_env, patience  # noqa: E402
 
-PEER, POOR = (os.path.abspath(path) for path in sys.argv[1:3])
+PEER, POOR, WEFT = (os.path.abspath(path) for path in sys.argv[1:4])
 LIMIT = patience(60)
 HOSTS = os.environ["TEST_NAMESPACES"].split(":")
 COORD = os.environ["TEST_COORD"]
@@ -87,6 +88,37 @@ class Providers(unittest.TestCase):
             with self.subTest(how):
                 self.check([NET, NET], [{1: NET}, {0: NET}], WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=how)
 
+    def test_slow_path(self):
+        """One node has a provider for a faster network that the other has not; or cannot open it."""
+        def first_only(how):
+            env = clean_env(WEFT_SIZE="2", WEFT_COORD=f"{COORD}:7654", WEFT_TRANSPORT="ofi", WEFT_POOL="16M",
+                            WEFT_LIVENESS=os.environ["WEFT_LIVENESS"], WEFT_JOIN_TIMEOUT=f"{LIMIT:.0f}s")
+            poor = {"WEFT_OFI_LIBRARY": POOR, "POOR_LIBRARY": how}
+            nodes = [subprocess.Popen(["nsenter", f"--net={HOSTS[i]}", "--", PEER, "1", "leave"],
+                                      env=dict(env, WEFT_RANK=str(i), **({} if i else poor)), stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for i in range(2)]
+            ends = [(*node.communicate(timeout=2 * LIMIT), node.returncode) for node in nodes]
+            self.assertEqual([(out, status) for out, _, status in ends], [(f"node {i} of 2: all is well\n", 0) for i in range(2)], ends)
+            return [err for _, err, _ in ends]
+
+        here, there = first_only("efa")
+        self.assertRegex(here, r"warn: node 1 is reached over provider net of libfabric, although this node has the faster efa: `weft doctor` on that")
+        self.assertRegex(there, r"warn: node 0 is reached over provider net of libfabric, although that node has the faster efa: `weft doctor` says")
+        here, there = first_only("efa closed")
+        self.assertRegex(here, r"warn: provider efa of libfabric: .*; weft uses another provider")
+        self.assertEqual(there, "")
+
+    def test_doctor(self):
+        """A setting leaves a better provider than TCP unused."""
+        def findings(**more):
+            done = subprocess.run([WEFT, "doctor", "--json"], env=clean_env(WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY="efa", **more), text=True,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=LIMIT, check=False)
+            return [f["seen"] for f in json.loads(done.stdout)["findings"] if f["id"] == "slow-network"]
+
+        self.assertEqual(findings(), [])
+        self.assertEqual(findings(WEFT_OFI_PROVIDER="efa,net"), [])
+        self.assertEqual(findings(WEFT_OFI_PROVIDER="tcp"), ["WEFT_OFI_PROVIDER is tcp; libfabric has the provider efa"])
+
     def test_none(self):
         found = self.nodes([NET, RXM], seconds=5)
         self.assertTrue(all(status for _, _, status in found), found)
@@ -101,4 +133,4 @@ class Providers(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]], verbosity=2)

@@ -58,6 +58,31 @@ static int connect_no_common(uint32_t node, const struct ofi_offer *mine, const 
                      node, there, here);
 }
 
+static const char *connect_fast(const struct ofi_offer *offer)
+{
+    for (uint32_t i = 0; i < offer->count; i++)
+        if (ofi_is_fast(offer->provider[i]))
+            return offer->provider[i];
+    return NULL;
+}
+
+/* Warns of a slower link than the user expects: only one of the two nodes has a provider for a faster network. */
+static void connect_warn_slow(uint32_t node, const char *agreed, const struct ofi_offer *mine, const struct ofi_offer *theirs)
+{
+    const char *here = connect_fast(mine), *there = connect_fast(theirs);
+    if (ofi_is_fast(agreed) || (!here && !there))
+        return;
+    if (here && there)
+        base_log(
+            BASE_LOG_WARN,
+            "node %u is reached over provider %s of libfabric, although both nodes have faster ones: that node has %s, and this node %s",
+            node, agreed, there, here);
+    else
+        base_log(BASE_LOG_WARN, "node %u is reached over provider %s of libfabric, although %s node has the faster %s: `weft doctor` %s",
+                 node, agreed, here ? "this" : "that", here ? here : there,
+                 here ? "on that node's host says why that node has not" : "says why this node has not");
+}
+
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
 {
     const struct ofi_node *n = w->ofi;
@@ -74,6 +99,7 @@ int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
     int at = ofi_common(lower ? &mine : &theirs, lower ? &theirs : &mine);
     if (at < 0)
         return connect_no_common(node, &mine, &theirs);
+    connect_warn_slow(node, lower ? mine.provider[at] : theirs.provider[at], &mine, &theirs);
     if (lower)
         return at;
     struct ofi_offer agreed = {.count = 1};

@@ -53,6 +53,12 @@ static const struct known *provider_known(const char *name)
     return NULL;
 }
 
+bool ofi_is_fast(const char *provider)
+{
+    const struct known *k = provider_known(provider);
+    return k && k->rank < OFI_NEVER && !(k->traits & PLAIN);
+}
+
 struct ofi_traits ofi_traits_of(const struct fi_info *info)
 {
     const struct known *k = provider_known(info->fabric_attr->prov_name);

@@ -39,6 +39,7 @@ struct ofi_traits {
     uint32_t rank;     /* the smallest rank is the best; OFI_NEVER: used only if the user names the provider */
 };
 #define OFI_NEVER 1000u
+bool ofi_is_fast(const char *provider); /* drives a network that is faster than Ethernet, and that weft uses by itself */
 
 struct ofi_want {
     const char *provider;  /* libfabric's names, best first and with commas between ("tcp;ofi_rxm", or only "tcp"); "": weft's own order */

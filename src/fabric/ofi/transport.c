@@ -54,7 +54,8 @@ static int transport_look(struct weft_node *w)
         return rc;
     n->choices_count = (uint32_t)rc;
     while ((rc = transport_open_device(n, 0)) && n->choices_count > 1) {
-        base_log(BASE_LOG_INFO, "%s; weft uses another provider", base_error());
+        base_log(ofi_is_fast(n->choices[0]->fabric_attr->prov_name) ? BASE_LOG_WARN : BASE_LOG_INFO, "%s; weft uses another provider",
+                 base_error());
         transport_drop_first(n);
     }
     return rc;

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Finds out why nodes use TCP although this host has a faster network that libfabric drives: its library has no provider for the adapter,
+ * or a setting leaves the provider unused. What the other host lacks is reported by the nodes when they connect (fabric/ofi/connect.c).
+ */
+#include <string.h>
+
+#include "cli/doctor_find.h"
+
+/* Adapters by their PCI ids. `device` is the beginning of the id. */
+static const struct adapter {
+    const char *vendor, *device, *name, *provider, *driver, *from;
+} adapters[] = {
+    {"0x1d0f", "0xefa", "an EFA adapter", "efa", "efa", "the EFA installer of AWS has one (/opt/amazon/efa)"},
+    {"0x17db", "0x05", "a Slingshot adapter", "cxi", "cxi_ss1", "libfabric 1.20 and newer has it if it was built with libcxi"},
+    {"0x8086", "0x24f0", "an Omni-Path adapter", "opx", "hfi1", "the libfabric of Omni-Path's software has it"},
+    {"0x8086", "0x24f1", "an Omni-Path adapter", "opx", "hfi1", "the libfabric of Omni-Path's software has it"},
+    {"0x434e", "0x", "an Omni-Path adapter", "opx", "hfi1", "the libfabric of Omni-Path's software has it"},
+};
+
+/* Whether a provider ("tcp;ofi_rxm") is `name`, or `name` over or below another one. */
+static bool is_provider(const char *provider, const char *name)
+{
+    size_t n = strlen(name);
+    return strncmp(provider, name, n) == 0 && (provider[n] == '\0' || provider[n] == ';' || provider[n] == ',');
+}
+
+/* The list of providers; the caller frees it. NULL: it is not known. `failed`: libfabric cannot be used; this says why. */
+static json_t *networks_read(struct doctor *d, char *failed, size_t room)
+{
+    json_error_t error;
+    size_t i;
+    json_t *entry;
+    const char *text = doctor_fact(d, DOCTOR_NETWORKS);
+    json_t *list = text ? json_loads(text, 0, &error) : NULL;
+    bool valid = json_is_array(list);
+    snprintf(failed, room, "%s", doctor_text_of(list, "error"));
+    json_array_foreach (list, i, entry)
+        valid = valid && *doctor_text_of(entry, "provider");
+    if (!text || valid || *failed)
+        return list;
+    doctor_unreadable(d, DOCTOR_NETWORKS, list ? "not a list of providers, each with \"provider\", a text" : "not JSON",
+                      "Capture it again on that host: `weft devices --networks --json >networks.json`, or `weft doctor --save DIR`");
+    json_decref(list);
+    return NULL;
+}
+
+static const json_t *provider_in(const json_t *list, const char *name)
+{
+    size_t i;
+    const json_t *entry;
+    json_array_foreach (list, i, entry)
+        if (is_provider(doctor_text_of(entry, "provider"), name))
+            return entry;
+    return NULL;
+}
+
+/* The provider that weft prefers to TCP, and uses by itself; NULL: none. The list has the best first. */
+static const json_t *better_than_tcp(const json_t *list)
+{
+    const json_t *best = json_array_get(list, 0);
+    const char *name = doctor_text_of(best, "provider");
+    return best && json_is_true(json_object_get(best, "by_itself")) && !is_provider(name, "net") && !is_provider(name, "tcp") ? best : NULL;
+}
+
+static bool has_address(const json_t *list)
+{
+    size_t i;
+    const json_t *entry;
+    json_array_foreach (list, i, entry)
+        if (json_is_true(json_object_get(entry, "by_itself")) && *doctor_text_of(entry, "address"))
+            return true;
+    return false;
+}
+
+/* Whether one of the providers in WEFT_OFI_PROVIDER is `name`. */
+static bool names_provider(const char *setting, const char *name)
+{
+    for (const char *at = setting; at; at = strchr(at, ','), at += at != NULL)
+        if (is_provider(at, name))
+            return true;
+    return false;
+}
+
+/* A better provider than TCP that a setting leaves unused. True: there is none, or it is used. */
+static bool check_settings(struct doctor *d, const json_t *list)
+{
+    char provider[256] = "", interface[256] = "", name[64];
+    const json_t *best = better_than_tcp(list);
+    const char *limits = doctor_fact(d, DOCTOR_LIMITS);
+    doctor_value_of(limits, "provider", provider, sizeof provider);
+    doctor_value_of(limits, "interface", interface, sizeof interface);
+    snprintf(name, sizeof name, "%s", doctor_text_of(best, "provider"));
+    name[strcspn(name, ";")] = '\0';
+    bool other = best && provider[0] && !names_provider(provider, name);
+    bool bound = best && !provider[0] && interface[0] && !*doctor_text_of(best, "address") && has_address(list);
+    if (!other && !bound)
+        return true;
+    struct doctor_finding *f = doctor_add(d, "slow-network", SLOW_PATH, false);
+    SAY(f->what, "Nodes that are started here use a network that is slower than libfabric's provider %.40s, because of %s", name,
+        other ? "WEFT_OFI_PROVIDER" : "WEFT_OFI_INTERFACE");
+    SAY(f->seen, "%s is %.200s; libfabric has the provider %.40s%s", other ? "WEFT_OFI_PROVIDER" : "WEFT_OFI_INTERFACE",
+        other ? provider : interface, name, other ? "" : ", which uses no network interface");
+    if (other)
+        SAY(f->remedy, "Unset WEFT_OFI_PROVIDER: then weft uses %s with nodes that have it, and TCP with the others", name);
+    else
+        SAY(f->remedy, "Unset WEFT_OFI_INTERFACE. If it is needed for nodes without %s, set WEFT_OFI_PROVIDER=%s,net as well", name, name);
+    return false;
+}
+
+/* An adapter for which libfabric has no provider. */
+static void check_adapter(struct doctor *d, const struct adapter *a, const char *line, const json_t *list, const char *failed)
+{
+    char driver[64], library[400];
+    if (provider_in(list, a->provider))
+        return;
+    doctor_word_of(line, "driver", driver);
+    bool no_driver = strcmp(driver, "-") == 0;
+    struct doctor_finding *f = doctor_add(d, "slow-network", SLOW_PATH, false);
+    SAY(f->what, "This host has %s, but nodes use TCP, which is slower, because %s", a->name,
+        no_driver ? "the adapter has no driver" : "libfabric has no provider for it");
+    snprintf(library, sizeof library, *failed ? "%.390s" : "libfabric has no provider %.20s", *failed ? failed : a->provider);
+    SAY(f->seen, "%.*s on PCI, %s%.60s; %s", (int)strcspn(line, " "), line, no_driver ? "without a driver" : "driver ",
+        no_driver ? "" : driver, library);
+    SAY(f->remedy,
+        "%s%s%sUse a libfabric that has the provider %s (%s), and set WEFT_OFI_LIBRARY to its file if it is not the system's; `fi_info -p "
+        "%s` "
+        "says why that provider does not find the adapter. `weft devices --networks` lists what weft finds",
+        no_driver ? "Load its driver (" : "", no_driver ? a->driver : "", no_driver ? "); see `dmesg`. " : "", a->provider, a->from,
+        a->provider);
+}
+
+static void check_adapters(struct doctor *d, const json_t *list, const char *failed)
+{
+    char line[512], vendor[64], device[64];
+    bool seen[sizeof adapters / sizeof adapters[0]] = {false}; /* a host may have many of a kind */
+    const char *text = d->mac ? NULL : doctor_fact(d, DOCTOR_PCI);
+    while (text && doctor_next_line(&text, line, sizeof line)) {
+        doctor_word_of(line, "vendor", vendor);
+        doctor_word_of(line, "device", device);
+        for (size_t i = 0; i < sizeof adapters / sizeof adapters[0]; i++) {
+            const struct adapter *a = &adapters[i];
+            if (!seen[i] && strcmp(vendor, a->vendor) == 0 && strncmp(device, a->device, strlen(a->device)) == 0) {
+                seen[i] = true;
+                check_adapter(d, a, line, list, failed);
+            }
+        }
+    }
+}
+
+void doctor_check_networks(struct doctor *d)
+{
+    char failed[400], transport[64] = "";
+    json_t *list = networks_read(d, failed, sizeof failed);
+    doctor_value_of(doctor_fact(d, DOCTOR_LIMITS), "transport", transport, sizeof transport);
+    if (list && (!transport[0] || strcmp(transport, "ofi") == 0)) { /* else nodes do not use libfabric */
+        const json_t *best = better_than_tcp(list);
+        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* not psm3 on Ethernet */
+        check_adapters(d, list, failed);
+    }
+    json_decref(list);
+}
