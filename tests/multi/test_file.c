@@ -308,6 +308,44 @@ static void test_evictions(void **state)
     assert_int_equal(nodes_failed_with(5, evictions, NULL, SMALL), 0);
 }
 
+/* Returns how many pieces the gateway has read from the disk, after one byte of a piece was read. */
+static uint64_t read_piece(weft_node *w, uint64_t i)
+{
+    weft_file *f;
+    char byte;
+    size_t n;
+    OK(weft_file_open(w, 0, in_folder("large"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_read(f, &byte, 1, i * PIECE, &n, DEFAULT_TIME));
+    OK(weft_file_close(f));
+    return cache_of(w).disk_reads;
+}
+
+/* The cache has room for four pieces. The piece that was used least recently is dropped first. */
+static void least_recent(weft_node *w, void *arg)
+{
+    (void)arg;
+    /* a node of another host may keep copies, so the gateway does not learn of each use */
+    if (weft_rank(w) == 1 && stats(w, 0).transport[0] == 's') {
+        static const struct {
+            uint64_t piece, reads;
+        } step[] = {{0, 1}, {2, 2}, {4, 3},
+                    {6, 4}, {0, 4}, {8, 5} /* drops 2 */,
+                    {4, 5}, {0, 5}, {2, 6} /* drops 6 */,
+                    {8, 6}, {4, 6}, {6, 7} /* drops 0 */,
+                    {0, 8}};
+        for (unsigned i = 0; i < sizeof step / sizeof step[0]; i++)
+            CHECK(read_piece(w, step[i].piece) == step[i].reads);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_least_recent(void **state)
+{
+    (void)state;
+    write_file(in_folder("large"), 20, 10 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, least_recent, NULL, SMALL), 0);
+}
+
 /* --- a change that only the cache's readers could notice --- */
 
 static void noticed(weft_node *w, void *arg)
@@ -473,7 +511,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_once),    TEST(test_changes), TEST(test_cut_short),
-                                       TEST(test_evictions), TEST(test_noticed), TEST(test_pins),    TEST(test_writes)};
+    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_once),      TEST(test_changes),
+                                       TEST(test_cut_short), TEST(test_evictions), TEST(test_least_recent),
+                                       TEST(test_noticed),   TEST(test_pins),      TEST(test_writes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
