@@ -82,7 +82,6 @@ struct tb_endpoint_counts {
 struct tb_endpoint {
     struct tb_endpoint_env env;
     struct tb_stream stream;
-    struct tb_bulk bulk;
     uint8_t *pool;
     uint64_t pool_bytes, first_byte;
     struct tb_work *works, **works_end;       /* works to be sent, in order */
@@ -99,11 +98,14 @@ struct tb_endpoint {
        earlier turns, indexed by the lowest bit of the turn. A flush ends the present turn, or waits to end it while works of an earlier
        turn are under way. */
     uint32_t turn, under_way[2];
-    struct tb_ask asks[TB_ASKS];
     uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
     char broken[96]; /* how the peer has violated the protocol; empty if the peer has not */
+    /* An idle connection uses memory only of the first page, and of the last one: the first asks follow the fields above, and what is used
+       of `bulk` is at its end. */
+    struct tb_ask asks[TB_ASKS];
+    struct tb_bulk bulk;
 };
 
 /* `e` is large; its address must not change. */
