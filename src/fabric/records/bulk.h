@@ -117,6 +117,10 @@ struct tb_bulk_counts {
 };
 
 struct tb_bulk {
+    /* The large arrays, of which little is used, are first; see struct tb_endpoint. */
+    struct tb_lane lanes[TB_LANES];
+    struct tb_transfer in[TB_TRANSFERS];
+    struct tb_outgoing out[TB_TRANSFERS];
     struct tb_stream *stream;
     struct tb_bulk_env env;
     uint8_t *pool;
@@ -125,9 +129,6 @@ struct tb_bulk {
     enum tb_check check;
     uint32_t lane_count;
     bool active; /* tb_bulk_pump() may have something to do */
-    struct tb_lane lanes[TB_LANES];
-    struct tb_transfer in[TB_TRANSFERS];
-    struct tb_outgoing out[TB_TRANSFERS];
     /* When tb_bulk_pump() last ran. A timer that expired before and is still set waits for a record or for room, not for time. */
     int64_t pumped;
     uint32_t use_records;        /* number of transfers with use_records */

@@ -82,7 +82,6 @@ struct tb_endpoint_counts {
 struct tb_endpoint {
     struct tb_endpoint_env env;
     struct tb_stream stream;
-    struct tb_bulk bulk;
     uint8_t *pool;
     uint64_t pool_bytes, first_byte;
     struct tb_work *works, **works_end;       /* works to be sent, in order */
@@ -98,11 +97,14 @@ struct tb_endpoint {
     /* For flushes. Works and asks belong to the turn in which they began. under_way[turn & 1] counts those of the current turn, the other
      * element those of earlier turns. A flush ends the current turn, but only when all earlier turns are over. */
     uint32_t turn, under_way[2];
-    struct tb_ask asks[TB_ASKS];
     uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
     char broken[96]; /* a description of the peer's violation of the protocol; "": none */
+    /* An idle connection uses memory only of the first page, and of the last one: the first asks follow the fields above, and what is used
+       of `bulk` is at its end. */
+    struct tb_ask asks[TB_ASKS];
+    struct tb_bulk bulk;
 };
 
 /* The address of `e` must not change. */
