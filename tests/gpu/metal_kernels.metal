@@ -267,7 +267,23 @@ kernel void metal_net(const device weft_device *given, device metal_service *all
     STEP(weft_device_net_abort(&d, a->record, to), rc == 0);
     STEP(weft_device_net_close(&d, a->record, from), rc == 0);
     STEP(weft_device_net_close(&d, a->record, listener), rc == 0);
-    STEP(weft_device_net_connect(&d, a->record, a->server, a->host, a->host_bytes, a->port, 0, &s), rc == -WEFT_DEVICE_ECONNREFUSED);
+    /* Closing does not wait. So for a moment the listener may still get connections: close them, and try again until one is refused. */
+    if (a->step == at++) {
+        int rc = weft_device_net_connect(&d, a->record, a->server, a->host, a->host_bytes, a->port, 0, &s);
+        if (rc == -WEFT_DEVICE_EINPROGRESS)
+            return;
+        MUST(rc == -WEFT_DEVICE_ECONNREFUSED || (rc == 0 && (a->handle[1] = s)));
+        a->step = rc ? at + 1 : at;
+        return;
+    }
+    if (a->step == at++) {
+        int rc = weft_device_net_abort(&d, a->record, to);
+        if (rc == -WEFT_DEVICE_EINPROGRESS)
+            return;
+        MUST(rc == 0);
+        a->step = at - 2; /* connect again */
+        return;
+    }
     STEP(weft_device_net_listen(&d, a->record, a->server, a->host, a->host_bytes, 0, WEFT_NET_DATAGRAMS, &s), rc == 0 && (a->handle[0] = s));
     STEP(weft_device_net_opened(&d, a->record, listener, &own, 0), rc == 0 && (a->port = own.port));
     own.port = (uint16_t)a->port;
