@@ -30,7 +30,7 @@
 
 #define TASKS   1000
 #define NUMBERS 10000 /* numbers of a task */
-#define ROOT    3163  /* its square is larger than all numbers */
+#define ROOT    3163  /* the square of this is larger than all numbers */
 
 static bool must_die;
 
@@ -42,7 +42,7 @@ static void check(int rc, const char *what)
     }
 }
 
-/* A sieve: numbers in [first, first + NUMBERS) that are not struck out as multiples are prime. */
+/* A sieve: in [first, first + NUMBERS), the numbers that are not marked as multiples are prime. */
 static int32_t count_primes(uint64_t first)
 {
     static bool struck[NUMBERS];
@@ -66,7 +66,7 @@ static int work(weft_queue *q, int64_t timeout_ns)
     for (int i = 0; i < n; i++) {
         weft_result result = {.status = count_primes(claims[i].task.arg[0])};
         if (must_die)
-            raise(SIGKILL); /* die with the task done but not completed */
+            raise(SIGKILL); /* this task is done but not completed */
         check(weft_complete(q, &claims[i], &result, 1, NULL), "complete");
     }
     return n;
@@ -86,7 +86,7 @@ static void lead(weft_queue *q)
         sent += n;
     }
     for (int got = 0; got < TASKS;) {
-        int worked = work(q, 0); /* -ETIMEDOUT: no task is left to claim */
+        int worked = work(q, 0); /* -ETIMEDOUT: there is no task to claim now */
         int n = weft_reap(q, done, TASKS, worked > 0 ? 0 : 10 * WEFT_MS);
         if (n != -ETIMEDOUT)
             check(n, "reap");

@@ -34,7 +34,7 @@ static void check(int rc, const char *what)
 struct job {
     uint64_t record[BLOCKS], host, port, some[BLOCKS]; /* addresses in this node's pool */
     uint32_t host_bytes, back;
-    int rc[BLOCKS]; /* how each block ended */
+    int rc[BLOCKS]; /* result of each block */
 };
 
 static int echo(const weft_device *d, struct job *job, uint64_t socket)
@@ -61,7 +61,7 @@ static int ask(const weft_device *d, struct job *job, uint64_t socket)
     int rc = weft_device_name_lookup(d, record, 0, "echo", true, &port, &bytes);
     const uint64_t *there = rc ? NULL : weft_device_ptr(d, port, 8);
     to.port = there ? (uint16_t)*there : 0;
-    for (uint64_t i = 0; i < DATAGRAMS && !rc; i++) { /* on loopback no datagram is lost */
+    for (uint64_t i = 0; i < DATAGRAMS && !rc; i++) { /* no datagram is lost on loopback */
         *number = i;
         rc = weft_device_net_send_to(d, record, socket, &to, job->some[1], 8);
         if (!rc)
@@ -83,7 +83,7 @@ static void talk(const weft_device *d, void *arg)
     (void)weft_device_net_close(d, job->record[b], socket);
 }
 
-/* --- the programs --- */
+/* --- the nodes --- */
 
 static uint64_t in_pool(weft_node *w, const void *bytes, uint64_t len)
 {
@@ -111,7 +111,8 @@ static void run_kernel(weft_node *w)
     check(weft_gpu_run(gpu, talk, BLOCKS, &job), "kernel");
     for (uint32_t b = 0; b < BLOCKS; b++)
         if (job.rc[b]) {
-            fprintf(stderr, "kernel_datagrams: block %u of the kernel: %s\n", b, strerror(-job.rc[b])); /* Linux's numbers */
+            /* kernels use Linux's error numbers */
+            fprintf(stderr, "kernel_datagrams: block %u of the kernel: %s\n", b, strerror(-job.rc[b]));
             exit(1);
         }
     printf("%u datagrams went there and back\n", job.back);
@@ -124,7 +125,7 @@ int main(void)
     const char *rank = getenv("WEFT_RANK");
     if (rank && strcmp(rank, "0") == 0) {
         setenv("WEFT_SERVE", "net,name", 1);
-        setenv("WEFT_NET_RULES", "allow=127.0.0.1", 0); /* without a rule nobody may reach the gateway's loopback */
+        setenv("WEFT_NET_RULES", "allow=127.0.0.1", 0); /* without this rule no node may reach the gateway's loopback */
     }
     check(weft_open(&w, NULL), "open");
     if (weft_size(w) < 2) {

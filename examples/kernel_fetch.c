@@ -40,9 +40,9 @@ static void check(int rc, const char *what)
 /* --- the kernel --- */
 
 struct job {
-    uint64_t record, host, request, page; /* addresses: the last one in the arena, the others in the pool */
+    uint64_t record, host, request, page; /* addresses: `page` in the arena, the others in the pool */
     uint32_t host_bytes, request_bytes, port;
-    int rc; /* how the kernel ended */
+    int rc; /* result of the kernel */
     uint64_t bytes, lines, words, head_bytes;
 };
 
@@ -138,7 +138,8 @@ static void run_kernel(weft_node *w, const char *url)
     memset(weft_ptr(w, job.record, WEFT_REQUEST_BYTES), 0, WEFT_REQUEST_BYTES);
     check(weft_gpu_run(gpu, fetch, 1, &job), "kernel");
     if (job.rc) {
-        fprintf(stderr, "kernel_fetch: the kernel could not fetch %s: %s\n", url, strerror(-job.rc)); /* Linux's numbers */
+        /* kernels use Linux's error numbers */
+        fprintf(stderr, "kernel_fetch: the kernel could not fetch %s: %s\n", url, strerror(-job.rc));
         exit(1);
     }
     char head[200] = "";
@@ -159,7 +160,8 @@ int main(int argc, char **argv)
     bool gateway = rank && strcmp(rank, "0") == 0;
     if (gateway) {
         setenv("WEFT_SERVE", "net", 1);
-        setenv("WEFT_NET_RULES", "allow=127.0.0.1", 0); /* where the server is; without a rule nobody may reach the gateway's loopback */
+        /* the server's address; without this rule no node may reach the gateway's loopback */
+        setenv("WEFT_NET_RULES", "allow=127.0.0.1", 0);
         port = argc > 1 ? 0 : start_server(&listener, &thread);
     }
     check(weft_open(&w, NULL), "open");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel_file: the blocks of a kernel read a file of another node, piece by piece, and count its lines. Node 0 has the file and reads each
- * piece from its disk once; the pieces are copied into an arena, which is memory of the GPU of the node that counts.
+ * kernel_file: the blocks of a kernel read a file of another node, piece by piece, and count its lines. Node 0 has the file, and reads each
+ * piece from its disk once. The pieces are copied into an arena, which is memory of the reading node's GPU.
  *
  * Shown: weft_device_file_open(), _read() and _close() (weft/device_file.h). The kernels run on the GPU `host`; a kernel for CUDA makes the
  * same calls (tests/gpu/files.cu). Without a file name, the program makes a file itself.
@@ -36,8 +36,9 @@ static void check(int rc, const char *what)
 /* --- the kernel --- */
 
 struct job {
-    uint64_t records, path, path_bytes, pieces; /* addresses in the pool: a record for each block, the path; in the arena: the pieces */
-    int rc[BLOCKS];                             /* how each block ended */
+    /* addresses: `pieces` in the arena, the others in the pool; there is a record for each block */
+    uint64_t records, path, path_bytes, pieces;
+    int rc[BLOCKS]; /* result of each block */
     uint64_t lines[BLOCKS], read[BLOCKS];
 };
 
@@ -60,9 +61,9 @@ static void count_lines(const weft_device *d, void *arg)
     (void)weft_device_file_close(d, record, &file);
 }
 
-/* --- the programs --- */
+/* --- the nodes --- */
 
-static char made[4096]; /* the file that this program has made */
+static char made[4096]; /* path of the file that this program has made */
 
 static void remove_file(void)
 {
@@ -101,7 +102,7 @@ static void run_kernel(weft_node *w, const char *path, uint64_t result[2])
     for (uint32_t b = 0; b < BLOCKS; b++) {
         if (job.rc[b]) {
             fprintf(stderr, "kernel_file: node %u: the kernel could not read %s: %s\n", weft_rank(w), path,
-                    strerror(-job.rc[b])); /* Linux's numbers */
+                    strerror(-job.rc[b])); /* kernels use Linux's error numbers */
             exit(1);
         }
         result[0] += job.lines[b];
@@ -120,7 +121,7 @@ int main(int argc, char **argv)
     if (rank && strcmp(rank, "0") == 0)
         setenv("WEFT_SERVE", "file", 1);
     check(weft_open(&w, NULL), "open");
-    if (weft_rank(w) == 0) { /* the others read the path in its pool */
+    if (weft_rank(w) == 0) { /* the other nodes get the path from node 0's pool */
         if (argc > 1)
             snprintf(path, sizeof path, "%s", argv[1]);
         else

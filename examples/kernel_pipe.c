@@ -35,7 +35,7 @@ struct job {
     uint64_t record, sort, sleep, numbers, output; /* addresses in this node's pool */
     uint64_t sort_bytes, sleep_bytes, numbers_bytes, got;
     int32_t signal;
-    int rc[BLOCKS]; /* how each block ended */
+    int rc[BLOCKS]; /* result of each block */
 };
 
 static int sort_numbers(const weft_device *d, struct job *job)
@@ -79,7 +79,7 @@ static void run_programs(const weft_device *d, void *arg)
     job->rc[0] = rc ? rc : end_program(d, job);
 }
 
-/* --- the programs --- */
+/* --- the nodes --- */
 
 static uint64_t in_pool(weft_node *w, const void *bytes, uint64_t len)
 {
@@ -111,7 +111,7 @@ static void run_kernel(weft_node *w)
     check(weft_gpu_run(gpu, run_programs, BLOCKS, &job), "kernel");
     for (uint32_t b = 0; b < BLOCKS; b++)
         if (job.rc[b]) {
-            fprintf(stderr, "kernel_pipe: block %u of the kernel: %s\n", b, strerror(-job.rc[b])); /* Linux's numbers */
+            fprintf(stderr, "kernel_pipe: block %u of the kernel: %s\n", b, strerror(-job.rc[b])); /* kernels use Linux's error numbers */
             exit(1);
         }
     const char *output = weft_ptr(w, job.output, 64);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * kernel_serve: one block of a kernel is a TCP server at the gateway, node 0, and another block is its client. Node 1, where the kernel
- * runs, needs no network. The server reads the received bytes where they are, in the ring, and answers with how many there were. The client
- * learns the server's port from memory that the server has published under a name.
+ * runs, needs no network. The server reads the received bytes in place, in the ring, and answers with their number. The client finds the
+ * server's port in memory that the server has published under a name.
  *
  * Shown: weft_device_net_listen(), _opened(), _accept(), _received(), _taken(), _shutdown() and _abort() (weft/device_net.h), and
  * weft_device_name_publish(), _lookup() and _withdraw() (weft/device_service.h). The kernel runs on the GPU `host`; a kernel for CUDA makes
@@ -36,7 +36,7 @@ static void check(int rc, const char *what)
 struct job {
     uint64_t record[BLOCKS], host, port, request, count, answer; /* addresses in this node's pool */
     uint32_t host_bytes;
-    int rc[BLOCKS]; /* how each block ended */
+    int rc[BLOCKS]; /* result of each block */
     uint64_t received, told;
 };
 
@@ -108,7 +108,7 @@ static void talk(const weft_device *d, void *arg)
     job->rc[b] = b ? client(d, job) : server(d, job);
 }
 
-/* --- the programs --- */
+/* --- the nodes --- */
 
 static uint64_t in_pool(weft_node *w, const void *bytes, uint64_t len)
 {
@@ -137,7 +137,7 @@ static void run_kernel(weft_node *w)
     check(weft_gpu_run(gpu, talk, BLOCKS, &job), "kernel");
     for (uint32_t b = 0; b < BLOCKS; b++)
         if (job.rc[b]) {
-            fprintf(stderr, "kernel_serve: block %u of the kernel: %s\n", b, strerror(-job.rc[b])); /* Linux's numbers */
+            fprintf(stderr, "kernel_serve: block %u of the kernel: %s\n", b, strerror(-job.rc[b])); /* kernels use Linux's error numbers */
             exit(1);
         }
     printf("the server has received %llu bytes, and the client was told %llu\n", (unsigned long long)job.received,
@@ -151,7 +151,7 @@ int main(void)
     const char *rank = getenv("WEFT_RANK");
     if (rank && strcmp(rank, "0") == 0) {
         setenv("WEFT_SERVE", "net,name", 1);
-        setenv("WEFT_NET_RULES", "allow=127.0.0.1", 0); /* without a rule nobody may reach the gateway's loopback */
+        setenv("WEFT_NET_RULES", "allow=127.0.0.1", 0); /* without this rule no node may reach the gateway's loopback */
     }
     check(weft_open(&w, NULL), "open");
     if (weft_size(w) < 2) {

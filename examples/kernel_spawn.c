@@ -29,7 +29,7 @@ static void check(int rc, const char *what)
 struct job {
     uint64_t record, texts, output; /* addresses in this node's pool */
     uint64_t texts_bytes;
-    int rc; /* how the kernel ended */
+    int rc; /* result of the kernel */
 };
 
 static void multiply(const weft_device *d, void *arg)
@@ -40,7 +40,7 @@ static void multiply(const weft_device *d, void *arg)
     job->rc = weft_device_spawn(d, job->record, 0, WEFT_SPAWN_STDOUT, job->texts, job->texts_bytes, 4, 0, &process);
     if (job->rc)
         return;
-    do { /* the digits of a number */
+    do { /* the output is a number */
         job->rc = weft_device_process_read(d, job->record, process, 1, job->output, 64, &n);
         const char *text = weft_device_ptr(d, job->output, 64);
         for (uint64_t i = 0; !job->rc && i < n; i++)

@@ -35,8 +35,8 @@ static void check(int rc, const char *what)
 struct job {
     uint64_t record[BLOCKS], path, lines[BLOCKS]; /* addresses in this node's pool */
     uint64_t path_bytes;
-    weft_device_file file; /* all blocks use it; a block that writes changes its copy of it */
-    int rc[BLOCKS];        /* how each block ended */
+    weft_device_file file; /* shared by all blocks; a block that writes changes only its own copy */
+    int rc[BLOCKS];        /* result of each block */
 };
 
 static void open_file(const weft_device *d, void *arg)
@@ -65,11 +65,11 @@ static void close_file(const weft_device *d, void *arg)
 {
     struct job *job = arg;
     int rc = weft_device_file_sync(d, job->record[0], &job->file);
-    job->rc[0] = rc ? rc : weft_device_file_stat(d, job->record[0], &job->file); /* its size, with what all blocks have written */
+    job->rc[0] = rc ? rc : weft_device_file_stat(d, job->record[0], &job->file); /* sets the file's size, with the data of all blocks */
     (void)weft_device_file_close(d, job->record[0], &job->file);
 }
 
-/* --- the programs --- */
+/* --- the nodes --- */
 
 static uint64_t in_pool(weft_node *w, const void *bytes, uint64_t len)
 {
@@ -87,7 +87,7 @@ static void run(weft_gpu *gpu, weft_gpu_kernel kernel, uint32_t blocks, struct j
     check(weft_gpu_run(gpu, kernel, blocks, job), "kernel");
     for (uint32_t b = 0; b < BLOCKS; b++)
         if (job->rc[b]) {
-            fprintf(stderr, "kernel_write: block %u of the kernel: %s\n", b, strerror(-job->rc[b])); /* Linux's numbers */
+            fprintf(stderr, "kernel_write: block %u of the kernel: %s\n", b, strerror(-job->rc[b])); /* kernels use Linux's error numbers */
             exit(1);
         }
 }
@@ -142,7 +142,7 @@ int main(void)
     }
     at = in_pool(w, path, sizeof path);
     check(weft_exchange(w, &at, 1, all, NULL, WEFT_TIMEOUT_DEFAULT), "exchange");
-    check(weft_get_blocking(w, path, all[0], sizeof path), "get"); /* the path at node 0 */
+    check(weft_get_blocking(w, path, all[0], sizeof path), "get"); /* node 0's path */
     char file[80];
     snprintf(file, sizeof file, "%s/lines", path);
     if (weft_rank(w) == 1)

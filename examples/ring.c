@@ -25,7 +25,7 @@
 
 #define LAPS 2
 
-/* What every node has in its pool. */
+/* The data of each node, in its pool. */
 struct place {
     uint64_t signal; /* how many times the token has arrived here */
     uint64_t hops;   /* the token: the number of hops so far */
@@ -54,17 +54,17 @@ int main(void)
 
     for (uint64_t lap = 1; lap <= LAPS; lap++) {
         uint64_t hops = 0;
-        if (me > 0 || lap > 1) { /* node 0 has it at the start */
+        if (me > 0 || lap > 1) { /* at the start node 0 has the token */
             check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, me > 0 ? lap : lap - 1, NULL, WEFT_TIMEOUT_DEFAULT),
                   "wait");
             hops = place->hops;
         }
         hops++;
         printf("hop %u: node %u to node %u\n", (unsigned)hops, me, (me + 1) % nodes);
-        fflush(stdout); /* before the next node can print */
+        fflush(stdout); /* before the next node prints */
         check(weft_put_signal(w, next + offsetof(struct place, hops), &hops, sizeof hops, next + offsetof(struct place, signal), 1, NULL),
               "put");
-        check(weft_flush(w, (me + 1) % nodes, WEFT_TIMEOUT_DEFAULT), "flush"); /* after it, the put no longer reads `hops` */
+        check(weft_flush(w, (me + 1) % nodes, WEFT_TIMEOUT_DEFAULT), "flush"); /* after the flush, `hops` may change */
     }
     if (me == 0) {
         check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, LAPS, NULL, WEFT_TIMEOUT_DEFAULT), "wait");

@@ -19,7 +19,7 @@
 #include <vector>
 #include <weft.h>
 
-/* The C headers do not use this name, so that a C++ binding can. */
+/* The C headers do not use the name `weft`, so C++ bindings may use it. */
 namespace weft
 {
 
@@ -95,7 +95,7 @@ void run()
         }
         std::cout << nodes << " spans of " << NUMBERS << " numbers: the sum is " << sum << "\n";
     }
-    check(weft_barrier(w.get(), WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 has read all spans; now they may be freed */
+    check(weft_barrier(w.get(), WEFT_TIMEOUT_DEFAULT), "barrier"); /* after this, node 0 has read all spans, and they may be freed */
 }
 
 } // namespace weft

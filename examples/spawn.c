@@ -77,7 +77,7 @@ int main(void)
         offer(w);
     else if (weft_rank(w) == 1)
         ask(w);
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 offers its services until all nodes are here */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 offers its services until the others need them no more */
     check(weft_close(w), "close");
     return 0;
 }

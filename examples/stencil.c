@@ -25,8 +25,8 @@ typedef double row[COLUMNS];
 
 /* A node's part, in its pool. Step s reads plate[s % 2] and writes the other. */
 struct part {
-    row plate[2]
-             [ROWS + 2]; /* the first and the last row are the border rows of the neighbours; at the edges of the plate they never change */
+    /* The first and the last row are border rows of the neighbours; at the edges of the whole plate they never change. */
+    row plate[2][ROWS + 2];
     uint64_t from_above, from_below; /* number of border rows that have arrived, one for each step */
 };
 
@@ -63,8 +63,8 @@ struct plate_of_all {
     int rc;                         /* result of this node's kernel */
 };
 
-/* The kernel. Each node waits for its neighbours' border rows before the next step, so a neighbour is never more than one step ahead. A
- * border row that arrives early is written to the plate that this node does not read in this step. */
+/* The kernel. Before each step, a node waits for its neighbours' border rows, so no neighbour is more than one step ahead. An early border
+ * row goes to the plate that this step does not read. */
 static void spread(const weft_device *d, void *arg)
 {
     struct plate_of_all *all = arg;
@@ -76,7 +76,7 @@ static void spread(const weft_device *d, void *arg)
     for (uint64_t s = 0; s < STEPS && !rc; s++) {
         uint64_t next = (s + 1) % 2;
         step(here->plate[next], here->plate[s % 2], ROWS);
-        weft_device_op up, down; /* the rows that are put must not change before these are complete */
+        weft_device_op up, down; /* when these are complete, the rows may change */
         if (above) {
             uint64_t there = parts[d->rank - 1];
             rc = weft_device_put_signal(d, row_of(there, next, ROWS + 1), row_of(mine, next, 1), sizeof(row),

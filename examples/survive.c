@@ -3,7 +3,7 @@
  * survive: the last node kills itself. The other nodes notice, and go on without it.
  *
  * It shows how survivors learn of a death: the callback runs, one barrier returns -ECONNRESET, and operations to the dead node fail at
- * once. The next barrier is one of the nodes that are left.
+ * once. The next barrier waits only for the nodes that are left.
  *
  * Run:
  *     weft run -n 4 -- ./survive
@@ -31,7 +31,6 @@ static void check(int rc, const char *what)
     }
 }
 
-/* Allocate a word in this node's pool, and set it to zero. */
 static weft_gaddr make_word(weft_node *w)
 {
     weft_gaddr word;
@@ -48,7 +47,7 @@ static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, vo
         weft_swap(w, *(weft_gaddr *)arg, 1 + (uint64_t)node, NULL, NULL);
 }
 
-/* Runs at the last node: another node has installed its callback. */
+/* Runs at the last node when another node is ready. */
 static void on_ready(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
 {
     (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
@@ -70,7 +69,7 @@ int main(void)
     }
     check(weft_send(w, nodes - 1, READY, NULL, 0, NULL, 0, NULL), "send");
 
-    /* At every survivor one barrier fails: the one that it waits in, or else the next one. */
+    /* At each survivor one barrier fails: the current one or the next one. */
     int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (rc != -ECONNRESET) {
         fprintf(stderr, "survive: node %u: expected a barrier that fails, got %d\n", me, rc);

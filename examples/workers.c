@@ -30,7 +30,7 @@ static void check(int rc, const char *what)
 
 struct job {
     const weft_device_worker *worker;
-    int rc[BLOCKS]; /* why each block ended */
+    int rc[BLOCKS]; /* result of each block */
 };
 
 /* The kernel: each block does one task after the other until the queue is shut down. */

@@ -2,9 +2,8 @@
  *
  * Calls of weft/device.h for threads that work together, in CUDA only: by a warp (`_warp`: all its 32 threads) or a block (`_block`: all
  * its threads). Each thread of the warp or block makes the call, at the same point and with the same arguments, and each gets the same
- * result. The calls have barriers inside: everything that any of the threads has stored before is visible to the operation, and after the
- * call all threads can read the data that it fetched. Waits are bounded as in weft/device.h, but only if all threads
- * make the call: each waits for the others without limit.
+ * result. The calls contain barriers: the operation sees all earlier stores of these threads, and after the call all threads can read
+ * fetched data. Waits are bounded as in weft/device.h, except that each thread waits without limit for the others to make the call.
  *
  * Put and get: if the kernel can access both ends by loads and stores (weft_device_ptr()), all threads copy directly, and the operation and
  * its op are complete when the call returns. Each thread copies 16 bytes at a time if both addresses have the same remainder modulo 16,
@@ -32,7 +31,7 @@
 
 /* --- warps and blocks --- */
 
-/* share(): gives the first thread's word to all threads. meet(): a barrier; after it all threads see the earlier stores of each. */
+/* share(): gives the first thread's word to all threads. meet(): a barrier that makes earlier stores of each thread visible to all. */
 struct weft_device_warp {
     static __device__ __forceinline__ uint32_t threads()
     {
@@ -73,7 +72,7 @@ struct weft_device_whole_block {
             word = v;
         __syncthreads();
         v = word;
-        __syncthreads(); /* the word may be used again */
+        __syncthreads(); /* all threads have read `word`, so it may be reused */
         return v;
     }
 };
@@ -84,7 +83,7 @@ template <typename G> static __device__ __forceinline__ bool weft_device_first()
     return G::number() == 0;
 }
 
-/* The first thread calls `f`, which returns an int; all threads get this value. */
+/* The first thread calls `f`, and all threads get its result. */
 template <typename G, typename F> static __device__ __forceinline__ int weft_device_by(F f)
 {
     int rc = 0;
@@ -104,7 +103,7 @@ template <typename F> static __device__ __forceinline__ int weft_device_by_block
 
 /* --- copying --- */
 
-/* All threads together copy whole words; each thread has four loads under way at a time. */
+/* All threads together copy whole words. Each thread has up to four loads under way. */
 template <typename T>
 static __device__ __forceinline__ void weft_device_copy_words(T *dst, const T *src, uint64_t n, uint32_t me, uint32_t all)
 {
@@ -120,7 +119,7 @@ static __device__ __forceinline__ void weft_device_copy_words(T *dst, const T *s
         dst[i] = src[i];
 }
 
-/* Copies by the widest words that both ends allow; the bytes before the first and after the last word are copied one by one. */
+/* Copies words of type T. The bytes before the first and after the last aligned word are copied one by one. */
 template <typename T>
 static __device__ __forceinline__ void weft_device_copy_as(uint8_t *dst, const uint8_t *src, uint64_t len, uint32_t me, uint32_t all)
 {
@@ -132,8 +131,8 @@ static __device__ __forceinline__ void weft_device_copy_as(uint8_t *dst, const u
     weft_device_copy_words(dst + head + words * sizeof(T), src + head + words * sizeof(T), len - head - words * sizeof(T), me, all);
 }
 
-/* Copies the part of thread `me` of `all` threads, between memory that the kernel can access. Source and target must not overlap. Others
- * see this part after this thread has called weft_device_publish(). */
+/* Copies the share of thread `me` of `all` threads, between memory that the kernel can access. Source and target must not overlap. The
+ * copied bytes are visible to others after this thread has called weft_device_publish(). */
 static __device__ inline void weft_device_copy(void *to, const void *from, uint64_t len, uint32_t me, uint32_t all)
 {
     uint8_t *dst = (uint8_t *)to;
@@ -149,8 +148,8 @@ static __device__ inline void weft_device_copy(void *to, const void *from, uint6
         weft_device_copy_as<uint8_t>(dst, src, len, me, all);
 }
 
-/* Copies directly, if the kernel can access both ends. Only one thread reads the tables, because they may change meanwhile, and all threads
- * must decide the same. */
+/* Copies directly, if the kernel can access both ends. Only one thread reads the tables: they may change, and all threads must make the
+ * same choice. */
 template <typename G>
 static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len)
 {
@@ -163,7 +162,7 @@ static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d,
     from = G::share(from);
     if (!to || !from)
         return false;
-    weft_device_follow(); /* for data of which another thread of this group was notified: this thread's own cache may hold older bytes */
+    weft_device_follow(); /* another thread of the group may have been notified of the data, so this thread's cache may have older bytes */
     weft_device_copy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, len, G::number(), G::threads());
     weft_device_publish();
     G::meet();
@@ -172,7 +171,7 @@ static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d,
 
 /* --- operations --- */
 
-/* `near` is the end that must be memory of this node. */
+/* `near` must be memory of this node. */
 template <typename G>
 static __device__ inline int weft_device_move_by(const weft_device *d, uint32_t kind, uint64_t dst, uint64_t src, uint64_t len, bool wait,
                                                  weft_device_op *op)
@@ -193,7 +192,7 @@ static __device__ inline int weft_device_move_by(const weft_device *d, uint32_t 
         return weft_device_post(d, &q, wait, op);
     });
 }
-/* The node adds to the signal when the bytes have arrived: so the signal is always a request, and the op is complete with it. */
+/* The signal is always a request: the node adds to the word when the bytes have arrived. Then the op is complete. */
 template <typename G>
 static __device__ inline int weft_device_put_signal_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal,
                                                        uint64_t add, weft_device_op *op)
@@ -218,7 +217,7 @@ template <typename G> static __device__ __forceinline__ int weft_device_test_by(
     return rc;
 }
 
-/* The public calls. Each pair does the same for a warp and for a block, like the call of weft/device.h without the suffix. */
+/* The public calls. Each does, for a warp or a block, the same as the call of weft/device.h without the suffix. */
 #define WEFT_DEVICE_TOGETHER(name, group)                                                                                      \
     static __device__ inline int weft_device_put_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,        \
                                                         weft_device_op *op)                                                    \

@@ -41,8 +41,8 @@ WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, false, op);
 }
-/* Puts 8 bytes. Unlike all other calls, this one and weft_device_flush() are not ordered after the thread's earlier stores. If the word
-   announces such stores to others, call weft_device_publish() first. */
+/* Puts 8 bytes. This call and weft_device_flush() are the only ones that are not ordered after the thread's earlier stores. If the word
+ * announces such stores to others, call weft_device_publish() first. */
 WEFT_DEVICE_CALL int weft_device_put_value(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t value, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_PUT_VALUE, {dst, value, 0}, {8, 0, 0}};
@@ -57,7 +57,7 @@ WEFT_DEVICE_CALL int weft_device_get(WEFT_NEAR const weft_device *d, uint64_t ds
 WEFT_DEVICE_CALL int weft_device_put_signal(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal,
                                             uint64_t add, WEFT_NEAR weft_device_op *op)
 {
-    const uint64_t place = ((uint64_t)1 << 48) - 1; /* the address without its node */
+    const uint64_t place = ((uint64_t)1 << 48) - 1; /* mask: the address without its node */
     if ((dst & ~place) != (signal & ~place))
         return -WEFT_DEVICE_EINVAL;
     weft_device_request q = {WEFT_DEVICE_PUT_SIGNAL, {dst, src, add}, {len, signal & place, 0}};
@@ -111,8 +111,8 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(WEFT_NEAR const weft_device *d, ui
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
-/* Sends a record of WEFT_DEVICE_RECORD_BYTES, which is in this node's pool or in one of its arenas, to a service of this node
-   (weft_gpu_service()). The record belongs to the service until the service has answered. */
+/* Sends a record of WEFT_DEVICE_RECORD_BYTES, in this node's pool or arenas, to a service of this node (weft_gpu_service()). Do not use the
+ * record before the answer. */
 WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
@@ -133,29 +133,29 @@ WEFT_DEVICE_CALL int weft_device_flush(WEFT_NEAR const weft_device *d, uint32_t 
     weft_device_request q = {WEFT_DEVICE_FLUSH, {node, 0, 0}, {0, 0, 0}};
     return weft_device_call(d, &q, NULL);
 }
-/* Sends a request that does nothing, and waits for the answer: for measurements. */
+/* Sends a request that does nothing, for measurements. With `answer`, waits for the answer. */
 WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool answer)
 {
     weft_device_request q = {WEFT_DEVICE_NOTHING, {0, 0, 0}, {0, 0, 0}};
     return answer ? weft_device_call(d, &q, NULL) : weft_device_post(d, &q, true, NULL);
 }
 
-/* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can do so in three kinds of
+/* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can access three kinds of
  * memory: the pools of all nodes on its host, the arenas of its own GPU, and arenas of other nodes on its host that its GPU has mapped
- * (weft_link_stats.arena_way). NULL also if the `bytes` bytes are not all inside the pool or arena.
- * The kernel may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths
- * of a microsecond. A kernel that waits before it uses the pointer should call this before the wait, so that the two overlap. */
+ * (weft_link_stats.arena_way). NULL also if the range of `bytes` bytes is not inside one pool or arena. The kernel may keep the pointer
+ * while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of a microsecond. Call it before
+ * a wait rather than after, so that both overlap. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
     uint64_t offset = addr & (((uint64_t)1 << 44) - 1);
-    /* no branch before the entry is read: otherwise `size` and `arena` would be read one after the other */
+    /* no branch before the entry is read, so that the reads of `size` and `arena` overlap */
     bool known = node < d->size;
     WEFT_FAR const uint64_t *entry = d->arena + (known ? 2 * ((uint64_t)node * 16 + space) : 0);
     /* The node writes the length after the address. */
 #if defined(__CUDACC__)
     uint64_t base, most;
-    weft_device_load_cell((const weft_device_cell *)(const void *)entry, &base, &most); /* one access loads both words, in half the time */
+    weft_device_load_cell((const weft_device_cell *)(const void *)entry, &base, &most); /* one access for both words takes half the time */
 #else
     uint64_t most = weft_device_load(entry + 1);
 #endif
@@ -173,7 +173,7 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
                                           WEFT_NEAR uint64_t *seen)
 {
-    /* checked before the call, so that the reads of `d` here and in the call overlap */
+    /* checked here, so that these reads of `d` overlap with those in the call */
     bool wrong = (word & 7) || (word >> 48) != d->rank || node >= d->size;
     WEFT_FAR const uint64_t *p = (WEFT_FAR const uint64_t *)weft_device_ptr(d, word, 8);
     weft_device_patience patience = {0, 0};
@@ -192,10 +192,10 @@ WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32
         if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
         gone = weft_device_now_and_then(&patience) &&
-               weft_device_gone(d, node); /* then read the word once more, because everything that the node has sent has arrived by now */
+               weft_device_gone(d, node); /* read the word once more: everything that the node has sent has arrived */
     }
 }
-/* Like weft_device_wait_for(), but any node may add to the word: ends when the value is reached, or at the deadline. */
+/* Like weft_device_wait_for(), but for a word to which any node may add. Ends when the value is reached, or at the deadline. */
 WEFT_DEVICE_CALL int weft_device_wait_at_least(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t value, WEFT_NEAR uint64_t *seen)
 {
     return weft_device_wait_for(d, d->rank, word, value, seen);

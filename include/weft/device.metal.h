@@ -22,16 +22,15 @@
  *
  * What Apple guarantees:
  *   - A processor may read what a kernel has written only after the kernel has ended. A kernel may read what a processor wrote before the
- *     kernel was started. There is no guarantee that a kernel which waits for the processor ever sees a new value, and the
- *     system may end such a kernel.
+ *     kernel was started. A kernel that waits for the processor may never see a new value, and the system may end such a kernel.
  *   - Atomics have 32 bits and are relaxed. Words of 64 bits and more have no atomics that rings could use, and may arrive in parts.
  *
  * So the node and kernels take turns. A kernel posts requests, and the node carries them out after the kernel has ended. The next kernel
  * sees the results, and gets the status by weft_device_test(). While a kernel runs, the node does not access the rings.
  *
  * Differences from weft/device.h:
- *   - No call waits. If the ring is full, or the place of an answer is occupied, calls return -WEFT_DEVICE_EAGAIN, like their `_nowait`
- *     forms. So one kernel can post at most as many requests as the rings of its blocks have slots. weft_device_wait() and
+ *   - No call waits. If the ring is full, or the place of the answer is still in use, calls return -WEFT_DEVICE_EAGAIN, like their
+ *     `_nowait` forms. So one kernel can post at most as many requests as the rings of its blocks have slots. weft_device_wait() and
  *     weft_device_wait_at_least() poll once.
  *   - Calls that need an answer before they return fail with -WEFT_DEVICE_ENOTSUP: weft_device_flush(), weft_device_fetch_add(),
  *     weft_device_swap(), weft_device_compare_swap(), weft_device_ask(), weft_device_submit(), weft_device_claim(), weft_device_renew(),
@@ -39,8 +38,8 @@
  *   - All operations are complete when weft_gpu_run_text() returns 0. It returns the first error of the operations without an op.
  *   - There is no weft_device_next_task() and no weft_device_task_done(), because no kernel stays on the GPU.
  *   - Operations of one block to one node begin in the order of the calls only if one thread of the block makes the calls.
- *   - What a kernel stores at weft_device_ptr() becomes visible to others only after the kernel has ended, and a kernel sees what others
- *     stored there only if they did so before it was started.
+ *   - Stores at weft_device_ptr() become visible to others only after the kernel has ended. A kernel sees only stores of others from before
+ *     its start.
  *   - There are no calls for warps and blocks (weft/device.cuh).
  *   - Calls of services (programs, names, sockets, files: weft/device_service.h, device_net.h, device_file.h) submit a record and return
  *     -WEFT_DEVICE_EINPROGRESS. The same call in the next kernel returns the result, or continues what takes several requests. A name is

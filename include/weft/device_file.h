@@ -11,9 +11,9 @@
  * pieces from each other, as weft/file.h describes: then the bytes go through this node's pool, where they are checked. If a call reads
  * more than one piece, or calls read one piece after the other, the next four pieces are read ahead.
  *
- * Waiting. A request to read never waits for the disk, because that would delay the requests behind it in the ring. Instead the call sends
- * the request again and again, at most until weft_device.deadline_ns. Requests to open, write and sync are answered when they are done.
- * On Metal, a call reads or writes at most to the end of one piece, so `*got` and `*put` may be less than `len`.
+ * Waiting. A request to read never waits for the disk, because that would delay the requests behind it in the ring. Instead the call
+ * repeats the request, at most until weft_device.deadline_ns. Requests to open, write and sync are answered when they are done. On Metal, a
+ * call reads or writes at most to the end of one piece, so `*got` and `*put` may be less than `len`.
  */
 #ifndef WEFT_DEVICE_FILE_H
 #define WEFT_DEVICE_FILE_H
@@ -25,8 +25,8 @@
 extern "C" {
 #endif
 
-/* An open file. `handle` names it in requests. The other fields are those of weft_file_info, as they were when the file was last opened,
- * written, or looked at by weft_device_file_stat(). */
+/* An open file. The other fields are those of weft_file_info, and are updated by weft_device_file_open(), weft_device_file_write() and
+ * weft_device_file_stat(). */
 typedef struct weft_device_file {
     uint64_t handle;
     uint64_t bytes;
@@ -81,8 +81,8 @@ WEFT_DEVICE_CALL int weft_device_file_open(WEFT_NEAR const weft_device *d, uint6
     return 0;
 }
 
-/* Reads `len` bytes from `offset` on, or those up to the end of the file, to `dst`. `*got` is how many bytes were read, also after an
- * error. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
+/* Reads `len` bytes from `offset` on, or fewer at the end of the file, to `dst`. `*got` is the number of bytes read, also after an error.
+ * -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
 WEFT_DEVICE_CALL int weft_device_file_read(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f,
                                            uint64_t dst, uint64_t len, uint64_t offset, WEFT_NEAR uint64_t *got)
 {
@@ -104,8 +104,8 @@ WEFT_DEVICE_CALL int weft_device_file_read(WEFT_NEAR const weft_device *d, uint6
     return rc;
 }
 
-/* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. When this returns 0 they are in the file. `*put` (may be
- * NULL) is how many bytes were written, also after an error. From then on `f` reads the file's new generation. */
+/* Writes `len` bytes from `src`, in any pool or arena, to the file at `offset`. When this returns 0, the bytes are in the file. `*put` (may
+ * be NULL) is the number of bytes written, also after an error. Later reads by `f` return the new contents. */
 WEFT_DEVICE_CALL int weft_device_file_write(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR weft_device_file *f, uint64_t src,
                                             uint64_t len, uint64_t offset, WEFT_NEAR uint64_t *put)
 {
@@ -143,7 +143,7 @@ WEFT_DEVICE_CALL int weft_device_file_stat(WEFT_NEAR const weft_device *d, uint6
     return rc;
 }
 
-/* Waits until all bytes that were written before are on the disk. */
+/* Waits until all earlier writes are on the disk. */
 WEFT_DEVICE_CALL int weft_device_file_sync(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f)
 {
     return weft_device_file_record(d, record, WEFT_FILE_SYNC, f) ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The parts of weft/device.h that differ between CUDA, Metal and C: loads and stores with the memory order that they need, atomics of the
- * device, the clock, a pause. Functions whose names end in `_own` access memory that only the device uses. The other loads and stores
- * access the host's memory, which the node reads or writes, too.
+ * The parts of weft/device.h that differ between CUDA, Metal and C: loads and stores with their memory orders, atomics of the device, the
+ * clock, a pause. Functions whose names end in `_own` access memory that only the device uses. The other loads and stores access the host's
+ * memory, which the node reads or writes, too.
  */
 #ifndef WEFT_DEVICE_MEMORY_H
 #define WEFT_DEVICE_MEMORY_H
@@ -20,12 +20,12 @@
 #include "types.h"
 #endif
 
-/* Metal must know which kind of memory a pointer leads to. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the
- * thread's own variables. */
+/* Metal's pointers name a kind of memory. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the thread's own
+ * variables. */
 #if defined(WEFT_DEVICE_METAL)
 #define WEFT_FAR          device
 #define WEFT_NEAR         thread
-#define WEFT_DEVICE_TURNS 1 /* no call waits: the next kernel continues what one has begun */
+#define WEFT_DEVICE_TURNS 1 /* no call waits: the next kernel continues an unfinished call */
 #else
 #define WEFT_FAR
 #define WEFT_NEAR
@@ -107,8 +107,8 @@ WEFT_DEVICE_CALL uint64_t weft_device_swap_own(uint64_t *p, uint64_t expected, u
 {
     return atomicCAS((unsigned long long *)p, (unsigned long long)expected, (unsigned long long)desired);
 }
-/* Does weft_device_swap_own() and weft_device_raise_flag() at the same time. Returns the former value of `*p`. `*raised` is true if the
-   flag was 0 before. */
+/* Issues weft_device_swap_own() and weft_device_raise_flag() together. Returns the former value of `*p`. `*raised` is true if the flag was
+ * 0 before. */
 WEFT_DEVICE_CALL uint64_t weft_device_swap_and_raise(uint64_t *p, uint64_t expected, uint64_t desired, uint32_t *flag, bool *raised)
 {
     uint64_t was;
@@ -144,10 +144,10 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* Loads several cells. Later reads of this thread are ordered after these loads. If the node changes the cells meanwhile, any mixture of
-   old and new bytes may be loaded: afterwards read a word that tells whether it did. The loads are plain, because a multiprocessor combines
-   plain loads and has several under way at the same time. It would serve volatile loads of the same bytes one after another. The thread's
-   last acquire has removed older bytes from the multiprocessor's cache. */
+/* Loads several cells. Later reads of this thread are ordered after these loads. The result may be a mixture of old and new bytes if the
+ * node changes the cells meanwhile; afterwards read a word that tells whether it did. The loads are plain, because a multiprocessor
+ * combines and overlaps plain loads, but serves volatile loads one after another. The thread's last acquire has removed older bytes from
+ * the cache. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++)
@@ -160,22 +160,22 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
-/* Pauses before the first read of an answer. A read of the host's memory takes longer than the host needs to answer, so a read that comes
-   a moment too soon costs another whole read. */
+/* Pauses before the first read of an answer. A read of the host's memory takes longer than the host's answer, so a read that is slightly
+ * too early costs another whole read. */
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
     for (long long start = clock64(); clock64() - start < 480;)
         ;
 }
-#define WEFT_DEVICE_LOOKS 16u /* how many times a wait polls before it begins to read the clock, and to sleep between polls */
+#define WEFT_DEVICE_LOOKS 16u /* number of polls of a wait before it reads the clock and sleeps between polls */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
     __nanosleep(200);
 }
 #elif defined(WEFT_DEVICE_METAL)
 /* While a kernel runs, the node neither reads nor writes the memory that kernel and node share (weft/device.metal.h). So loads and stores
- * are plain: the end of the kernel orders them. Threads of a kernel share only words of 32 bits, because Metal has atomics only for those.
- * No thread reads other memory because of the value of such a word, so the atomics are relaxed. */
+ * are plain: the end of the kernel orders them. Threads of a kernel share only words of 32 bits, because Metal has no larger atomics. The
+ * atomics are relaxed, because no read of other memory depends on their values. */
 WEFT_DEVICE_CALL uint64_t weft_device_load(WEFT_FAR const uint64_t *p)
 {
     return *p;
@@ -216,8 +216,8 @@ WEFT_DEVICE_CALL void weft_device_publish(void)
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
 }
-/* A pointer to the byte at `offset` in the memory whose address `*entry` holds. Reads the entry as a pointer, because Metal cannot convert
-   a number to a pointer. */
+/* A pointer to the byte at `offset` after the address in `*entry`. Reads the entry as a pointer, because Metal cannot convert a number to a
+ * pointer. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_address(WEFT_FAR const uint64_t *entry, uint64_t offset)
 {
     return *(WEFT_FAR uint8_t * WEFT_FAR const *)entry + offset;
@@ -291,7 +291,7 @@ WEFT_DEVICE_CALL void weft_device_store_cell(weft_device_cell *c, uint64_t low, 
 }
 WEFT_DEVICE_CALL void weft_device_load_cell(const weft_device_cell *c, uint64_t *low, uint64_t *high)
 {
-    *high = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with the release in gpu_ring_finish(), which stores `low` before */
+    *high = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with the release in gpu_ring_finish(), which stores `low` first */
     *low = __atomic_load_n(&c->low, __ATOMIC_RELAXED);
 }
 WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thread after its read of the cell */
@@ -318,12 +318,12 @@ WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
 }
-WEFT_API int64_t weft_device_now_ns(void); /* the time of a clock that never goes back */
+WEFT_API int64_t weft_device_now_ns(void); /* monotonic time */
 WEFT_API void weft_device_pause(void);     /* yields the processor */
 #endif
 
 #if !defined(WEFT_DEVICE_METAL)
-/* A pointer to the byte at `offset` in the memory whose address `*entry` holds. */
+/* A pointer to the byte at `offset` after the address in `*entry`. */
 WEFT_DEVICE_CALL void *weft_device_address(const uint64_t *entry, uint64_t offset)
 {
     return (void *)(uintptr_t)(weft_device_load_own(entry) + offset);

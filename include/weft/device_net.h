@@ -6,10 +6,10 @@
  * A socket has a number as its handle. All kernels of this node may use it until it is closed: one thread at a time may receive, and one
  * may send. The end of a kernel does not close its sockets.
  *
- * Waiting. A request never waits for the network, because that would delay the requests behind it in the ring. Instead the calls send the
- * request again and again, at most until weft_device.deadline_ns. After -WEFT_DEVICE_ETIMEDOUT a call may be repeated: nothing is lost.
+ * Waiting. A request never waits for the network, because that would delay the requests behind it in the ring. Instead the calls repeat the
+ * request, at most until weft_device.deadline_ns. After -WEFT_DEVICE_ETIMEDOUT a call may be repeated: nothing is lost.
  *
- * On Metal, a call to send puts as many bytes as the ring has room for, so `*put` may be less than `len`.
+ * On Metal, weft_device_net_send() sends only as many bytes as the ring has room for, so `*put` may be less than `len`.
  *
  * Memory. The gateway receives into a ring in this node's pool, and sends from another ring there. weft_device_net_receive() copies from
  * the ring straight to `dst`, in any pool or arena of any node. weft_device_net_received() copies nothing: the kernel reads the bytes in
@@ -57,12 +57,12 @@ WEFT_DEVICE_CALL void weft_device_net_tell(WEFT_FAR const weft_request *r, uint3
         out->bytes[k] = (uint8_t)(weft_device_request_result(r, i + 1 + k / 8) >> 8 * (k % 8));
 }
 
-/* Closes a socket. Does not wait: bytes in the ring are still sent. */
+/* Closes a socket without waiting. Bytes in the ring are still sent. */
 WEFT_DEVICE_CALL int weft_device_net_close(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
     return weft_device_net_record(d, record, WEFT_NET_CLOSE, socket) ? weft_device_request_ask(d, record) : -WEFT_DEVICE_EFAULT;
 }
-/* Closes a socket, drops the bytes that are not sent yet, and resets the connection. */
+/* Closes a socket, drops unsent bytes, and resets the connection. */
 WEFT_DEVICE_CALL int weft_device_net_abort(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
     WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_CLOSE, socket);
@@ -85,7 +85,7 @@ WEFT_DEVICE_CALL int weft_device_net_opened(WEFT_NEAR const weft_device *d, uint
     return rc;
 }
 
-/* The socket has a handle: waits until it is open, and closes it if it cannot be opened. */
+/* Waits until a new socket is open. Closes the socket if it cannot be opened. */
 WEFT_DEVICE_CALL int weft_device_net_begun(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
     int rc = weft_device_net_opened(d, record, socket, NULL, NULL);
@@ -119,7 +119,7 @@ WEFT_DEVICE_CALL int weft_device_net_begin(WEFT_NEAR const weft_device *d, uint6
     return weft_device_net_begun(d, record, *socket);
 }
 /* Connects to a host through `node`, and returns when the connection is open. `host`: address, in this node's pool, of the host's name or
- * of its network address as text, which has `host_bytes` bytes and no zero byte. `flags`: WEFT_NET_... of weft/net.h. */
+ * network address as text, of `host_bytes` bytes without a zero byte. `flags`: WEFT_NET_... of weft/net.h. */
 WEFT_DEVICE_CALL int weft_device_net_connect(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, uint64_t host,
                                              uint64_t host_bytes, uint32_t port, uint32_t flags, WEFT_NEAR uint64_t *socket)
 {
@@ -143,7 +143,7 @@ WEFT_DEVICE_CALL int weft_device_net_accept(WEFT_NEAR const weft_device *d, uint
     return rc;
 }
 
-/* Waits for bytes, and receives at most `len` of them to `dst`. `*got` is how many; 0: the peer has ended its side. With datagrams:
+/* Waits for bytes, and receives at most `len` bytes to `dst`. `*got` is their number; 0: the peer will send no more. With datagrams:
  * receives one, which may have 0 bytes. */
 WEFT_DEVICE_CALL int weft_device_net_receive(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t dst, uint64_t len,
                                              WEFT_NEAR uint64_t *got)
@@ -170,8 +170,9 @@ WEFT_DEVICE_CALL int weft_device_net_receive_from(WEFT_NEAR const weft_device *d
     return rc;
 }
 
-/* Sends `len` bytes from `src`, in any pool or arena. Waits until all are in the ring, from which the gateway sends them; then `src` may be
- * used again. `*put` (may be NULL) is how many bytes are in the ring, also after an error. With datagrams: sends all bytes as one. */
+/* Sends `len` bytes from `src`, in any pool or arena. Waits until all bytes are in the ring, from which the gateway sends them; then `src`
+ * may be reused. `*put` (may be NULL) is the number of bytes put into the ring, also after an error. With datagrams: sends all bytes as one
+ * datagram. */
 WEFT_DEVICE_CALL int weft_device_net_send(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t src, uint64_t len,
                                           WEFT_NEAR uint64_t *put)
 {
@@ -210,15 +211,15 @@ WEFT_DEVICE_CALL int weft_device_net_send_to(WEFT_NEAR const weft_device *d, uin
     return weft_device_request_poll(d, record, r);
 }
 
-/* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. */
+/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving goes on. */
 WEFT_DEVICE_CALL int weft_device_net_shutdown(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
     WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_SHUTDOWN, socket);
     return r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
 }
 
-/* Waits for bytes, and leaves them in the ring: `*at` is their address in this node's pool, `*bytes` how many lie together there; 0: the
- * peer has ended its side. They stay there until weft_device_net_taken(). Not for datagrams. */
+/* Waits for bytes, and leaves them in the ring. `*at` is their address in this node's pool, `*bytes` the number of contiguous bytes; 0: the
+ * peer will send no more. The bytes stay in the ring until weft_device_net_taken(). Not for datagrams. */
 WEFT_DEVICE_CALL int weft_device_net_received(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR uint64_t *at,
                                               WEFT_NEAR uint64_t *bytes)
 {

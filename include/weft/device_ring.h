@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * How kernels hand requests to their node: the rings, and the calls that put a request into one and wait for its answer. A kernel's author
- * needs weft_device_op, weft_device_test(), weft_device_wait() and weft_device_leave(); the operations are in weft/device.h.
+ * The rings by which kernels send requests to their node, and the calls that put a request into a ring and wait for its answer. A kernel's
+ * author needs weft_device_op, weft_device_test(), weft_device_wait() and weft_device_leave(); the operations are in weft/device.h.
  *
  * A ring is an array of slots of 32 bytes in the host's memory. A request takes one slot or two. A thread of a kernel takes the slot's
  * number by an atomic of the device. Then it writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes with
- * every round of the ring: by this bit the node sees whether a cell is new. So no cell has to be cleared, and cells may arrive in any
- * order. Node and kernels never write the same word, because an atomic of the processor and an atomic of the device are not atomic against
- * each other.
+ * every round of the ring and tells the node whether the cell is new. So cells are never cleared, and may arrive in any order. Node and
+ * kernels never write the same word, because an atomic of the processor and an atomic of the device are not atomic against each other.
  */
 #ifndef WEFT_DEVICE_RING_H
 #define WEFT_DEVICE_RING_H
@@ -25,12 +24,12 @@ extern "C" {
 #define WEFT_DEVICE_ENOENT       2   /* there is no such service or queue */
 #define WEFT_DEVICE_EBADF        9   /* the queue is closed */
 #define WEFT_DEVICE_EAGAIN       11  /* the call cannot succeed now, and does not wait */
-#define WEFT_DEVICE_EACCES       13  /* a rule of the gateway forbids it, or the permissions of the file */
-#define WEFT_DEVICE_EFAULT       14  /* the address is in no memory that kernels can name */
+#define WEFT_DEVICE_EACCES       13  /* a rule of the gateway or the permissions of the file forbid the access */
+#define WEFT_DEVICE_EFAULT       14  /* the address is invalid */
 #define WEFT_DEVICE_EBUSY        16  /* another thread uses the same socket or file */
 #define WEFT_DEVICE_EINVAL       22  /* a wrong argument */
-#define WEFT_DEVICE_EPIPE        32  /* the peer receives no more */
-#define WEFT_DEVICE_EMSGSIZE     90  /* the datagram is larger than the room for it */
+#define WEFT_DEVICE_EPIPE        32  /* the peer accepts no more bytes */
+#define WEFT_DEVICE_EMSGSIZE     90  /* the datagram is too large */
 #define WEFT_DEVICE_ENOTSUP      95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
 #define WEFT_DEVICE_EOPNOTSUPP   95  /* the node does not offer that service */
 #define WEFT_DEVICE_ECONNRESET   104 /* the other node is gone, or the peer has reset the connection */
@@ -42,15 +41,15 @@ extern "C" {
 
 /* --- the layout that kernels and their node share --- */
 
-/* Bit 63 of a cell's `high` is the bit that changes with every round of the ring. */
+/* Bit 63 of a cell's `high` changes with every round of the ring. */
 #define WEFT_DEVICE_CELLS 2u /* cells of a slot */
 typedef struct weft_device_slot {
     weft_device_cell cell[WEFT_DEVICE_CELLS];
 } __attribute__((aligned(32))) weft_device_slot;
 
-/* Kinds of requests. In cell 0 `low` is an address or a node, and `high` has the round (bit 63), the kind (62 to 56), whether the kernel
-   wants an answer (55), and the length (54 to 0). The comment of each kind says what the other cells contain. Cells 2 and 3 are in the
-   request's second slot. */
+/* Kinds of requests. In cell 0, `low` is an address or a node. `high` has the round (bit 63), the kind (62 to 56), whether an answer is
+ * requested (55), and the length (54 to 0). The comment of each kind gives the contents of the other cells. Cells 2 and 3 are in the
+ * request's second slot. */
 #define WEFT_DEVICE_NOTHING      1u  /* does nothing; for measurements */
 #define WEFT_DEVICE_PUT          2u  /* cell 1: low: address of the source */
 #define WEFT_DEVICE_PUT_VALUE    3u  /* cell 1: low: the 8 bytes */
@@ -64,8 +63,8 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_FLUSH        11u /* low: node */
 #define WEFT_DEVICE_TASK_DONE    12u /* low: the task's number; cell 1: low: result, high: its length; cell 2: low: worker, status */
 #define WEFT_DEVICE_RECORD       13u /* low: address of the record; cell 1: low: number of the service */
-/* Other threads of the node complete requests of the kinds from WEFT_DEVICE_RECORD on. In the following four kinds the length is the number
-   of tasks, and `high` of cell 1 is the queue's number. */
+/* Requests of WEFT_DEVICE_RECORD and the following kinds are completed by other threads of the node. In the following four kinds the length
+ * is the number of tasks, and `high` of cell 1 is the queue's number. */
 #define WEFT_DEVICE_SUBMIT   14u /* low: address of the tasks; cell 1: low: address for their ids, or 0 */
 #define WEFT_DEVICE_CLAIM    15u /* low: address for the leases */
 #define WEFT_DEVICE_COMPLETE 16u /* low: address of the leases; cell 1: low: address of the results */
@@ -73,7 +72,7 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_KINDS    18u
 
 #define WEFT_DEVICE_RECORD_BYTES 256u
-#define WEFT_DEVICE_TASKS        64u /* the most tasks of one request */
+#define WEFT_DEVICE_TASKS        64u /* maximum number of tasks of one request */
 
 #define WEFT_DEVICE_ROUND      ((uint64_t)1 << 63)
 #define WEFT_DEVICE_KIND_SHIFT 56
@@ -90,32 +89,32 @@ WEFT_DEVICE_CALL uint32_t weft_device_slots(uint32_t kind)
     return two >> kind & 1 ? 2 : 1;
 }
 
-/* The round's bit of the request with the number `ticket`, in a ring of mask + 1 slots. In the first round the bit is 1, so a ring that is
-   all zeros holds no request. */
+/* The round bit of request number `ticket`, in a ring of mask + 1 slots. The bit is 1 in the first round, so a zeroed ring has no
+ * requests. */
 WEFT_DEVICE_CALL uint64_t weft_device_round(uint64_t ticket, uint64_t mask)
 {
     return (ticket & (mask + 1)) ? 0 : WEFT_DEVICE_ROUND;
 }
 
-/* One ring. Kernels write `slots` and the node reads them. The node writes `taken` and `answers` and kernels read them. Only kernels use
-   the other fields. In an answer, `low` is the value. The lower half of `high` is the status, and the upper half is the low 32 bits of the
-   request's number + 1. */
+/* One ring. Kernels write `slots`, and the node reads them. The node writes `taken` and `answers`, and kernels read them. The other fields
+ * are for kernels only. In an answer, `low` is the value. The lower half of `high` is the status; the upper half has the low 32 bits of the
+ * request's number + 1. */
 typedef struct weft_device_ring {
     WEFT_FAR weft_device_slot *slots;
-    WEFT_FAR const uint64_t *taken;           /* how many slots the node has read, which are free again */
+    WEFT_FAR const uint64_t *taken;           /* number of slots that the node has read; these are free again */
     WEFT_FAR const weft_device_cell *answers; /* indexed by the request's first slot */
-    uint64_t mask;                            /* the number of slots, which is a power of two, minus 1 */
-    WEFT_FAR uint64_t *next;                  /* number of the next slot; a request's number is that of its first slot */
-    WEFT_FAR uint64_t *taken_seen;            /* the value of `taken` that was last read */
-    WEFT_FAR uint64_t *guess;                 /* a former value of `next`, perhaps not the newest */
-    WEFT_FAR uint32_t *awaited;               /* for each slot: 1 until the answer of its last request has been read */
+    uint64_t mask;                            /* number of slots (a power of two) minus 1 */
+    WEFT_FAR uint64_t *next;                  /* number of the next slot; a request has the number of its first slot */
+    WEFT_FAR uint64_t *taken_seen;            /* the last read value of `taken` */
+    WEFT_FAR uint64_t *guess;                 /* a former value of `next`, a starting point for attempts */
+    WEFT_FAR uint32_t *awaited;               /* for each slot: 1 until the answer to its last request was read */
 } weft_device_ring;
 
 typedef struct weft_device {
     uint32_t rank, size; /* the node's rank and the cluster's size */
     uint32_t rings;      /* block b uses ring b modulo the number of rings */
     uint32_t block;      /* C: which block this is; CUDA: blockIdx.x is added to it */
-    int64_t deadline_ns; /* the longest time that a call waits */
+    int64_t deadline_ns; /* maximum wait of a call */
     WEFT_FAR weft_device_ring *ring;
     WEFT_FAR const uint64_t *pool; /* [size]: the kernel's address of each node's pool; 0: the kernel cannot load and store there */
     WEFT_FAR const uint64_t *pool_bytes;
@@ -146,13 +145,13 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
 
 /* --- requests --- */
 
-/* The clock of a wait. Initialize it with zeros, and call weft_device_late() between two polls. True: the deadline has passed, or the GPU
-   is being closed. */
+/* The clock of a wait. Initialize it with zeros, and call weft_device_late() between polls, which returns true if the deadline has passed
+ * or the GPU is being closed. */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
 } weft_device_patience;
-/* True at every 16th poll. Then a waiting thread also reads the words that rarely change. */
+/* True at every 16th poll, when a waiting thread also reads rarely changing words. */
 WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patience *p)
 {
     return p->looks % 16 == 0;
@@ -183,8 +182,8 @@ WEFT_DEVICE_CALL bool weft_device_gone(WEFT_NEAR const weft_device *d, uint32_t 
 }
 
 #if defined(WEFT_DEVICE_METAL)
-/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and there will be none while the kernel runs. Threads share
-   only the lower 32 bits of the next number. The upper half follows from `taken`, which does not change while a kernel runs. */
+/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there will be no room while the kernel runs. Threads share only the lower 32
+ * bits of the next number. The upper half follows from `taken`, which is constant while a kernel runs. */
 WEFT_DEVICE_CALL int weft_device_reserve(WEFT_FAR const weft_device_ring *r, uint32_t slots, WEFT_NEAR uint64_t *ticket)
 {
     uint64_t taken = *r->taken;
@@ -198,8 +197,8 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_FAR const weft_device_ring *r, uin
     }
 }
 #else
-/* Whether `slots` slots are free from number `ticket` on. With `ask` false the call does not read the host's memory, and may return false
-   although there is room by now. */
+/* Whether `slots` slots are free from number `ticket` on. Without `ask` the call does not read the host's memory, so its result may be
+ * false although there is room. */
 WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint32_t slots, bool ask)
 {
     int64_t last = (int64_t)(ticket + slots), size = (int64_t)(r->mask + 1);
@@ -210,24 +209,23 @@ WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, u
     uint64_t taken = weft_device_load(r->taken); /* pairs with the release in gpu_ring_publish() */
     if (last - (int64_t)taken > size)
         return false;
-    weft_device_store_own(r->taken_seen, taken); /* another thread may have stored a newer value meanwhile: then it is read once more */
+    weft_device_store_own(r->taken_seen, taken); /* may replace a newer value of another thread, which only costs another read */
     return true;
 }
 
-#define WEFT_DEVICE_ASKS 4u /* of so many polls for room, a thread reads the host's memory in one */
-/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and `wait` is false. A thread that has taken numbers must fill
-   the slots, so it takes numbers only when there is room. If `place` is not NULL, the call also tries to reserve the place for the answer,
-   and stores in `*place` whether it has; both atomics are issued together. The first number that a thread tries is a guess from a cache,
-   which other blocks do not update. After a wrong guess the compare-and-swap fails and returns the right number. A wrong guess costs only
-   this attempt. */
+#define WEFT_DEVICE_ASKS 4u /* a waiting thread reads the host's memory in one of so many polls for room */
+/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and `wait` is false. Numbers are taken only when there is
+ * room, because taken slots must be filled. If `place` is not NULL, the call also tries to reserve the place for the answer, and stores in
+ * `*place` whether this succeeded; both atomics are issued together. The first attempt uses a number from a cache, which may be old. Then
+ * the compare-and-swap fails and returns the right number. */
 WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots, bool wait,
                                          WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
     weft_device_patience p = {0, 0};
     uint64_t t = weft_device_load_guess(r->guess);
     for (;;) {
-        /* Each of the threads that wait asks the host now and then, and passes the answer on. If each asked every time, their reads would
-           fill the bus on which the requests go. */
+        /* Each waiting thread reads the host's memory only in some polls and shares the result. Otherwise these reads would fill the bus,
+         * which the requests need. */
         if (weft_device_has_room(r, t, slots, p.looks % WEFT_DEVICE_ASKS == 0)) {
             bool raised = false;
             uint64_t was = place ? weft_device_swap_and_raise(r->next, t, t + slots, &r->awaited[t & r->mask], &raised)
@@ -258,7 +256,7 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FA
 #endif
 
 #if defined(__CUDACC__)
-/* weft_device_reserve() for all threads of a warp that come here together with the same request: one of them takes the numbers for all. */
+/* weft_device_reserve() for all active threads of a warp with the same kind of request: one of them takes the numbers for all. */
 WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots,
                                                   bool wait, WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
@@ -283,14 +281,14 @@ WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d
     *ticket = __shfl_sync(same, first, leader) + (uint64_t)before * slots;
     if (place)
         *place = false;
-    /* there may be room for one request, if not for all */
+    /* there may be room for one request */
     return rc == -WEFT_DEVICE_EAGAIN ? weft_device_reserve(d, r, slots, wait, ticket, place) : rc;
 }
 #else
 #define weft_device_reserve_together weft_device_reserve
 #endif
 
-/* A request: its kind, and the values of its cells, without the round and the answer. `high[0]` is a length, or a count of tasks. */
+/* A request: its kind and the values of its cells, without the bits for round and answer. `high[0]` is a length or a number of tasks. */
 typedef struct weft_device_request {
     uint32_t kind;
     uint64_t low[3], high[3];
@@ -306,7 +304,7 @@ WEFT_DEVICE_CALL void weft_device_fill(WEFT_FAR const weft_device_ring *r, uint6
     weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
 }
 
-/* Reserves the place for an answer. The place is free once the former answer in it has been read. */
+/* Reserves the place for an answer. The place is free when its former answer was read. */
 WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint64_t ticket, bool wait)
 {
     weft_device_patience p = {0, 0};
@@ -319,8 +317,7 @@ WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR 
     return 0;
 }
 
-/* Whether an operation reads memory for the kernel, or may announce data to the kernel. The kernel's later reads must then be ordered after
-   the operation. */
+/* Whether the kernel's later reads must be ordered after the operation, because it reads memory or may announce data to the kernel. */
 WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 {
     return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP ||
@@ -340,7 +337,7 @@ WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     wait = false;
     int rc = weft_device_reserve(r, slots, &ticket);
 #else
-    const weft_device_ring ring = d->ring[number], *r = &ring; /* read once: stores of the kernel do not change it */
+    const weft_device_ring ring = d->ring[number], *r = &ring; /* a local copy: the ring's description is constant */
     if (op && !wait && weft_device_load_flag(&r->awaited[weft_device_load_own(r->next) & r->mask]))
         return -WEFT_DEVICE_EAGAIN;
     int rc = weft_device_reserve_together(d, r, slots, wait, &ticket, op ? &place : NULL);
@@ -350,7 +347,7 @@ WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     if (op) {
         rc = place ? 0 : weft_device_await(d, r, ticket, wait);
         if (rc) {
-            for (uint32_t i = 0; i < slots; i++) /* the slots were taken and must be filled */
+            for (uint32_t i = 0; i < slots; i++) /* taken slots must be filled */
                 weft_device_fill(r, ticket + i, 0, (uint64_t)WEFT_DEVICE_NOTHING << WEFT_DEVICE_KIND_SHIFT, 0, 0);
             return rc;
         }
@@ -373,7 +370,7 @@ WEFT_DEVICE_CALL WEFT_FAR weft_device_ring *weft_device_ring_of(WEFT_NEAR const 
     return &d->ring[op->ring & ~WEFT_DEVICE_BEFORE_READS];
 }
 
-/* Whether the answer has come. If so, reads it, and frees its place. */
+/* Whether the answer has arrived. If so, stores the result in the op, and frees the answer's place. */
 WEFT_DEVICE_CALL bool weft_device_answered(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op, uint64_t low, uint64_t high)
 {
     if ((uint32_t)(high >> 32) != (uint32_t)(op->ticket + 1))
@@ -422,7 +419,7 @@ WEFT_DEVICE_CALL int weft_device_wait(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     return op->status;
 }
 
-/* Abandons the op: its result is lost, and its place in the ring is freed. */
+/* Abandons the op: its result is lost, and its place in the ring becomes free. */
 WEFT_DEVICE_CALL void weft_device_leave(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_op *op)
 {
     if (op->status == 1) {
@@ -432,21 +429,20 @@ WEFT_DEVICE_CALL void weft_device_leave(WEFT_NEAR const weft_device *d, WEFT_NEA
     }
 }
 
-/* Posts a request and waits for its answer, whose value becomes `*old` (may be NULL). */
+/* Posts a request, waits for the answer, and stores its value in `*old` (may be NULL). */
 WEFT_DEVICE_CALL int weft_device_call(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *old)
 {
 #if defined(WEFT_DEVICE_METAL)
     (void)d, (void)q, (void)old;
     return -WEFT_DEVICE_ENOTSUP;
 #else
-    weft_device_op op = {0, 0, 0, 0}; /* not under way if the request finds no room */
+    weft_device_op op = {0, 0, 0, 0}; /* not under way if the ring is full */
     int rc = weft_device_post(d, q, true, &op);
     if (rc)
         return rc; /* the request was not posted */
     rc = weft_device_wait(d, &op);
     if (rc == -WEFT_DEVICE_ETIMEDOUT)
-        weft_device_leave(d, &op); /* frees the answer's place after a time-out of the wait; does nothing if the operation itself has ended
-                                      with that error */
+        weft_device_leave(d, &op); /* frees the answer's place, unless the operation itself has timed out */
     if (rc == 0 && old)
         *old = op.value;
     return rc;

@@ -28,15 +28,15 @@ extern "C" {
 #endif
 
 #if defined(WEFT_DEVICE_METAL)
-/* Whether a request of that kind was submitted with the record, and its result was not returned yet. */
+/* Whether a request of this kind was submitted with the record, and its result was not returned yet. */
 WEFT_DEVICE_CALL bool weft_device_request_begun(WEFT_FAR const weft_request *r, uint32_t service, uint32_t kind)
 {
     return r->reserved && r->service == service && r->kind == kind;
 }
 #endif
 
-/* Fills the fields of a record that all kinds of requests have, and returns the record. NULL: the record is neither in this node's pool nor
- * in an arena of the kernel's GPU, or it is not aligned. */
+/* Fills the common fields of a record, and returns the record. NULL: the record is neither in this node's pool nor in an arena of the
+ * kernel's GPU, or it is not aligned. */
 WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_record(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t service, uint32_t kind,
                                                            uint32_t node)
 {
@@ -55,7 +55,7 @@ WEFT_DEVICE_CALL WEFT_FAR weft_request *weft_device_record(WEFT_NEAR const weft_
     r->id += r->id == 0;
     r->node = node;
     r->flags = 0;
-    r->timeout_ns = d->deadline_ns / 2; /* shorter than the kernel's own deadline, so that the node gives up first */
+    r->timeout_ns = d->deadline_ns / 2; /* shorter than the kernel's deadline, so that the node gives up first */
     r->handle = 0;
     r->data = 0;
     r->data_bytes = 0;
@@ -74,7 +74,7 @@ WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uin
         int rc = weft_device_ask_start(d, WEFT_REQUEST_SERVICE, record, &op);
         if (rc)
             return rc;
-        r->result[4] = op.ticket; /* the node overwrites these, and sees them only when the kernel has ended */
+        r->result[4] = op.ticket; /* free until the kernel has ended; later overwritten by the node */
         r->result[5] = op.ring;
         r->reserved = 1;
         weft_device_leave(d, &op);
@@ -84,11 +84,11 @@ WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uin
     op.ticket = r->result[4];
     op.ring = (uint32_t)r->result[5];
     if (!answered && *weft_device_ring_of(d, &op)->taken <= op.ticket)
-        return -WEFT_DEVICE_EINPROGRESS; /* it was submitted in this kernel */
+        return -WEFT_DEVICE_EINPROGRESS; /* submitted in this kernel */
     r->reserved = 0;
     if (answered)
         return r->status;
-    /* The node has not accepted the record. The reason is in the answer's place, if no later answer is there. */
+    /* The node has not accepted the record. The reason is in the answer's place, unless a later answer has overwritten it. */
     uint64_t low, high;
     weft_device_load_cell(weft_device_answer_of(d, &op), &low, &high);
     return (uint32_t)(high >> 32) == (uint32_t)(op.ticket + 1) ? (int)(uint32_t)high : -WEFT_DEVICE_EFAULT;
@@ -101,8 +101,7 @@ WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uin
 }
 #endif
 
-/* For kinds of requests that the server answers with -WEFT_DEVICE_EAGAIN if there is nothing yet, such as output of a process. Submits the
- * record again and again until the answer is another one. */
+/* Submits the record repeatedly while the answer is -WEFT_DEVICE_EAGAIN, for example until a process has output. */
 WEFT_DEVICE_CALL int weft_device_request_poll(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_FAR weft_request *r)
 {
 #if defined(WEFT_DEVICE_METAL)
@@ -113,7 +112,7 @@ WEFT_DEVICE_CALL int weft_device_request_poll(WEFT_NEAR const weft_device *d, ui
     return weft_device_request_ask(d, record);
 #else
     weft_device_patience p = {0, 0};
-    for (uint32_t pauses = 1;; pauses = pauses < 32 ? 2 * pauses : pauses) { /* a wait of many blocks must not keep the node busy */
+    for (uint32_t pauses = 1;; pauses = pauses < 32 ? 2 * pauses : pauses) { /* many waiting blocks must not keep the node busy */
         int rc = weft_device_request_ask(d, record);
         if (rc != -WEFT_DEVICE_EAGAIN)
             return rc;
@@ -151,7 +150,7 @@ WEFT_DEVICE_CALL int weft_device_spawn(WEFT_NEAR const weft_device *d, uint64_t 
     return rc;
 }
 
-/* How the process ended; the fields are those of weft_exit. */
+/* How the process ended. The fields are as in weft_exit. */
 typedef struct weft_device_exit {
     int32_t status, signal;
     uint64_t user_ns, system_ns, memory_bytes;
@@ -177,7 +176,7 @@ WEFT_DEVICE_CALL int weft_device_process_wait(WEFT_NEAR const weft_device *d, ui
 }
 
 /* Reads output of the process (`which`: 1 for standard output, 2 for standard error) into `dst`, in this node's pool or one of its arenas.
- * `*got` is how many bytes were read; 0: the output has ended. */
+ * `*got` is the number of bytes read; 0: the output has ended. */
 WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint32_t which,
                                               uint64_t dst, uint64_t len, WEFT_NEAR uint64_t *got)
 {
@@ -202,7 +201,7 @@ WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, ui
         return rc;
 #if defined(WEFT_DEVICE_METAL)
     rc = weft_device_get(d, dst, at, n, NULL);
-    rc = rc ? rc : weft_device_fence(d, d->rank); /* the bytes are freed when they were copied */
+    rc = rc ? rc : weft_device_fence(d, d->rank); /* the bytes may be freed only after they were copied */
 #else
     weft_device_op op;
     rc = weft_device_get(d, dst, at, n, &op);
@@ -224,8 +223,8 @@ WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, ui
     return rc;
 }
 
-/* Writes bytes to the standard input of the process: as many of the `bytes` bytes at `data`, in this node's pool, as there is room for, at
- * least 1. `*put` is how many were written. With `bytes` 0 the call ends the input. */
+/* Writes bytes from `data`, in this node's pool, to the standard input of the process: as many of the `bytes` bytes as there is room for,
+ * at least 1. `*put` is the number of written bytes. With `bytes` 0 the call ends the input. */
 WEFT_DEVICE_CALL int weft_device_process_write(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint64_t data,
                                                uint64_t bytes, WEFT_NEAR uint64_t *put)
 {
@@ -287,8 +286,8 @@ WEFT_DEVICE_CALL int weft_device_name_publish(WEFT_NEAR const weft_device *d, ui
     return weft_device_request_ask(d, record);
 }
 
-/* Looks a name up. With `wait` it asks again and again until the name is published: a single request that waits at the server would delay
- * the requests behind it in the ring. */
+/* Looks a name up. With `wait`, repeats the request until the name is published; a single waiting request would delay later requests in the
+ * ring. */
 WEFT_DEVICE_CALL int weft_device_name_lookup(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name,
                                              bool wait, WEFT_NEAR uint64_t *addr, WEFT_NEAR uint64_t *bytes)
 {

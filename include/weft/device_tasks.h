@@ -19,19 +19,19 @@ extern "C" {
 
 /* `queue` is a number from weft_gpu_queue(). A call handles at most WEFT_DEVICE_TASKS tasks; with more it fails with -WEFT_DEVICE_EINVAL.
  * The arrays of tasks, ids, leases and results are in this node's own pool or in one of its arenas. Kernels read and write an array in an
- * arena faster, but the GPU copies the array from and to the node, which takes some microseconds. The arrays belong to the node until the
- * answer has arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write there, until the GPU is closed. The errors are those of
- * weft/queue.h, and -WEFT_DEVICE_ENOENT for a number that no queue has, -WEFT_DEVICE_EFAULT for memory outside the pool and the arenas, and
- * -EIO if the GPU has failed.
+ * arena faster, but the GPU copies the array from and to the node, which takes some microseconds. Do not use the arrays before the answer
+ * has arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write to them, until the GPU is closed. The errors are those of
+ * weft/queue.h, and also: -WEFT_DEVICE_ENOENT there is no queue of this number; -WEFT_DEVICE_EFAULT memory outside the pool and the arenas;
+ * -EIO the GPU has failed.
  *
- * The `_start` calls make one attempt. When it succeeds, the `value` of the op is the number of tasks. When there is no room or no task is
- * ready, the op ends with -WEFT_DEVICE_EAGAIN. If the ring of requests is full, a `_start` call with `wait` waits for room, and one without
- * `wait` returns -WEFT_DEVICE_EAGAIN.
+ * The `_start` calls make one attempt. On success, the `value` of the op is the number of tasks. If there is no room or no task is ready,
+ * the op ends with -WEFT_DEVICE_EAGAIN. If the ring of requests is full, a `_start` call waits for room, or without `wait` returns
+ * -WEFT_DEVICE_EAGAIN.
  *
- * The other calls wait until there is room or a task, at most weft_device.deadline_ns, and at most as long again for each answer. */
+ * The other calls wait for room or a task at most weft_device.deadline_ns, and for each answer at most the same time again. */
 
-/* A payload that the kernel has stored itself is visible to the node that claims the task. If the kernel has put the payload to another
-   node, call weft_device_flush() before this call. */
+/* The node that claims a task sees payloads that the kernel has stored before. If the kernel has put a payload to another node, call
+ * weft_device_flush() before this call. */
 WEFT_DEVICE_CALL int weft_device_submit_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids,
                                               bool wait, WEFT_NEAR weft_device_op *op)
 {
@@ -71,23 +71,23 @@ WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_
             return -WEFT_DEVICE_ETIMEDOUT;
     }
 }
-/* Submits as many of the first tasks as there is room for, at least 1, and returns how many. `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: there
-   was no room, or no answer arrived; in the second case the tasks may have been submitted. */
+/* Submits as many tasks, from the start of the array, as there is room for, at least 1. Returns their number. `ids` may be 0.
+ * -WEFT_DEVICE_ETIMEDOUT: there was no room, or no answer arrived; in the second case the tasks may have been submitted. */
 WEFT_DEVICE_CALL int weft_device_submit(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
 {
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* Claims up to `max` tasks, and returns how many, at least 1. If a task takes longer than the queue's lease, renew its lease in time
-   (weft_device_renew()); a persistent worker renews leases itself. -WEFT_DEVICE_ESHUTDOWN: no task is ready, and no more will come.
-   -WEFT_DEVICE_ETIMEDOUT: if the node has claimed tasks after all, they are ready again when their leases end. */
+/* Claims up to `max` tasks, at least 1, and returns their number. If a task takes longer than the queue's lease, renew the lease in time
+ * (weft_device_renew()); persistent workers do this by themselves. -WEFT_DEVICE_ESHUTDOWN: no task is ready, and no more will come.
+ * -WEFT_DEVICE_ETIMEDOUT: the node may have claimed tasks, which become ready again when their leases end. */
 WEFT_DEVICE_CALL int weft_device_claim(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
 {
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* Submits a request about several claims. Returns for how many claims it succeeded. In `*which` (may be NULL) bit i is set if it succeeded
-   for claim i. */
+/* Posts a request about several claims, and returns the number of claims with success. Bit i of `*which` (may be NULL) is set if claim i
+ * was one of them. */
 WEFT_DEVICE_CALL int weft_device_ask_bits(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *which)
 {
     uint64_t bits = 0;
@@ -109,7 +109,7 @@ WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32
     return weft_device_ask_bits(d, &q, accepted);
 }
 /* Renews `count` claims, like weft_renew(): changes the leases at `leases`. Returns how many claims this node still holds. In `*held` (may
- * be NULL) bit i is set if claim i is still held. A claim that is not held is lost, or the node that has its task does not answer now. */
+ * be NULL) bit i is set if claim i is still held. A claim is not held if it is lost, or if the node with its task does not answer. */
 WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
                                        WEFT_NEAR uint64_t *held)
 {
@@ -120,15 +120,15 @@ WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t 
 /* --- persistent workers: kernels that do tasks until there are no more --- */
 #if !defined(WEFT_DEVICE_METAL)
 
-/* If more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes a number without checking that its task is there
+/* While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes a number without checking for its task
  * (weft_device_next_task()). */
 #ifndef WEFT_DEVICE_TASKS_SURE
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif
-/* A thread that takes a task whose number is a multiple of this also reads, for all threads, how many tasks are in the ring. */
+/* The thread that takes a task with a multiple of this number also reads the number of tasks in the ring, for all threads. */
 #define WEFT_DEVICE_TASKS_LOOK 64u
 
-/* A task for a worker's blocks. The node writes it: `number` is the task's number + 1, and 0 while the other words change. */
+/* A task for a worker's blocks. Written by the node. `number` is the task's number + 1, or 0 while the other words change. */
 typedef struct weft_device_task_slot {
     uint64_t number, unused[7];
     weft_device_cell task[4]; /* a weft_task */
@@ -139,13 +139,13 @@ typedef struct weft_device_task_slot {
    the rest. A block takes the number of a task by an atomic of the device (weft_device_next_task()). */
 typedef struct weft_device_worker {
     uint64_t number; /* the worker's number */
-    uint64_t mask;   /* the number of slots, which is a power of two, minus 1 */
+    uint64_t mask;   /* number of slots (a power of two) minus 1 */
     WEFT_FAR const weft_device_task_slot *slots;
-    const uint64_t *filled; /* how many tasks have been put into the ring */
+    const uint64_t *filled; /* number of tasks that the node has put into the ring */
     const uint64_t *ended;  /* not 0: no more tasks will come */
-    uint64_t *beats;        /* for each block: the number of the task for which the block last waited, + 1 */
+    uint64_t *beats;        /* for each block: 1 + the number of the task for which the block waited last */
     uint64_t *next;         /* the number of the next task to be taken */
-    uint64_t *filled_seen;  /* the value of `filled` that was last read */
+    uint64_t *filled_seen;  /* the last read value of `filled` */
 } weft_device_worker;
 
 /* A task that a block has taken. */
@@ -154,8 +154,8 @@ typedef struct weft_device_task {
     uint64_t number; /* private */
 } weft_device_task;
 
-/* Reads the task with that number. The task has been put into the ring: this thread has loaded, with acquire, a `filled` above the number.
-   False: the node has taken the task back, or has skipped the number. */
+/* Reads the task of this number. The caller has loaded, with acquire, a `filled` above the number. False: the node has taken the task back,
+ * or has skipped the number. */
 WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k, uint64_t number, WEFT_NEAR weft_device_task *out)
 {
     union {
@@ -169,14 +169,14 @@ WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k
     return weft_device_load(&s->number) == number + 1; /* otherwise the words may belong to other tasks */
 }
 
-/* Waits until task `t` is in the ring. If `drawn` is false, this thread has not taken the number `t` yet: then the call polls once, and
-   returns -WEFT_DEVICE_EAGAIN if the task is not there. */
+/* Waits until task `t` is in the ring. Without `drawn`, the thread has not taken the number `t` yet, so the call only polls once and may
+ * return -WEFT_DEVICE_EAGAIN. */
 WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k, uint64_t t, bool drawn,
                                             WEFT_NEAR weft_device_patience *p)
 {
     uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
     while (t >= weft_device_load_passed(k->filled_seen)) {
-        uint64_t ended = weft_device_load(k->ended); /* read before `filled`: tasks that came before the end are still done */
+        uint64_t ended = weft_device_load(k->ended); /* read before `filled`, so that tasks from before the end are still taken */
         uint64_t filled = weft_device_load(k->filled);
         if (t < filled) {
             weft_device_store_passed(k->filled_seen, filled);
@@ -185,7 +185,7 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
         if (ended)
             return -WEFT_DEVICE_ESHUTDOWN;
         weft_device_tell(beat, t + 1); /* all tasks before `t` have been taken */
-        if (weft_device_late(d, p))    /* also true if the GPU is being closed; its workers were ended before that */
+        if (weft_device_late(d, p))    /* also true if the GPU is being closed, but workers end first */
             return weft_device_load(k->ended) ? -WEFT_DEVICE_ESHUTDOWN : -WEFT_DEVICE_ETIMEDOUT;
         if (!drawn)
             return -WEFT_DEVICE_EAGAIN;
@@ -193,19 +193,19 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
     return 0;
 }
 
-/* Takes the next task of a worker, and waits for one if there is none. Each call takes one task: if the threads of a block work on it
-   together, let one thread call this and tell the others. -WEFT_DEVICE_ESHUTDOWN: there are no more tasks, because the worker was closed or
-   its queue was shut down. -WEFT_DEVICE_ETIMEDOUT: no task has arrived for weft_device.deadline_ns.
+/* Takes the next task of a worker, and waits for one if there is none. Each call takes one task. If the threads of a block work on a task
+ * together, let one thread call this and share the result. -WEFT_DEVICE_ESHUTDOWN: there are no more tasks, because the worker was closed
+ * or its queue was shut down. -WEFT_DEVICE_ETIMEDOUT: no task has arrived for weft_device.deadline_ns.
 
-   While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes the number of its task by an addition, which always
-   succeeds. Otherwise it takes the number by a compare-and-swap, and only once the task is there, so that a thread whose wait ends holds no
-   number. Of all threads that try this at the same time only one succeeds, so it is slow with many threads. If more threads than
-   WEFT_DEVICE_TASKS_SURE add at the same time, a thread may take the number of a task that has not arrived yet. It then waits for this
-   task. If its wait ends first, the node gives the task back to the queue after weft_gpu_worker_config.task_ns. */
+ * While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes its number by an addition, which always succeeds. Otherwise
+ * the thread waits for the task and then takes the number by a compare-and-swap, so that no number is lost if the wait ends. With many
+ * threads the compare-and-swap is slow, because only one of them succeeds at a time. If more threads than WEFT_DEVICE_TASKS_SURE add at the
+ * same time, a thread may take the number of a task that has not arrived yet, and waits for it. If this wait ends too early, the node gives
+ * the task back to the queue after weft_gpu_worker_config.task_ns. */
 WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *worker,
                                            WEFT_NEAR weft_device_task *out)
 {
-    const weft_device_worker own = *worker, *k = &own; /* read once: each acquire empties the multiprocessor's cache */
+    const weft_device_worker own = *worker, *k = &own; /* a local copy, because each acquire empties the multiprocessor's cache */
     weft_device_patience p = {0, 0};
     for (;;) {
         uint64_t t = weft_device_load_own(k->next), seen = weft_device_load_passed(k->filled_seen);
@@ -220,16 +220,14 @@ WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_
         if (!sure && weft_device_swap_own(k->next, t, t + 1) != t)
             continue;
         if (t % WEFT_DEVICE_TASKS_LOOK == 0)
-            weft_device_store_passed(k->filled_seen,
-                                     weft_device_load(k->filled)); /* another thread may have stored a newer value: no harm */
+            weft_device_store_passed(k->filled_seen, weft_device_load(k->filled)); /* replacing a newer value is harmless */
         if (weft_device_read_task(k, t, out))
             return 0;
     }
 }
 
 /* Completes a task: its submitter gets `status`, `result` and `result_len` as from weft_complete(). A node that sees the completion also
-   sees all that this thread stored before the call, and what other threads of the block stored before a barrier of the block. Does not wait
-   for the completion. */
+ * sees all earlier stores of this thread, and stores of other threads of the block before a barrier. Does not wait for the completion. */
 WEFT_DEVICE_CALL int weft_device_task_done(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
                                            WEFT_NEAR const weft_device_task *task, int32_t status, uint64_t result, uint64_t result_len)
 {

@@ -11,15 +11,15 @@
  * that returns an error has started nothing, unless its comment says otherwise, and its op may be used again at once. A call with an
  * address that does not exist (no such node, space or range) returns -EFAULT before anything happens.
  *
- * Full queues. If too much is queued for the target node, a call waits for room, up to the default deadline of this node; then it returns
- * -ETIMEDOUT. It delivers messages meanwhile. The limits for each target node are:
+ * Full queues. If too much is queued for the target node, a call waits for room, and delivers messages meanwhile. At the default deadline
+ * of this node it returns -ETIMEDOUT. The limits for each target node are:
  * - shm: 1 MiB of messages. Puts, gets and atomics never wait.
  * - rc: 16 KiB of requests for puts and gets (about 100), 256 unanswered atomics and signals, and 1 MiB of messages.
  * - tb, ofi: 1 MiB of messages, and 1 MiB of all other operations.
  * - memory of GPUs: 1024 operations.
  *
- * In a handler no call waits: a call there queues more than these limits allow. It returns -ENOBUFS beyond 64 MiB, over rc beyond 256
- * atomics and signals, and beyond 1024 operations on memory of GPUs.
+ * In a handler, calls do not wait but queue more than these limits. They return -ENOBUFS beyond 64 MiB, over rc beyond 256 atomics and
+ * signals, and beyond 1024 operations on memory of GPUs.
  *
  * Order. Puts, also those with a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once,
  * in the order in which they were sent.
@@ -35,7 +35,7 @@
  * - A put may write its bytes twice. This matters only if the receiver learns of the put from a later plain put, and then writes to the
  *   same memory. It does not matter if the sender has waited for the put's completion, or if the receiver learns of the put from a
  *   message, from weft_put_signal(), or from an atomic that a processor carries out.
- * - A get may be repeated, and then reads the bytes that are there at that time.
+ * - A get may be repeated, and then reads later bytes.
  * - An atomic that a device carries out (weft_link_stats.native_atomics) ends with -ECONNABORTED, and may have happened or not. So does a
  *   request that a device refuses. If the operation was started without an op, the next weft_flush() to that node returns -ECONNABORTED.
  *
@@ -51,14 +51,14 @@
 extern "C" {
 #endif
 
-/* An operation under way. The fields are private. It may be used again when the operation is complete. */
+/* An operation under way. The fields are private. The struct may be reused when the operation is complete. */
 typedef struct weft_op {
     int32_t status; /* accessed atomically: 1 pending, else the result */
     uint32_t node;
     void *next;
 } weft_op;
 
-/* Copy `len` bytes to (put) or from (get) the memory of any node. Length and alignment may be any. Local memory may be anywhere in the
+/* Copy `len` bytes to (put) or from (get) the memory of any node. Any length and alignment is allowed. Local memory may be anywhere in the
  * process.
  * Errors: -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb); -ECONNABORTED a device refused the
  * operation, which may or may not have happened (rc); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, 64 MiB
@@ -66,8 +66,8 @@ typedef struct weft_op {
 WEFT_API int weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 WEFT_API int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
-/* Like weft_put() and weft_get(), but if the queue to that node is full, the call returns -EAGAIN and does not change weft_error(). Before
- * it returns -EAGAIN it delivers messages, so a loop may simply repeat the call.
+/* Like weft_put() and weft_get(), but returns -EAGAIN if the queue to the node is full. weft_error() does not change then. The call
+ * delivers messages before it returns -EAGAIN, so a loop may simply repeat it.
  * Errors: -EAGAIN no room in the queue; -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb);
  * -ECONNABORTED a device refused the operation, which may or may not have happened (rc); -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM
  * no memory to queue it. */
@@ -83,9 +83,9 @@ WEFT_API int weft_fetch_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_
 WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old, weft_op *op);
 WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
 
-/* Put `len` bytes, and then add `add` to the 8-byte word at `signal`, which is at the same node. When that node sees the new value of the
- * word, the bytes are there, too; it can wait for the word by weft_wait_until(). If several puts use the same word, its value does not
- * tell which of them have arrived: use a word for each, or weft_fence(). If `len` is 0, the call only adds to the word, and ignores `dst`.
+/* Put `len` bytes, and then add `add` to the 8-byte word at `signal`, on the same node. When that node sees the new value, the bytes have
+ * arrived, too. The node can wait for the word by weft_wait_until(). If several puts use one word, its value does not tell which of them
+ * have arrived: use a word for each, or weft_fence(). If `len` is 0, the call only adds to the word, and ignores `dst`.
  *
  * After an error nothing has been added to the word. Over rc, however, the bytes may still be written: do not change `src` before the next
  * weft_flush().
@@ -99,8 +99,8 @@ WEFT_API int weft_put_signal(weft_node *w, weft_gaddr dst, const void *src, size
 #define WEFT_HEADER_MAX  64u   /* bytes */
 #define WEFT_PAYLOAD_MAX 3840u /* bytes */
 
-/* Send a message to `node`, which may be this node: it runs the handler `id` there. If `op` is NULL, weft has copied header and payload
- * when the call returns; otherwise when the op completes. The op completes when the message is on its way, not when the handler has run.
+/* Send a message to the handler `id` of `node`, which may be this node. Header and payload may be reused when the call returns (`op` NULL)
+ * or when the op is complete. The op completes when the message was sent, not when the handler has run.
  * Errors: -EINVAL no such id; -EMSGSIZE header or payload is too large; -EFAULT no such node; -ECONNRESET the node is gone; -ENETDOWN no
  * route (tb); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, 64 MiB are queued; -ENOMEM no memory to queue
  * it. */
@@ -113,15 +113,15 @@ WEFT_API int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *hea
 WEFT_API int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                               size_t payload_len, weft_op *op);
 
-/* A handler: a function of the program that runs when a message arrives. It runs on any thread that waits in weft, or on a thread of weft.
+/* A handler: a function of the program that runs when a message arrives. Handlers run on threads that wait in weft, or on a thread of weft.
  * Only one handler of a node runs at a time. `header` and `payload` are copies that are valid during the call. A handler may start
  * operations and send messages. It must not wait: calls that would wait return -EDEADLK. */
 typedef void (*weft_handler_fn)(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
                                 void *arg);
 
-/* Install the handler for `id`. NULL removes it. Install handlers right after weft_open(). A message that has no handler waits for one
- * until the node's default deadline, even if its sender is gone by then. Later messages from the same node wait behind it. After that,
- * weft drops the message and writes a line to the log.
+/* Install the handler for `id`. NULL removes it. Install handlers right after weft_open(). A message without a handler waits for its
+ * handler until the node's default deadline. Later messages from the same node wait, too. After the deadline, weft drops the message and
+ * writes a line to the log.
  * Errors: -EINVAL no such id; -EDEADLK called from a handler. */
 WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *arg);
 
@@ -132,8 +132,8 @@ WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *ar
  * GPU's memory without an op has failed, the call returns that operation's error, such as -EFAULT. */
 WEFT_API int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns);
 
-/* Make an order: operations before the fence are visible at `node` before operations after it. The call does not wait, except for
- * operations on that node's GPU memory (weft/gpu.h).
+/* Order operations: those before the fence are visible at `node` before those after it. The call does not wait, except for operations on
+ * that node's GPU memory (weft/gpu.h).
  * Errors: -EFAULT no such node; -ECONNRESET the node is gone; -ETIMEDOUT operations on GPU memory were not complete before the deadline;
  * -EDEADLK the call would wait for such operations in a handler. */
 WEFT_API int weft_fence(weft_node *w, uint32_t node);
@@ -148,18 +148,18 @@ WEFT_API int weft_test(weft_node *w, weft_op *op);
  * the operation ended with this error, which the comment of the call that started it explains. */
 WEFT_API int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns);
 
-/* Deliver messages that have arrived, and run their handlers. In a handler this does nothing, and returns 0.
- * Otherwise it returns how many messages and other events were handled. A program need not call this, because a thread of weft does the
- * same. A program that calls it in a loop gets its messages sooner. Errors: none. */
+/* Deliver messages that have arrived, and run their handlers. Returns the number of handled messages and other events. Does nothing in a
+ * handler, and returns 0. A program need not call this, because a thread of weft does the same, but calls in a loop deliver messages
+ * sooner. Errors: none. */
 WEFT_API int weft_progress(weft_node *w);
 
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 
-/* Compare the 8-byte word at `word`, in this node's own pool, with `value`, and wait until the comparison is true. `cmp` selects the
- * comparison, for example WEFT_GE: greater or equal. The comparison is unsigned. `*seen` (may be NULL) receives the value of the last
- * comparison, also after a time-out. A change by weft_put_signal(), by weft_counter_add(), or by an atomic that a processor carries out
- * ends the wait at once. A change by a plain put, or by an atomic that this node's device carries out (weft_link_stats.native_atomics), may
- * be noticed up to 10 ms late. weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
+/* Wait until an unsigned comparison of the 8-byte word at `word`, in this node's own pool, with `value` is true. `cmp` selects the
+ * comparison, for example WEFT_GE: greater or equal. `*seen` (may be NULL) receives the last value of the word, also after a time-out. A
+ * change by weft_put_signal(), by weft_counter_add(), or by an atomic that a processor carries out ends the wait at once. A change by a
+ * plain put, or by an atomic that this node's device carries out (weft_link_stats.native_atomics), may be noticed up to 10 ms late.
+ * weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EFAULT no such word; -EINVAL the word is at another node or not aligned, or `cmp` is not a weft_cmp; -ETIMEDOUT the condition
  * was not true before the deadline; -ECONNRESET a node died during the wait, perhaps the one that would have changed the word, or no other
  * node is left; -EDEADLK the call would wait in a handler. */
@@ -168,17 +168,17 @@ WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64
 /* How this node reaches another node (the peer), and counts since weft_open(). */
 typedef struct weft_link_stats {
     char transport[16];      /* "shm", "rc", "tb", "ofi" */
-    uint64_t staged_puts;    /* pieces of puts that needed one more copy, because they were outside this node's pool. A small put travels
-                                inside its request, and does not count */
+    uint64_t staged_puts;    /* pieces of puts that needed an additional copy, because they were outside this node's pool. Small puts, which
+                                are inside their requests, do not count */
     uint64_t staged_gets;    /* the same for gets */
-    uint64_t native_atomics; /* atomics that the peer's device does, atomically with the peer's processor. They do not wake waiters there */
+    uint64_t native_atomics; /* atomics that the peer's device does, atomically with the peer's processor. They do not wake waiters */
     uint64_t breaks;         /* rc: queue pairs that broke */
     uint64_t connects;       /* rc: queue pairs that were created for the peer; 0: none was needed yet */
     char devices[112];       /* RDMA devices of this node that lead to the peer: "rdma_en2, rdma_en3"; "": none */
     uint32_t via;            /* the next node on the route to the peer; the peer itself if the route is direct; UINT32_MAX: no route now */
     uint32_t cables;         /* tb: cables that lead to the peer; 0: only a route through other nodes, or no route */
-    uint64_t frames_sent, frames_retransmitted;    /* tb, ofi: frames, and how many of them were sent again */
-    uint64_t frames_received, frames_damaged;      /* tb, ofi: frames. Damaged ones are dropped, and the peer sends them again */
+    uint64_t frames_sent, frames_retransmitted;    /* tb, ofi: frames sent, and how many of them were sent again */
+    uint64_t frames_received, frames_damaged;      /* tb, ofi: frames received. Damaged ones are dropped, and the peer sends them again */
     uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that were transferred without a copy */
     uint64_t bulk_rejected;                        /* tb: pieces that arrived damaged or out of order, and were sent again */
     uint64_t bulk_repairs;                         /* tb: how often a queue pair for large data was repaired after a loss */
@@ -187,7 +187,7 @@ typedef struct weft_link_stats {
     uint64_t rail_bytes[4];                        /* rc: bytes of striped puts and gets (WEFT_STRIPE), for each device */
     char arena_way[16]; /* how this node reaches the memory of the peer's GPUs: "own", "mapped", "rdma", "staged"; "": not used yet */
     char arena_why[96]; /* the reason for arena_way */
-    /* rc, tb, ofi; 0 for shm. What only the peer has begun is counted at the peer. */
+    /* rc, tb, ofi; 0 for shm. Operations of the peer are counted at the peer. */
     uint64_t sent_bytes;    /* bytes of this node's puts and messages to the peer */
     uint64_t fetched_bytes; /* bytes of this node's gets from the peer */
 } weft_link_stats;
@@ -197,9 +197,9 @@ typedef struct weft_link_stats {
 WEFT_API int weft_link_stat(weft_node *w, uint32_t node, weft_link_stats *out, size_t bytes);
 
 /* The following calls start an operation and wait for its end, up to the node's default deadline. After -ETIMEDOUT the operation may still
- * happen. A buffer of up to WEFT_BLOCKING_BYTES outside the pool may be used again at once. Do not touch any other buffer until
- * weft_flush() has returned or the node is gone. In a handler such a call returns -EDEADLK and starts nothing, except over shm, where it
- * need not wait. */
+ * happen. Then a buffer of up to WEFT_BLOCKING_BYTES outside the pool may be reused at once. Do not touch any other buffer until
+ * weft_flush() has returned or the node is gone. In a handler these calls return -EDEADLK and start nothing, except over shm, where they do
+ * not wait. */
 #define WEFT_BLOCKING_BYTES 256u
 
 /* weft_put() and weft_get() that wait for completion.

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Read and write files of another node, the gateway. A node is a gateway if its WEFT_SERVE names the service `file`. It keeps what it has
- * read in a cache in its pool. Nodes on its host read that memory; other nodes get the bytes over the network. So a file is read from the
- * disk once, however many nodes read it.
+ * Read and write files of another node, the gateway. A node is a gateway if its WEFT_SERVE names the service `file`. The gateway keeps
+ * bytes that it has read in a cache in its pool. Nodes on its host read this memory; other nodes get the bytes over the network. So a file
+ * is read from the disk once, however many nodes read it.
  *
- * Other hosts. A node that reads a file of another host in order gets the next pieces before the program asks for them. It keeps copies of
- * pieces in its pool, at most an eighth of it, until it has had no such file open for some seconds. If several nodes of other hosts have a
- * file open, the gateway sends each piece about once; the other nodes get it from a node that has a copy. They check such bytes by a hash,
- * and get them from the gateway if that node is gone, does not answer for 5 s, or no longer has the copy. A node waits at most 1 s for a
- * copy that another node is getting.
+ * Other hosts. If a program reads a file of another host in order, its node fetches the next pieces in advance. The node keeps copies of
+ * pieces in at most an eighth of its pool, until it has had no such file open for some seconds. If several nodes of other hosts have a file
+ * open, the gateway sends each piece about once, and the other nodes get copies from each other. They check such copies by a hash. If the
+ * node with the copy is gone, does not answer for 5 s, or no longer has it, they get the piece from the gateway. A node waits at most 1 s
+ * for a copy that another node is getting.
  *
  * Cache. Files are cached in pieces of WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool, by
  * default a quarter. When it is full, the pieces that were not used for the longest time are dropped. A piece that a node is reading stays
@@ -17,11 +17,11 @@
  *
  * Changes. A handle always reads the same contents of a file, a generation. If size, modification time or inode of the file changes, a new
  * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. The gateway reads a file only when its
- * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds: then any later change has another time. It does
- * not notice a change that keeps size, time and inode: if a program sets the time back, or writes to a mapped file (mmap(2)) before the
- * system updates the time. It looks at the disk whenever a file is opened. On Linux the system reports changes to the gateway (inotify). In
- * three cases there are no such reports: on other systems, on network file systems that another machine changes, and beyond the user's
- * limit of inotify watches. Then the gateway compares the file with the disk once a second while the file is read.
+ * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds: then any later change has another time. The
+ * gateway does not notice a change that keeps size, time and inode: a program may set the time back, or write to a mapped file (mmap(2))
+ * before the system updates the time. The gateway checks the disk whenever a file is opened. On Linux it also gets reports of changes
+ * (inotify). On other systems, on network file systems that another machine changes, and beyond the user's limit of inotify watches, it
+ * compares the file with the disk once a second while the file is read.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that directory can be opened: no symbolic
  * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has offered by weft_file_offer() can
@@ -50,7 +50,7 @@ typedef struct weft_file weft_file;
 #define WEFT_FILE_PATH_MAX 3584u      /* bytes of a path */
 
 #define WEFT_FILE_WRITE    0x1u /* open for writing as well as for reading */
-#define WEFT_FILE_CREATE   0x2u /* with WEFT_FILE_WRITE: create the file if it does not exist, with mode 0666 less the gateway's umask */
+#define WEFT_FILE_CREATE   0x2u /* with WEFT_FILE_WRITE: create a missing file, with mode 0666 minus the gateway's umask */
 #define WEFT_FILE_TRUNCATE 0x4u /* with WEFT_FILE_WRITE: empty the file */
 #define WEFT_FILE_FLAGS    0x7u
 
@@ -81,8 +81,8 @@ WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint3
  * weft_file_open() are results of the op. */
 WEFT_API int weft_file_open_start(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, weft_op *op);
 
-/* Called by the gateway's own program: lets other nodes open the file `path` for reading, whatever WEFT_FILE_ROOT says. They must give
- * exactly this path. The file need not exist yet.
+/* Called by the gateway's own program: lets other nodes open the file `path` for reading, independently of WEFT_FILE_ROOT. Other nodes must
+ * use exactly this path. The file need not exist yet.
  * Errors: -EINVAL the path is empty; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes; -EOPNOTSUPP this node does not offer
  * `file`; -ENOMEM no memory. */
 WEFT_API int weft_file_offer(weft_node *w, const char *path);
@@ -91,17 +91,17 @@ WEFT_API int weft_file_offer(weft_node *w, const char *path);
 WEFT_API uint64_t weft_file_size(const weft_file *f);
 WEFT_API uint32_t weft_file_node(const weft_file *f);
 
-/* Reads the facts about the file from the disk now, and stores them in `*out` (may be NULL). `bytes` is sizeof *out; fields that this
- * library does not know are set to 0.
+/* Reads the file's current size, time and inode from the disk, and stores them in `*out` (may be NULL). `bytes` is sizeof *out; fields that
+ * this library does not know are set to 0.
  * Errors: -ESTALE the file has changed since it was opened, and cannot be read through this handle any more; -EBUSY another thread reads
  * or writes through it; -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -EPROTO the gateway
  * has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
  * handler. */
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
-/* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error; 0 without
- * an error: `offset` is at the end of the file or behind it. If a program reads a file's pieces in order, weft reads the next 4 ahead; if
- * the file is on another host, the next 8. A call that does not go on where the last one ended reads nothing beyond its end.
+/* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is the number of bytes read, also after an error; 0 without
+ * an error: `offset` is not below the file's size. If a program reads a file in order, weft reads the next 4 pieces ahead; if the file is
+ * on another host, the next 8. There is no reading ahead in a call that does not begin where the last one ended.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
@@ -109,9 +109,9 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
  * wait in a handler. */
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
-/* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf` and `*got` is set, or after an error. Until
- * then `buf` and `got` belong to weft. Only one such call of a handle may be under way: to have several, open the file several times. A
- * node works on four such calls at a time; further ones wait.
+/* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf` and `*got` is set, or after an error. Do not use
+ * `buf` and `got` before. Only one such call of a handle may be under way: for several, open the file several times. A node works on four
+ * such calls at a time; further ones wait.
  * Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN no thread can be started; -ECONNRESET this
  * node is being closed. The other errors of weft_file_read() are results of the op. */
 WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op);
@@ -120,13 +120,13 @@ WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t 
 typedef struct weft_file_view {
     const void *at;
     size_t bytes;
-    weft_gaddr addr; /* where the bytes are: in the pool of the gateway, or on another host in this node's */
+    weft_gaddr addr; /* address of the bytes: in the gateway's pool, or if the gateway is on another host, in this node's pool */
     uint64_t own[2]; /* used by weft */
 } weft_file_view;
 
-/* Gives access to bytes of the file in memory, from `offset` to the end of the piece. On the gateway's host they are in the gateway's
- * cache; on other hosts they are a copy in this node's pool, which saves the further copy of weft_file_read(). They stay as they are until
- * weft_file_unmap(), even if the file changes. If pieces are mapped one after another on the gateway's host, weft maps the next two ahead,
+/* Gives access to bytes of the file in memory, from `offset` to the end of the piece. On the gateway's host the bytes are in the gateway's
+ * cache; on other hosts they are a copy in this node's pool, which saves the second copy of weft_file_read(). The bytes do not change until
+ * weft_file_unmap(), even if the file does. If pieces are mapped one after another on the gateway's host, weft maps the next two ahead,
  * unless more than a quarter of the cache would then be mapped or pinned. On another host it gets the next 8 ahead, if the file is open for
  * reading only, and as long as views and copies take less than an eighth of this node's pool.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
@@ -139,8 +139,8 @@ WEFT_API int weft_file_map(weft_file *f, uint64_t offset, weft_file_view *out, i
 /* Ends the access to the bytes of a view. Does not wait. */
 WEFT_API void weft_file_unmap(weft_file *f, weft_file_view *view);
 
-/* Writes `len` bytes to the file at `offset`. When the call returns 0 they are in the file; weft_file_sync() waits until they are on the
- * disk. From then on this handle reads the new contents. Other handles must be opened again. `*put` (may be NULL) is how many bytes were
+/* Writes `len` bytes to the file at `offset`. When the call returns 0, the bytes are in the file, and this handle reads the new contents;
+ * other handles must be opened again. weft_file_sync() waits until the bytes are on the disk. `*put` (may be NULL) is the number of bytes
  * written, also after an error.
  * Errors: -EBADF not opened with WEFT_FILE_WRITE; -ENOSPC the disk is full; -EFBIG the file would be too large; -EBUSY another thread
  * reads or writes through this handle; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests
@@ -164,14 +164,14 @@ WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
 WEFT_API int weft_file_write_start(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, weft_op *op);
 WEFT_API int weft_file_sync_start(weft_file *f, weft_op *op);
 
-/* Pins the file: all its pieces that have been read stay in the cache until weft_file_unpin(), or until the file changes. They stay also
- * if the file is closed or this node is gone.
+/* Pins the file: all pieces that were read stay in the cache until weft_file_unpin(), or until the file changes, even if the file is closed
+ * or this node is gone.
  * Errors: -ENOBUFS more than half of the gateway's cache would be mapped or pinned; -ESTALE the file has changed since it was opened;
  * -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline;
  * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_pin(weft_file *f, int64_t timeout_ns);
 
-/* Ends the pinning of a file. `path` is the path with which it was opened. The file need not exist any more.
+/* Unpins a file. `path` is the path with which the file was opened. The file need not exist any more.
  * Errors: -ENOENT no such file is pinned; -EINVAL the path is empty or too long; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too
  * many requests are outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer
  * before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
@@ -186,12 +186,12 @@ WEFT_API int weft_file_close(weft_file *f);
 typedef struct weft_file_cache {
     uint64_t limit_bytes, cached_bytes;
     uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned_bytes: the sizes of all pinned files */
-    uint64_t hits;                       /* requests for pieces that were cached, or were being read already */
+    uint64_t hits;                       /* requests for pieces that were already cached or being read */
     uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and their bytes */
     uint64_t dropped;                    /* pieces that were dropped to make room */
     uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
-    uint64_t given_bytes;                /* sizes of pieces that nodes of other hosts were told to get from this cache */
-    uint64_t passed_bytes;               /* sizes of pieces that they were told to get from each other */
+    uint64_t given_bytes;                /* bytes of pieces that nodes of other hosts were told to get from this cache */
+    uint64_t passed_bytes;               /* bytes of pieces that these nodes were told to get from each other */
 } weft_file_cache;
 
 /* Fills `*out` with the counts of the gateway's cache. `bytes` is sizeof *out; fields that this version of the library does not know are

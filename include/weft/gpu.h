@@ -4,8 +4,8 @@
  * weft/device.h.
  *
  * A program opens a GPU for its node, and passes the pointer from weft_gpu_device() to its kernels. Kernels load and store directly in the
- * pools of nodes on this host. For other memory they write requests into rings, which are buffers that they share with their node, and a
- * thread of the node carries these out. There are three kinds of GPUs:
+ * pools of nodes on this host. For other memory they write requests into rings, which are buffers shared with their node. A thread of the
+ * node carries the requests out. There are three kinds of GPUs:
  * - `host` is always there. It runs C functions on threads of this process, by weft_gpu_run().
  * - `cuda`: an NVIDIA GPU. The program starts kernels itself, by CUDA, in the device's primary context.
  * - `metal`: an Apple GPU (compiled, never run). Kernels are text, which weft_gpu_run_text() compiles and runs.
@@ -29,7 +29,7 @@ enum weft_gpu_distance {
     WEFT_GPU_SAME_SWITCH, /* a PCIe switch: data between the two does not pass through a processor */
     WEFT_GPU_SAME_ROOT,   /* a PCI host bridge */
     WEFT_GPU_SAME_NODE,   /* a NUMA node */
-    WEFT_GPU_OTHER_NODE   /* they are at different NUMA nodes */
+    WEFT_GPU_OTHER_NODE   /* different NUMA nodes */
 };
 
 /* A GPU of this machine. */
@@ -38,8 +38,8 @@ typedef struct weft_gpu_info {
     char model[96];                       /* the model, as its driver names it */
     uint64_t memory_bytes;                /* 0: unknown */
     char pci[16];                         /* "0000:c1:00.0"; "": not on a PCI bus */
-    uint32_t pcie_generation, pcie_lanes; /* of the PCIe link now, which may be slower while the GPU is idle; 0: not known */
-    uint32_t pcie_generation_most, pcie_lanes_most; /* the most that the link can have */
+    uint32_t pcie_generation, pcie_lanes; /* current speed of the PCIe link, which may be lower while the GPU is idle; 0: not known */
+    uint32_t pcie_generation_most, pcie_lanes_most; /* maximum speed of the link */
     bool usable;
     char why[160];            /* the reason, if the GPU is not usable */
     char remedy[160];         /* what to do about the reason; "": nothing, or `why` already tells */
@@ -47,12 +47,12 @@ typedef struct weft_gpu_info {
     uint32_t rdma_distance;   /* enum weft_gpu_distance */
     char rdma[64];            /* the nearest RDMA device; "": there is none on PCI */
     uint64_t nvlink_peers;    /* bit i is set if NVLink connects the GPU with cuda:i */
-    char no_rdma[160];        /* why RDMA devices cannot access the GPU's memory; "": they can, if they register dmabufs */
-    char no_rdma_remedy[160]; /* what to do about that; "": nothing helps */
+    char no_rdma[160];        /* why RDMA devices cannot access the GPU's memory; "": devices that register dmabufs can */
+    char no_rdma_remedy[160]; /* what to do about no_rdma; "": nothing helps */
 } weft_gpu_info;
 
-/* Describe the GPU with the number `index`. The numbers start at 0 with the GPUs that can be used. After them come the GPUs on PCI that
- * weft cannot use, each with the reason, and then `host`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+/* Describe the GPU with the number `index`. First come the usable GPUs, from number 0, then GPUs on PCI that weft cannot use, each with the
+ * reason, and last `host`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
  * Errors: -ENOENT there are not so many GPUs. */
 WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);
 
@@ -78,23 +78,23 @@ WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu
  * Errors: -EINVAL the GPU is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
-/* The pointer that the program passes to its kernels. It leads to memory of the GPU, and is valid until the GPU is closed. A kernel that
- * makes many short calls is faster if it copies the structure into a variable of its own, and passes a pointer to that. Faster still is a
- * copy that is the kernel's parameter (weft_gpu_device_copy()). */
+/* The pointer that the program passes to its kernels. The pointer is to memory of the GPU, and valid until the GPU is closed. A kernel with
+ * many short calls is faster with a copy of the structure in a local variable, and fastest with a copy as the kernel's parameter
+ * (weft_gpu_device_copy()). */
 WEFT_API const weft_device *weft_gpu_device(weft_gpu *g);
 
 /* Copy the weft_device into `*out`, so that a program can pass the structure itself to its kernels. In CUDA, a kernel whose parameter is
- * `const __grid_constant__ weft_device d` calls the functions of weft/device.h with &d. The GPU keeps parameters in constant memory:
- * reading them takes no time, unlike memory, which a waiting thread must read anew after each wait. `bytes` is sizeof *out. The copy is
- * valid as long as the pointer from weft_gpu_device(). */
+ * `const __grid_constant__ weft_device d` calls the functions of weft/device.h with &d. Parameters are in constant memory, which a GPU
+ * reads without delay. Other memory must be read again after each wait. `bytes` is sizeof *out. The copy is valid as long as the pointer
+ * from weft_gpu_device(). */
 WEFT_API void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes);
 
-/* Open an arena: memory of the GPU that has addresses in the cluster. `*space` receives its number, 1 to 15. All operations of
+/* Open an arena: memory of the GPU with addresses in the cluster. `*space` receives the arena's number, 1 to 15. All operations of
  * weft/fabric.h and all calls of kernels accept these addresses. The local memory of puts and gets may also be in an arena of this node
  * (weft_gpu_ptr()), but not in one of another node.
  *
- * The node that owns the arena carries out all atomics on its words, one at a time. They are atomic against each other, but not against
- * kernels that change the word directly.
+ * The node that owns the arena carries out all atomics on its words, one at a time. These atomics are not atomic against kernels that
+ * change the word directly.
  *
  * Closing the GPU closes the arena, after operations of other nodes on it have ended, or at the default deadline.
  *
@@ -118,8 +118,8 @@ WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
  * Errors: -EINVAL `bytes` is 0; -EFAULT there is no such arena; -ENOMEM no room (the arena stays usable). */
 WEFT_API int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out);
 
-/* The pointer by which kernels of the GPU can access the memory at an address; NULL if they cannot. On a Metal GPU, kernels cannot use this
- * pointer: there it is the processor's, and a kernel gets its own from weft_device_ptr(). */
+/* The pointer by which kernels of the GPU can access the memory at an address; NULL if they cannot. On a Metal GPU this is the processor's
+ * pointer, and a kernel gets its own from weft_device_ptr(). */
 WEFT_API void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes);
 
 typedef void (*weft_gpu_kernel)(const weft_device *d, void *arg);
@@ -136,9 +136,9 @@ WEFT_API int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, 
  * weft/device.metal.h, which describes such kernels, before `text`. The kernel's argument (buffer 1) is a copy of the `bytes` bytes at
  * `arg`; it is copied back at the end. Compiled for macOS, never run.
  *
- * With Apple's GPUs a processor can read what a kernel has written only after the kernel has ended. So the node carries out the requests
- * of a kernel after its end. The call returns when they are complete, or at the default deadline; then the next call first waits for them.
- * It returns the first error of a request without an op. One kernel runs at a time.
+ * With Apple's GPUs a processor can read what a kernel has written only after the kernel has ended. So the node carries out the requests of
+ * a kernel after its end. The call returns when the requests are complete, or at the default deadline; in the second case the next call
+ * first waits for them. The call returns the first error of a request without an op. One kernel runs at a time.
  * Errors: -ENOTSUP the GPU is of another kind; -EINVAL `text` is NULL, has no kernel of that name, or does not compile; -ENOMEM no memory;
  * -EIO the GPU has failed; -ETIMEDOUT requests were not complete at the node's deadline; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
@@ -156,12 +156,12 @@ typedef struct weft_gpu_call weft_gpu_call;
  * Each call must be answered once, by weft_gpu_answer(), at once or later. */
 typedef void (*weft_gpu_service_fn)(weft_node *w, void *record, weft_gpu_call *call, void *arg);
 
-/* Install the function for calls with the number `number`, below WEFT_GPU_SERVICES. It stays until weft_close().
+/* Install the function for calls with the number `number`, below WEFT_GPU_SERVICES. The function stays installed until weft_close().
  * Errors: -EINVAL `number` is too large, or `fn` is NULL; -EALREADY the number has a service already. */
 WEFT_API int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg);
 
 /* Answer a call, once, from any thread, before weft_close(). A kernel that sees the answer also sees everything that this thread wrote
- * before. Answers to later requests of the same ring wait for this one. `status` is 0 or a negative error number.
+ * before. Answers to later requests of the same ring wait for this answer. `status` is 0 or a negative error number.
  * Errors: -EINVAL `status` is positive, or the call was answered already. */
 WEFT_API int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value);
 
@@ -169,12 +169,12 @@ WEFT_API int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value);
 
 /* A worker gives tasks of a queue to kernels that stay on the GPU. A thread of this node claims tasks in advance and renews their leases.
  * Blocks take the tasks by weft_device_next_task(), and return the results by weft_device_task_done(). If a block does not finish a task
- * within task_ns, the thread gives the task back to the queue. It claims tasks only while blocks ask for them. */
+ * within task_ns, the thread gives the task back to the queue. The thread claims tasks only while blocks ask for them. */
 typedef struct weft_gpu_worker weft_gpu_worker;
 
 typedef struct weft_gpu_worker_config {
     size_t bytes;     /* sizeof(weft_gpu_worker_config) */
-    uint32_t ahead;   /* the most tasks that the worker claims ahead: a power of two, at most 65536; 0: 1024 */
+    uint32_t ahead;   /* maximum number of tasks claimed ahead: a power of two, at most 65536; 0: 1024 */
     int64_t task_ns;  /* the longest time that a block may work on one task; 0: 10 s */
     int64_t renew_ns; /* the interval at which the worker renews leases; must be well below the queue's lease; 0: 10 s */
 } weft_gpu_worker_config;
@@ -189,8 +189,8 @@ WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_wor
  */
 WEFT_API const weft_device_worker *weft_gpu_worker_device(weft_gpu_worker *k);
 
-/* Close a worker. It claims no more tasks, and waits until blocks have done those that are already claimed. The wait ends at the default
- * deadline, or when no block takes tasks any more. Tasks that are not done by then go back to the queue. Blocks that ask for a task get
+/* Close a worker. The worker claims no more tasks, and waits until blocks have done the claimed ones. The wait ends at the default
+ * deadline, or when no block takes tasks any more. Remaining tasks go back to the queue. Blocks that ask for a task get
  * -WEFT_DEVICE_ESHUTDOWN. NULL is allowed.
  * Errors: -EINVAL the worker is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_close(weft_gpu_worker *k);

@@ -28,28 +28,28 @@ typedef struct weft_span {
 } weft_span;
 
 typedef struct weft_kernel {
-    size_t bytes;     /* sizeof(weft_kernel): tells a later library which fields there are */
+    size_t bytes;     /* sizeof(weft_kernel): tells a later library which fields this program knows */
     const char *name; /* as given to `weft map --kernel NAME[:ARG]` */
     const char *help; /* one line */
     bool takes_arg;   /* the kernel needs an argument: NAME:ARG */
     bool whole_lines; /* the kernel needs pieces that end at the end of a line; `weft map` refuses to cut the input elsewhere */
-    /* Processes one piece. Returns 0 or a negative errno. Runs on any node and in several threads at the same time, so it must not keep
-     * anything in global variables. `arg` is the argument of the kernel, or NULL. */
+    /* Processes one piece. Returns 0 or a negative errno. Runs on any node, and in several threads at the same time, so the function must
+     * not use global variables. `arg` is the argument of the kernel, or NULL. */
     int (*run)(const weft_span *in, const char *arg, weft_out *out);
-    /* The next three are for a kernel that combines the outputs of the pieces into one result: set all or none. `weft map` then does not
-     * print the outputs. It calls `fold` for each, in the order of the input, and `fold` adds the output to `state`: state_bytes bytes
+    /* For a kernel that combines the outputs of all pieces into one result; set all three fields or none. Then `weft map` does not print
+     * the outputs, but calls `fold` for each, in the order of the input. `fold` adds the output to `state`, which has state_bytes bytes
      * that are zero at first. At the end `finish` writes the result. Both return 0 or a negative errno. */
     size_t state_bytes;
     int (*fold)(void *state, const void *output, size_t len);
     int (*finish)(const void *state, weft_out *out);
 } weft_kernel;
 
-/* Add a kernel to those that this process knows. weft does not copy it: keep it until the process ends.
+/* Register a kernel in this process. weft does not copy the struct: keep it until the process ends.
  * Errors: -EINVAL a field is missing or wrong; -EEXIST the name is taken; -ENOSPC 64 kernels were added already. */
 WEFT_API int weft_kernel_register(const weft_kernel *kernel);
 
-/* Load a shared object, and store in `*out` the kernel that it defines under that name: WEFT_API extern const weft_kernel NAME. The object
- * stays loaded until the process ends. The kernel is not registered.
+/* Load a shared object, and store in `*out` its kernel `name`, defined as WEFT_API extern const weft_kernel NAME. The object stays loaded
+ * until the process ends. The kernel is not registered.
  * Errors: -ENOENT the file cannot be loaded, or has no such symbol; -EINVAL a field is missing or wrong; -ENAMETOOLONG the file's name is
  * too long. */
 WEFT_API int weft_kernel_load(const char *file, const char *name, const weft_kernel **out);

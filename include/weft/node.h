@@ -2,12 +2,12 @@
  *
  * Join a cluster, leave it, and know who is in it.
  *
- * A launcher starts a program once for each node (`weft run -n 4 -- program`). The program joins the cluster with weft_open() and leaves
- * it with weft_close(). A program that is started directly is a cluster of one node. mpirun, prterun and `srun --mpi=pmix` can start it,
- * too: then the program takes rank and size from the launcher, by PMIx, unless a setting gives one of the two.
+ * A launcher starts a program once for each node (`weft run -n 4 -- program`). The program joins the cluster with weft_open() and leaves it
+ * with weft_close(). A program that is started directly is a cluster of one node. mpirun, prterun and `srun --mpi=pmix` can also start a
+ * program. Then rank and size come from the launcher by PMIx, unless rank or size is set.
  *
- * A cluster can grow. If all first nodes set `grow`, other nodes may join later, with `join`. Each of these gets a new number: one more
- * than the highest number so far. No number is used twice, so a memory address of a node that is gone never leads to the memory of another
+ * A cluster can grow. If all first nodes set `grow`, other nodes may join later, with `join`. Each new node gets a new number: one more
+ * than the highest number so far. No number is reused, so a memory address of a node that is gone never leads to the memory of another
  * node. Numbers go up to 65535, and at most 1024 nodes can be alive at the same time. Memory, messages, locks, queues and services work
  * between all nodes. Barriers and exchanges are for the nodes that started together, and Thunderbolt (tb) connects only those.
  */
@@ -22,7 +22,7 @@ extern "C" {
 
 /* Pool flags (weft_config.pool_flags). */
 #define WEFT_POOL_HUGE     0x1u /* use huge pages; weft_open() fails when too few are free */
-#define WEFT_POOL_LOCK     0x2u /* mlock(): never swapped; weft_open() fails past RLIMIT_MEMLOCK */
+#define WEFT_POOL_LOCK     0x2u /* mlock(): never swapped; weft_open() fails beyond RLIMIT_MEMLOCK */
 #define WEFT_POOL_PREFAULT 0x4u /* weft_open() touches every page, so that later uses do not cause page faults */
 
 /* The settings of a node. Set `bytes` and the fields that you want, and leave the others zero: weft_config c = {.bytes = sizeof c}. For a
@@ -39,12 +39,12 @@ typedef struct weft_config {
     uint64_t pool_bytes;     /* size of this node's pool, in bytes (WEFT_POOL) */
     uint32_t pool_flags;     /* WEFT_POOL_... or'ed */
     int64_t deadline_ns;     /* default deadline of operations; if set, also of calls that wait for other nodes (WEFT_DEADLINE) */
-    int64_t join_timeout_ns; /* how long to wait for the other nodes (WEFT_JOIN_TIMEOUT) */
-    int64_t reconnect_ns;    /* how long to retry a broken RDMA link; negative: not at all (WEFT_RECONNECT) */
-    const char *grow;        /* "HOST:PORT" of this host, where other nodes may join the running cluster. Nodes of one host may set the
-                              * same address: one of them at a time listens there (WEFT_GROW) */
-    const char *join;        /* join a running cluster: the `grow` addresses of its nodes, separated by commas. One that answers is
-                              * enough. Leave `rank`, `size` and `coord` zero (WEFT_JOIN) */
+    int64_t join_timeout_ns; /* maximum wait for the other nodes when joining (WEFT_JOIN_TIMEOUT) */
+    int64_t reconnect_ns;    /* maximum time to repair a broken RDMA connection; negative: not repaired (WEFT_RECONNECT) */
+    const char *grow; /* "HOST:PORT" of this host, at which other nodes may join the running cluster. Nodes of one host may set the same
+                         address: one of them at a time listens there (WEFT_GROW) */
+    const char *join; /* join a running cluster: the `grow` addresses of its nodes, separated by commas. One answer is enough. Leave `rank`,
+                         `size` and `coord` zero (WEFT_JOIN) */
 } weft_config;
 
 /* Join the cluster, and store the handle of this node in `*out`. The call returns when every node has connected to every other one. After
@@ -61,22 +61,21 @@ typedef struct weft_config {
  * all numbers have been given, or 1024 nodes are alive. Errors of system calls are passed on. */
 WEFT_API int weft_open(weft_node **out, const weft_config *config);
 
-/* Leave the cluster, and free the node with its pool: other nodes cannot access it any more. The call first waits until all operations of
- * this node are complete and its messages have arrived. At the default deadline, it stops waiting and closes the node all the same. NULL
- * is allowed. Other threads must not use `w` during this call or after it. If the call fails, nothing has changed.
+/* Leave the cluster, and free the node with its pool. Other nodes cannot access the pool any more. The call first waits until all
+ * operations of this node are complete and its messages have arrived. At the default deadline, the call stops waiting and closes the node
+ * anyway. NULL is allowed. Other threads must not use `w` during this call or after it. If the call fails, nothing has changed.
  *
- * A program that uses Thunderbolt devices should always call this. If the program ends in another way, the device may keep the program's
- * protection domain until the host restarts, and a device has only 11 of them. weft frees the domain at exit(), and at those of the signals
- * SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. It cannot do so at
- * SIGKILL, _exit(), exec() or a crash. If WEFT_GUARD is set, weft starts a second process, the guard, which frees the domain in these
- * cases.
+ * A program that uses Thunderbolt devices should always call this. Otherwise the device may keep the program's protection domain until the
+ * host restarts, and a device has only 11 of them. weft also frees the domain at exit(), and at each of the signals SIGTERM, SIGINT,
+ * SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. It cannot free the domain at SIGKILL,
+ * _exit(), exec() or a crash. If WEFT_GUARD is set, a second process, the guard, frees the domain in these cases.
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot notice this if a node that was
  * opened later has the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);
 
 WEFT_API uint32_t weft_rank(const weft_node *w); /* this node's number, from 0 */
-/* How many nodes started together. If nodes have joined later: the highest number so far, plus 1. Nodes that are gone still count, so the
- * value never gets smaller. */
+/* The number of nodes that started together, or if nodes have joined later, the highest number so far plus 1. Nodes that are gone still
+ * count. */
 WEFT_API uint32_t weft_size(const weft_node *w);
 
 /* The epoch is 1 plus the number of changes of membership that this node has seen: nodes that left, died, or joined later. */
@@ -88,8 +87,8 @@ WEFT_API uint32_t weft_alive_count(const weft_node *w);      /* this node includ
  * (weft_alive() is true for the node). It runs on a thread of weft. It must not wait, and must not close the node. */
 typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 
-/* Install a weft_member_fn, which stays until weft_close(). A node has room for at least 8. The function is not called for earlier changes:
- * check with weft_alive() afterwards.
+/* Install a weft_member_fn, which stays until weft_close(). A node can have at least 8 such functions. They are not called for earlier
+ * changes: afterwards check with weft_alive().
  * Errors: -EINVAL `fn` is NULL; -ENOSPC too many callbacks are installed; -ENOMEM no memory for the callback. */
 WEFT_API int weft_on_change(weft_node *w, weft_member_fn fn, void *arg);
 

@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/* Allocate `bytes` bytes in this node's pool, and store the address in `*out`. The memory is aligned to 16 bytes, or to 64 if it has 64
- * bytes or more. It is not set to zero. The caller owns it until weft_free().
+/* Allocate `bytes` bytes in this node's pool, and store the address in `*out`. The memory is aligned to 16 bytes, or to 64 if `bytes` is at
+ * least 64. It is not set to zero. Free it by weft_free().
  * Errors: -EINVAL `bytes` is 0; -ENOMEM no room (the node stays usable). */
 WEFT_API int weft_alloc(weft_node *w, size_t bytes, weft_gaddr *out);
 
@@ -26,9 +26,9 @@ WEFT_API int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_g
  * is free already. */
 WEFT_API int weft_free(weft_node *w, weft_gaddr addr);
 
-/* A pointer to the `bytes` bytes at an address, for ordinary loads and stores. Only memory of this host has one: the pool of this node,
- * and the pools of other nodes of the host. NULL for other memory, or if the bytes are not all inside the pool. The pointer is valid until
- * weft_close(), even if the other node dies. */
+/* A pointer to the `bytes` bytes at an address, for ordinary loads and stores. The memory must be in a pool of this host: of this node, or
+ * of another node of the host. NULL for other memory, or if the range is not inside the pool. The pointer is valid until weft_close(), even
+ * if the other node dies. */
 WEFT_API void *weft_ptr(weft_node *w, weft_gaddr addr, size_t bytes);
 
 /* The address of memory inside this node's pool; WEFT_NULL for memory elsewhere. */
@@ -39,9 +39,9 @@ typedef struct weft_pool_stats {
     uint64_t live_bytes;         /* allocated now, rounded up to size classes */
     uint64_t live_buffers;       /* buffers allocated now */
     uint64_t largest_free_bytes; /* the largest buffer that could be allocated now */
-    uint32_t regions_used;       /* memory regions (ibv_mr) in use on the device that has the most; over tb including those for frames */
+    uint32_t regions_used;       /* memory regions (ibv_mr) in use on the device with the most; over tb including those for frames */
     uint32_t regions_budget;     /* memory regions that this device allows; 0: no device */
-    /* What weft itself has allocated for the program, as parts of live_bytes. */
+    /* Parts of live_bytes that weft itself has allocated. */
     uint64_t network_bytes; /* rings of sockets at a gateway (weft/net.h) */
     uint64_t stream_bytes;  /* rings of the input and output of processes (weft/service.h) */
     uint64_t file_bytes;    /* cached and mapped files (weft/file.h) */

@@ -88,17 +88,16 @@ typedef struct weft_request {
 /* Finds output that has arrived; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of
  * the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
-/* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: how many
+/* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: number of
  * bytes. */
 #define WEFT_PROCESS_TAKE 4u
-/* Writes the `data_bytes` bytes at `data` to the standard input (WEFT_SPAWN_STDIN), or as many of them as there is room for. -EAGAIN: there
- * is no room now. result[0]: how many bytes were written. If `data_bytes` is 0, the input ends. */
+/* Writes bytes at `data`, at most `data_bytes` and as many as there is room for, to the standard input (WEFT_SPAWN_STDIN). -EAGAIN: no room
+ * now. result[0]: number of bytes written. If `data_bytes` is 0, the input ends. */
 #define WEFT_PROCESS_WRITE 5u
 /* Sends signal arg[0], which has Linux's number, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground
  * process group. */
 #define WEFT_PROCESS_SIGNAL 6u
-/* Frees the handle. A process that still runs is killed, unless it is detached. -EBUSY: at the same time another record writes to the
- * process, or closes it. */
+/* Frees the handle. Kills a running process unless it is detached. -EBUSY: another request is writing to the process or closing it. */
 #define WEFT_PROCESS_CLOSE 7u
 /* Sets the size of the terminal (WEFT_SPAWN_TERMINAL): arg[0] rows and arg[1] columns, each at most 65535. The foreground process group
  * gets SIGWINCH if the size has changed. */
@@ -110,11 +109,11 @@ typedef struct weft_request {
 #define WEFT_SPAWN_STDERR            0x8u  /* standard error is sent to the asker as a stream of its own; otherwise to /dev/null */
 #define WEFT_SPAWN_STDERR_TO_STDOUT  0x10u /* standard error goes to the same place as standard output */
 #define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
-#define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is the memory that the request names: arg[4] bytes at arg[3] */
+#define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is memory: arg[4] bytes at address arg[3] */
 /* Standard input, output and error are a new pseudo-terminal, which is the controlling terminal of the process; the process leads a
- * session. What the process writes to the terminal is sent to the asker as standard output (WEFT_SPAWN_STDOUT). What the asker writes as
- * standard input (WEFT_SPAWN_STDIN) is the input of the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does,
- * write the byte 4. Cannot be used together with WEFT_SPAWN_STDIN_DATA and the two flags for standard error. */
+ * session. Output to the terminal is sent to the asker as standard output (WEFT_SPAWN_STDOUT). Standard input from the asker
+ * (WEFT_SPAWN_STDIN) is the input of the terminal. A terminal has no end of input: to end the input as the key Ctrl-D does, write the byte
+ * 4. Cannot be used together with WEFT_SPAWN_STDIN_DATA and the two flags for standard error. */
 #define WEFT_SPAWN_TERMINAL 0x80u
 #define WEFT_SPAWN_FLAGS    0xffu
 
@@ -145,8 +144,8 @@ typedef struct weft_process_limit {
 #define WEFT_NAME_LOOKUP 2u
 /* Removes the name. -EPERM: another node has published it. */
 #define WEFT_NAME_WITHDRAW 3u
-/* Lists names: fills `data`, which has room for arg[1] structs weft_name, with at most 40 names. arg[0]: 0 in the first request; in the
- * next one, result[1] of the answer before. result[0]: how many names; result[1]: 0 if there are no more. */
+/* Lists names: fills `data`, which has room for arg[1] structs weft_name, with at most 40 names. arg[0]: 0 in the first request; later,
+ * result[1] of the previous answer. result[0]: number of names; result[1]: 0 if there are no more. */
 #define WEFT_NAME_LIST 4u
 
 #define WEFT_NAME_WAIT 0x1u
@@ -164,9 +163,9 @@ typedef struct weft_name {
  * asker's node can use; the other requests take it in `handle`. A request never waits for the network: if the gateway cannot carry it out
  * now, the answer is -EAGAIN, and the asker sends it again later.
  *
- * Bytes are sent from any address, and received to any: in a pool or an arena of any node. A request that copies bytes is answered after
- * the copy. The gateway writes received bytes into a ring in the asker's pool, from which they are copied. A kernel may also read them in
- * the ring (RECEIVED).
+ * Bytes are sent from and received to any address in a pool or an arena of any node. A request that copies bytes is answered after the
+ * copy. The gateway writes received bytes into a ring in the asker's pool, from which they are copied. A kernel may also read bytes in the
+ * ring (RECEIVED).
  *
  * A network address takes three words. The first has the port in bits 0 to 15, and in bits 16 to 23 the family: 4, 6, or 0 for no address.
  * The other two have the bytes of the address in network order, followed by zeros. */
@@ -188,26 +187,26 @@ typedef struct weft_name {
 #define WEFT_NET_LISTEN 2u
 /* Accepts a connection of a listener. -EAGAIN: no connection waits now. result[0]: a handle. */
 #define WEFT_NET_ACCEPT 3u
-/* Closes a socket; the handle is invalid from then on. Bytes in the ring are still sent, except if arg[0] is 1: then they are dropped, and
- * the connection is reset. */
+/* Closes a socket; the handle is invalid from then on. Bytes in the ring are still sent. If arg[0] is 1, they are dropped instead, and the
+ * connection is reset. */
 #define WEFT_NET_CLOSE 4u
 /* Checks once whether the socket is open. -EAGAIN: not yet; other errors: why it could not be opened. result[0] to result[2]: the socket's
  * own address at the gateway. result[3] to result[5]: the peer's address. */
 #define WEFT_NET_OPENED 5u
-/* Receives at most arg[1] bytes, which is not 0, to the address arg[0]. -EAGAIN: no bytes have arrived. result[0]: how many bytes; 0: the
- * peer has ended its side. With datagrams: receives one, which may have 0 bytes; result[1] to result[3]: the address of its sender.
+/* Receives at most arg[1] bytes (not 0) to the address arg[0]. -EAGAIN: no bytes have arrived. result[0]: number of bytes; 0: the peer will
+ * send no more. With datagrams: receives one, which may have 0 bytes; result[1] to result[3]: the address of its sender.
  * -EMSGSIZE: the datagram is larger than arg[1], and can be received by another request; result[0]: its size. -EBUSY: another request is
  * receiving from this socket. */
 #define WEFT_NET_RECEIVE 6u
-/* Sends at most arg[1] bytes, which is not 0, from the address arg[0]. -EAGAIN: the ring has no room now. result[0]: how many bytes. With
- * datagrams: sends all bytes as one; arg[2] to arg[4]: the receiver's address, for a socket without a peer. -EBUSY: another request is
- * sending on this socket. */
+/* Sends at most arg[1] bytes (not 0) from the address arg[0]. -EAGAIN: the ring has no room now. result[0]: number of bytes. With
+ * datagrams: sends all bytes as one datagram; arg[2] to arg[4]: the receiver's address, for a socket without a peer. -EBUSY: another
+ * request is sending on this socket. */
 #define WEFT_NET_SEND 7u
-/* Ends the sending side: after all bytes the peer sees the end. Receiving goes on. -EAGAIN: the connection is not open yet, or another
- * request is sending. */
+/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving goes on. -EAGAIN: the connection is not open yet, or
+ * another request is sending. */
 #define WEFT_NET_SHUTDOWN 8u
-/* Finds received bytes that lie together in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: their address, in the
- * asker's own pool; result[1]: how many bytes; 0: the peer has ended its side. The bytes stay there until TAKEN. */
+/* Finds contiguous received bytes in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: their address, in the asker's
+ * own pool; result[1]: number of bytes; 0: the peer will send no more. The bytes stay in the ring until TAKEN. */
 #define WEFT_NET_RECEIVED 9u
 /* Frees the first arg[0] received bytes in the ring. */
 #define WEFT_NET_TAKEN 10u
@@ -222,24 +221,23 @@ typedef struct weft_name {
  * result[0]: a handle; result[1]: the file's size; result[2], result[3]: device and inode; result[4]: modification time, in ns since 1970;
  * result[5]: the number of its generation at the gateway. */
 #define WEFT_FILE_OPEN 1u
-/* Reads at most arg[1] bytes, which is not 0, from the file's offset arg[2] to the address arg[0], in a pool or an arena of any node. A
- * request reads at most to the end of a piece (WEFT_FILE_PIECE): send another for the rest. The bytes are copied straight from the
- * gateway's cache, or from a copy of the whole piece in the asker's pool (weft/device_file.h). -EAGAIN: the piece is not there yet; send
- * the request again. `timeout_ns` is not used. result[0]: how many bytes; 0: the offset is at the end of the file or behind it. -ESTALE:
- * the file has changed since it was opened. */
+/* Reads at most arg[1] bytes (not 0) from the file's offset arg[2] to the address arg[0], in a pool or an arena of any node. A request
+ * reads at most to the end of a piece (WEFT_FILE_PIECE). The bytes are copied straight from the gateway's cache, or from a copy of the
+ * whole piece in the asker's pool (weft/device_file.h). -EAGAIN: the piece is not cached yet; send the request again. `timeout_ns` is not
+ * used. result[0]: number of bytes; 0: the offset is not below the file's size. -ESTALE: the file has changed since it was opened. */
 #define WEFT_FILE_READ_RANGE 2u
 /* Writes arg[1] bytes, from 1 to WEFT_FILE_PIECE, from the address arg[0] to the file's offset arg[2]. Answered when the bytes are in the
- * file. result[0]: how many bytes were written; result[1] to result[5]: as for OPEN. */
+ * file. result[0]: number of bytes written; result[1] to result[5]: as for OPEN. */
 #define WEFT_FILE_WRITE_RANGE 3u
 /* Reads the file's size and times from the disk. result[1] to result[5]: as for OPEN. -ESTALE: the file has changed since it was opened. */
 #define WEFT_FILE_STAT 4u
-/* Answered when all bytes that were written before are on the disk. */
+/* Answered when all earlier writes are on the disk. */
 #define WEFT_FILE_SYNC 5u
 /* Closes the file; the handle is invalid from then on. */
 #define WEFT_FILE_CLOSE 6u
 
 #if defined(__METAL_VERSION__)
-#define WEFT_LAYOUT(what) /* has no offsetof; the layout is checked where this is compiled as C */
+#define WEFT_LAYOUT(what) /* Metal has no offsetof; the layout is checked when this is compiled as C */
 #elif defined(__cplusplus)
 #define WEFT_LAYOUT(what) static_assert(what, #what)
 #else

@@ -38,7 +38,8 @@ extern "C" {
 /* Whether the node is alive and offers the service (WEFT_SERVICE_...). Just after a node has joined, the answer may still be false. */
 WEFT_API bool weft_service_offered(weft_node *w, uint32_t node, uint32_t service);
 
-/* Waits until a node offers the service, and stores its number in `*node`. If several do, it chooses the lowest number.
+/* Waits until a node offers the service, and stores the node's number in `*node`. If several nodes offer the service, the lowest number is
+ * chosen.
  * Errors: -EOPNOTSUPP no node has announced the service before the deadline; -EDEADLK the call would have to wait in a handler. */
 WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, int64_t timeout_ns);
 
@@ -49,8 +50,8 @@ WEFT_API int weft_service_find(weft_node *w, uint32_t service, uint32_t *node, i
  * results of the op. */
 WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
-/* Ends the operation with this `op` before it is complete: its result becomes the negative ECANCELED. The server may have carried out the
- * request nevertheless. A process that the request has started is killed.
+/* Ends a pending operation with the result negative ECANCELED. The server may have carried out the request nevertheless. A process that the
+ * request has started is killed.
  * Errors: -ENOENT no request or wait was started with this op, or it has ended, or a record that sends, receives, reads or writes bytes
  * was started with it. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
@@ -71,13 +72,13 @@ typedef struct weft_spawn_spec {
     weft_gaddr stdin_data;            /* with WEFT_SPAWN_STDIN_DATA: the standard input. Keep it unchanged until the program has ended */
     uint64_t stdin_bytes;
     uint64_t stdout_ring, stderr_ring; /* bytes of the ring buffers: powers of two from 4 KiB to 16 MiB; 0: 64 KiB */
-    int64_t time_limit_ns;             /* after this time it is killed, with its descendants; 0: never */
+    int64_t time_limit_ns;             /* after this time the program is killed, with its descendants; 0: never */
     /* With WEFT_SPAWN_TERMINAL: the terminal's size. 0: not known. */
     uint16_t terminal_rows, terminal_columns;
     uint32_t zero;
 } weft_spawn_spec;
 
-/* How a program has ended. Times and memory include its children for which it has waited. */
+/* How a program has ended. Times and memory include children for which the program has waited. */
 typedef struct weft_exit {
     int32_t status; /* the exit status; 0 if a signal ended the program */
     int32_t signal; /* this system's number of the signal that ended the program; 0: none; 100: one that this system does not have */
@@ -86,12 +87,11 @@ typedef struct weft_exit {
     uint64_t memory_bytes; /* the largest resident set */
 } weft_exit;
 
-/* Starts a program on a node, and waits until it runs. It leads a new process group. What is left of the group is killed when the program
- * ends. Its descendants, in whatever groups and sessions, are killed when the asker closes the handle, leaves or dies, when the time limit
- * is over, when the program gets SIGKILL or ends after SIGHUP, SIGINT, SIGQUIT or SIGTERM of the asker, and when the server leaves or
- * dies. On macOS only those in its session whose parents live. The program inherits the server's
- * environment, except the cluster's secret and the variables that describe the node. It does not inherit the server's signal mask and
- * handlers.
+/* Starts a program on a node, and waits until it runs. The program leads a new process group. When the program ends, the rest of this group
+ * is killed. All descendants of the program are killed in these cases: the asker closes the handle, leaves or dies; the time limit is over;
+ * the program gets SIGKILL, or ends after SIGHUP, SIGINT, SIGQUIT or SIGTERM of the asker; the server leaves or dies. On macOS, only
+ * descendants in the program's session with living parents are killed. The program inherits the server's environment, except the cluster's
+ * secret and the variables that describe the node. It does not inherit the server's signal mask and handlers.
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
  * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no
  * permission to execute the program or to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a
@@ -114,9 +114,9 @@ WEFT_API int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec
 WEFT_API uint32_t weft_process_node(const weft_process *p);
 WEFT_API uint32_t weft_process_pid(const weft_process *p);
 
-/* Waits until the program has ended, and stores in `*out` (may be NULL) how. `bytes` is sizeof *out; fields that this library does not
- * know are set to 0. Output that was not read yet can still be read. With WEFT_TIMEOUT_DEFAULT the call waits as long as the server is
- * alive, unless WEFT_DEADLINE is set. If the program could not be started, the call returns the error of the start.
+/* Waits until the program has ended, and stores how it ended in `*out` (may be NULL). `bytes` is sizeof *out; fields that this library does
+ * not know are set to 0. Unread output can still be read. With WEFT_TIMEOUT_DEFAULT the call waits as long as the server is alive, unless
+ * WEFT_DEADLINE is set. If the program could not be started, the call returns the error of the start.
  * Errors: -ETIMEDOUT the process has not ended before the deadline; -ECONNRESET the server is gone; -EDEADLK the call would wait in a
  * handler. */
 WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, int64_t timeout_ns);
@@ -126,27 +126,27 @@ WEFT_API int weft_process_wait(weft_process *p, weft_exit *out, size_t bytes, in
  * Errors: -ENOMEM no memory; -ECONNRESET the server is gone. */
 WEFT_API int weft_process_wait_start(weft_process *p, weft_op *op);
 
-/* Reads output of the process: `which` is 1 for standard output, 2 for standard error. Waits for at least one byte. `*got` is how many
- * bytes were read; 0: the output has ended. Only one thread at a time may read a stream.
+/* Reads output of the process: `which` is 1 for standard output, 2 for standard error. Waits for at least one byte. `*got` is the number of
+ * bytes read; 0: the output has ended. Only one thread at a time may read a stream.
  * Errors: -EINVAL this output is not sent to this node (WEFT_SPAWN_STDOUT, WEFT_SPAWN_STDERR); -ETIMEDOUT nothing came before the deadline;
  * -ECONNRESET the server is gone, and all that had arrived was read; -EPROTO the server sent invalid data; -EBUSY another read of this
  * stream is under way; -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
-/* Like weft_process_read(), but does not wait: `buf` and `got` belong to weft until the op is complete.
+/* Like weft_process_read(), but does not wait. Do not use `buf` and `got` before the op is complete.
  * Errors: -EINVAL this output is not sent to this node; -EBUSY another read of this stream is under way; -ECONNRESET the server is gone;
  * -EPROTO the server sent invalid data. */
 WEFT_API int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, weft_op *op);
 
-/* Writes to the process's standard input. Waits until all bytes are sent; `*put` (may be NULL) is how many were sent, also after an error.
- * With a time-out of 0 the call sends as many bytes as there is room for. If bytes are left, it returns -ETIMEDOUT without setting
+/* Writes to the process's standard input. Waits until all bytes are sent. `*put` (may be NULL) is the number of bytes sent, also after an
+ * error. With a time-out of 0 the call sends as many bytes as there is room for. If bytes are left, it returns -ETIMEDOUT without setting
  * weft_error(). If the program could not be started, this returns the error of the start.
  * Errors: -EINVAL the process was started without WEFT_SPAWN_STDIN; -EPIPE the process has closed its input or ended, or
  * weft_process_end_input() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the server is gone; -ENOMEM no
  * memory; -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put, int64_t timeout_ns);
 
-/* Ends the process's standard input: the program sees the end of the file after it has read what was written.
+/* Ends the process's standard input: after the last written byte, the program sees the end of the file.
  * Errors: -EINVAL the process was started without WEFT_SPAWN_STDIN; -ETIMEDOUT the server has not started the process before the deadline;
  * -ENOMEM no memory; -EDEADLK the call would wait for the start in a handler. */
 WEFT_API int weft_process_end_input(weft_process *p);
@@ -166,18 +166,17 @@ WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns
  * would wait in a handler. */
 WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
-/* Frees the handle. If the program still runs, the server kills it with its descendants. A detached one (WEFT_SPAWN_DETACHED) goes on, and
- * its further output is lost. Operations that are not complete end with the negative ECANCELED. NULL is allowed. The call does not wait:
- * memory for the output stays allocated until the server has stopped writing to it, or is gone.
+/* Frees the handle. If the program still runs, the server kills it with its descendants. A detached program (WEFT_SPAWN_DETACHED) goes on,
+ * and its further output is lost. Pending operations end with the negative ECANCELED. NULL is allowed. The call does not wait: memory for
+ * the output stays allocated until the server no longer writes to it.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);
 
 /* --- names --- */
 
-/* A node that offers the service `name` stores names; each stands for a range of memory: an address and a length. In all calls, `node` is
- * that server. A name is removed when the node that has published it leaves or dies, and also when the node that has the memory does. All
- * nodes must ask the same server, because servers do not tell each other their names. If the server leaves or dies, all its names are
- * lost. */
+/* A node that offers the service `name` stores names of memory ranges (address and length). In all calls, `node` is this server. A name is
+ * removed when the node that has published it, or the node with the memory, leaves or dies. All nodes must use the same server, because
+ * servers do not share names. If the server leaves or dies, all its names are lost. */
 
 /* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
@@ -200,8 +199,8 @@ WEFT_API int weft_name_lookup(weft_node *w, uint32_t node, const char *name, wef
  * handler. */
 WEFT_API int weft_name_wait(weft_node *w, uint32_t node, const char *name, weft_name *out, int64_t timeout_ns);
 
-/* Like weft_name_lookup(), or with `wait` like weft_name_wait(), but does not wait in the call: `out` belongs to weft until the op is
- * complete, which is after `timeout_ns` at the latest.
+/* Like weft_name_lookup(), or with `wait` like weft_name_wait(), but does not wait in the call. Do not use `out` before the op is complete,
+ * which takes at most `timeout_ns`.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name; -EFAULT there is no such node; -EOPNOTSUPP the node
  * does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no room towards
  * the node, no answer, or no such name, before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued;
@@ -216,8 +215,8 @@ WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *nam
  * route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
-/* Lists names: stores up to `max` of them in `out`, and in `*count` how many it has stored. Set `*next` to 0 before the first call. If it
- * is not 0 after a call, there are more names: call again. Names that are published or removed meanwhile may be missed, or listed twice.
+/* Lists names: stores up to `max` names in `out`, and their number in `*count`. Set `*next` to 0 before the first call. While `*next` is
+ * not 0 after a call, there are more names: call again. Names that are published or removed meanwhile may be missed, or listed twice.
  * Errors: -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
  * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the
  * pool; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */

@@ -40,10 +40,10 @@ typedef uint64_t weft_gaddr;
 #define WEFT_OFFSET_BITS    44
 #define WEFT_SPACE_BITS     4
 #define WEFT_MAX_NODES      1024              /* nodes that are alive at the same time */
-#define WEFT_MAX_NUMBERS    65536             /* numbers of nodes, from 0. A cluster that grows (weft_config.grow) gives no number twice */
+#define WEFT_MAX_NUMBERS    65536             /* numbers of nodes, from 0. A cluster that grows (weft_config.grow) reuses no number */
 #define WEFT_MAX_POOL_BYTES 17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
 
-/* Make an address from its parts, or return one part. They are inline here, and the library exports them as well, for other languages. */
+/* Make an address from its parts, or return one part. These functions are inline, and also exported by the library for other languages. */
 WEFT_API WEFT_BOTH inline weft_gaddr weft_gaddr_make(uint32_t node, uint32_t space, uint64_t offset)
 {
     return ((weft_gaddr)(node & 0xffffu) << (WEFT_OFFSET_BITS + WEFT_SPACE_BITS)) | ((weft_gaddr)(space & 0xfu) << WEFT_OFFSET_BITS) |
@@ -66,30 +66,30 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
 }
 
 /* A time-out is in nanoseconds, from the start of the call. With 0 a call tries once and does not wait. With WEFT_TIMEOUT_DEFAULT the
- * length of the wait depends on what the call waits for.
+ * length of the wait depends on the call.
  *
  * Calls that wait for an operation (a put, a get, an atomic, a message or a flush) wait until the node's default deadline: WEFT_DEADLINE,
  * 30 s unless set.
  *
  * Waits for other nodes last as long as the nodes that they need are alive, because a slow node is not an error. These are weft_barrier(),
  * weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(), weft_reap() and weft_drain(). A barrier or an exchange returns
- * -ECONNRESET when any of the nodes is gone, and weft_lock() when the node is gone in whose pool the lock is. After 30 s (WEFT_SAY_AFTER)
- * the call prints once, to stderr, for which nodes it waits. If WEFT_DEADLINE, the hostfile or weft_config sets a deadline, these calls
- * return -ETIMEDOUT at that deadline.
+ * -ECONNRESET when any of the nodes is gone, weft_lock() when the lock's node is gone. After 30 s (WEFT_SAY_AFTER) the call prints to
+ * stderr, once, for which nodes it waits. If WEFT_DEADLINE, the hostfile or weft_config sets a deadline, these calls return -ETIMEDOUT at
+ * that deadline.
  *
- * The last four of these calls cannot know which node will end the wait. They give up with -ECONNRESET when probably no node will:
+ * The last four of these calls cannot know which node will end the wait. They return -ECONNRESET when probably no node will:
  * - weft_wait_until() and weft_counter_wait(): any node has died during the wait, or no other node is alive.
  * - weft_reap() and weft_drain(): no other node is alive, and this node has claimed nothing from the queue.
  *
- * From that moment they wait for 30 s more, and then fail. In a cluster of one node they never give up, because another thread may end the
- * wait. */
+ * In these cases they wait for 30 s more, and then fail. In a cluster of one node they wait without limit, because another thread may end
+ * the wait. */
 #define WEFT_TIMEOUT_DEFAULT (-1)
 #define WEFT_US              1000ll
 #define WEFT_MS              1000000ll
 #define WEFT_SECOND          1000000000ll
 
 /* A sentence about the last error of the calling thread: what failed, on which object, why, and what to do. Never NULL; empty if nothing
- * has failed. weft owns the string. It is valid until this thread's next call of weft. */
+ * has failed. The string is valid until this thread's next call of weft. */
 WEFT_API const char *weft_error(void);
 
 /* The version of the library at run time, as "0.1.0". */

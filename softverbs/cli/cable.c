@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs fault pull, plug, remove, restore: cables and whole devices, while programs use them.
+ * softverbs fault pull, plug, remove, restore: changes cables and devices while programs use them.
  *
- * The state of a port or device is a word in the fabric's file, which the library checks before each message. Programs learn of a change
- * from asynchronous events. Removing a device brings its queue pairs to the error state, and wakes their owners: a program that polls, or
- * sleeps on a completion channel, finds its requests flushed.
+ * The state of a port or device is a word in the fabric's file, which the library checks before each message. Programs learn of changes by
+ * asynchronous events. Removing a device brings its queue pairs to the error state, and wakes their owners, which find their requests
+ * flushed.
  */
 #include "subcommand.h"
 
@@ -18,8 +18,7 @@ static uint32_t cable_top(const _Atomic uint32_t *reached, uint32_t most)
     return n < most ? n : most;
 }
 
-/* Sends an event to every process that has opened a device. The fabric's lock is held, so entries do not get new owners
- * meanwhile. */
+/* Sends an event to every process that has opened the device. With the fabric's lock, so that entries do not get new owners. */
 static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
 {
     struct sf_fabric *f = v->fabric;
@@ -44,7 +43,7 @@ static void break_connections(struct sf_view *v, uint32_t device)
         uint32_t state = atomic_load_explicit(&qp->state, memory_order_acquire);
         if (atomic_load_explicit(&qp->owner, memory_order_acquire) && (qp->device == device || qp->peer_device == device) &&
             (state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD))
-            /* relaxed: no other store must become visible together with this one */
+            /* relaxed: orders no other memory */
             __atomic_store_n(&qp->broken, 1, __ATOMIC_RELAXED);
     }
 }
@@ -67,15 +66,14 @@ static void fail_queues(struct sf_view *v, uint32_t device)
             atomic_store_explicit(&qp->state, IBV_QPS_ERR, memory_order_release);
             qp->next_look = 0;
             atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-            for (int c = 0; c < 2; c++) /* release: a process that sees this sees the state */
+            for (int c = 0; c < 2; c++) /* release: a process that sees this also sees the state */
                 atomic_store_explicit(&cqs[c]->waiting, 1, memory_order_release);
         }
         sf_unlock(v, &qp->receive.lock);
         sf_unlock(v, &qp->lock);
         for (int c = 0; c < 2; c++) {
             const struct sv_event event = {.kind = 2, .entry = (uint32_t)(cqs[c] - f->cqs)};
-            /* a lost event does no harm: an event is lost only if the pipe is full, and then the process that reads the pipe wakes anyway
-             */
+            /* may be lost if the pipe is full, but then the process wakes anyway */
             sf_signal(v, owner, cqs[c]->channel_fd, &event, sizeof event);
         }
     }
@@ -92,7 +90,7 @@ static void set_port(struct sf_view *v, uint32_t device, bool up)
         cable_tell(v, device, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
 }
 
-/* Unplugs or plugs a cable: the ports at both ends go down or up. At a switch there is only one port. */
+/* Plugs or unplugs a cable: the ports at both ends go up or down. On a switch there is only one port. */
 static int set_cable(const char *action, struct sf_view *v, uint32_t device, const char *word, bool up)
 {
     int32_t other = v->fabric->model.topology.devices[device].cable;
@@ -111,7 +109,7 @@ static int set_cable(const char *action, struct sf_view *v, uint32_t device, con
     return 0;
 }
 
-/* Plug a cable from one device into another one. Former cables of both devices are removed, so their other ends lead nowhere. */
+/* Plugs a cable from one device into another one. Their former cables are removed, so the former other ends lead nowhere. */
 static int cable_join(struct sf_view *v, const uint32_t ends[2], const char *const words[2])
 {
     const struct sv_device_model *m = v->fabric->model.topology.devices;

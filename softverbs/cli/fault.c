@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs fault: rules that the library applies while programs run (lib/fault.c), and cables and devices
- * (cable.c).
+ * softverbs fault: rules that the library applies while programs run (lib/fault.c), and cables and devices (cable.c).
  */
 #include "subcommand.h"
 
@@ -61,10 +60,10 @@ static uint32_t find_kind(const char *word)
     return SF_FAULT_NONE;
 }
 
-/* The command line of `fault`, for all actions. */
+/* The command line of `fault`. */
 struct request {
     const char *fabric, *device, *host;
-    bool json, seeded, timed, picky; /* picky: the command line has an option that only `fault add` takes */
+    bool json, seeded, timed, picky; /* picky: there is an option that only `fault add` allows */
     uint64_t qp;
     uint32_t verb;
     struct sf_fault rule;
@@ -139,7 +138,7 @@ void cli_fault_text(const struct sf_fabric *f, uint32_t entry, char *text, size_
     fclose(to);
 }
 
-/* Writes a rule into a free entry of the table. The fabric's lock is held, so that no other process does. */
+/* Writes a rule into a free entry of the table. With the fabric's lock. */
 static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seeded, uint32_t *id)
 {
     struct sf_fault *place = NULL;
@@ -163,12 +162,12 @@ static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seed
     place->every = rule->every;
     place->count = rule->count;
     place->nanoseconds = rule->nanoseconds;
-    /* rules without a seed of their own get different seeds, which are the same in every run */
+    /* rules without a seed get different seeds, which are the same in every run */
     place->seed = seeded ? rule->seed : f->seed + ((uint64_t)kind << 56) + ((uint64_t)alike << 48);
     place->id = *id = atomic_fetch_add_explicit(&f->next_fault, 1, memory_order_relaxed) + 1;
     atomic_store_explicit(&place->matches, 0, memory_order_relaxed);
     atomic_store_explicit(&place->hits, 0, memory_order_relaxed);
-    /* release: pairs with the acquire in lib/fault.c. A process that sees the kind sees the rule. */
+    /* release: pairs with the acquire in lib/fault.c; a process that sees the kind sees the rule */
     atomic_store_explicit(&place->kind, kind, memory_order_release);
     atomic_fetch_add_explicit(&f->fault_count, 1, memory_order_relaxed);
     return 0;
@@ -249,7 +248,7 @@ static int fault_list(const struct request *q, struct sf_view *v, int words, cha
     return q->json ? cli_json_print("fault", all) : cli_flush("fault");
 }
 
-/* Remove rule `id`, or all rules if `id` is 0. Returns how many were removed. The caller holds the fabric's lock. */
+/* Removes rule `id`; 0: all rules. Returns how many were removed. With the fabric's lock. */
 static unsigned fault_take(struct sf_fabric *f, uint32_t id)
 {
     unsigned gone = 0;
@@ -300,7 +299,6 @@ static int fault_number(const char *option, uint64_t least, uint64_t most, uint6
                      most == 0xffffff ? " to 0xffffff, as ibv_qp.qp_num has it" : "");
 }
 
-/* Reads an option of a rule. */
 static int rule_option(int c, struct request *q)
 {
     struct sf_fault *r = &q->rule;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Recognizes programs into which the loader does not load this library: static programs, and programs for which the loader ignores the
+ * Recognizes programs into which the loader does not load this library: static programs, and those for which the loader ignores the
  * environment variables that name the library. Such programs run, but find no devices, and only this command can tell the user why.
  */
 #include "subcommand.h"
@@ -15,7 +15,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* Opens the file that execvp() would run for `program`. -1: none. */
+/* Opens the file that execvp() would run as `program`. -1: none. */
 static int open_program(const char *program)
 {
     const char *path = getenv("PATH");
@@ -32,8 +32,8 @@ static int open_program(const char *program)
     return -1;
 }
 
-/* Whether one of the file's notes is named "softverbs". With it a static program says that it only starts other programs, or replaces
- * itself by one, so the user need not be warned. */
+/* Whether the file has a note named "softverbs". A static program with this note only starts other programs, so the user need not be
+ * warned. */
 static bool has_our_note(int fd, const Elf64_Phdr *part)
 {
     static const char name[] = "softverbs";
@@ -43,8 +43,7 @@ static bool has_our_note(int fd, const Elf64_Phdr *part)
     return n > 0 && memmem(notes, (size_t)n, name, sizeof name);
 }
 
-/* Whether the file is an executable for this machine that names no loader, and has no note of ours. A position-independent one may be
- * static too. */
+/* Whether the file is a static executable for this machine: it names no loader, and does not have the note. */
 static bool is_static(int fd)
 {
     Elf64_Ehdr head;
@@ -60,7 +59,7 @@ static bool is_static(int fd)
     return true;
 }
 
-/* Whether the program gets rights that its caller does not have. The loader then ignores LD_PRELOAD and LD_LIBRARY_PATH. */
+/* Whether the program gets rights that its caller does not have. Then the loader ignores LD_PRELOAD and LD_LIBRARY_PATH. */
 static bool gains_rights(int fd)
 {
     struct stat s;

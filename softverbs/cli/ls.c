@@ -2,7 +2,7 @@
  *
  * softverbs ls: shows fabrics, their devices, and what each process uses.
  *
- * The tables are read while programs run: each number is correct, but different numbers may be from different moments.
+ * The tables are read while programs run, so the numbers may be from different moments.
  */
 #include "subcommand.h"
 
@@ -24,7 +24,6 @@ static const char help[] =
 enum { KINDS = 5, FEW = 16 };
 static const char *const kinds[KINDS] = {"qp", "pd", "mr", "cq", "srq"};
 
-/* What is in use, by process and by device. */
 struct usage {
     uint32_t of[SF_PROCESSES][KINDS];
     uint32_t leaked[SV_DEVICES];
@@ -62,7 +61,7 @@ static struct usage *ls_look(const struct sf_fabric *f)
     return u;
 }
 
-/* How many objects of each kind a device has in use, and how many it may have. 0: the profile has no limit. */
+/* The objects of each kind that a device has in use, and the most it may have; 0: the profile has no limit. */
 static void ls_used(const struct sf_fabric *f, uint32_t device, uint32_t now[KINDS], uint32_t most[KINDS])
 {
     const struct sf_device *d = &f->devices[device];
@@ -92,7 +91,7 @@ static void far_end(const struct sv_topology *t, uint32_t device, char text[2 * 
         snprintf(text, 2 * SV_NAME, "%s", cable == SV_SWITCH ? "switch" : "no cable");
 }
 
-/* Whether entry p belongs to a program, and not to a softverbs command. */
+/* Whether entry p belongs to a program, not to a softverbs command. */
 static bool ls_shown(const struct sf_view *v, uint32_t p)
 {
     return v->fabric->processes[p].host != SF_NO_HOST && sf_alive(v->fabric, p + 1);
@@ -229,7 +228,7 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
     if (now > f->created)
         cli_time_text((now - f->created) * UINT64_C(1000000000), age, sizeof age);
     else
-        snprintf(age, sizeof age, "0s"); /* the clock may have been set back */
+        snprintf(age, sizeof age, "0s"); /* the clock was set back */
     printf("fabric %s: profile %s, %s; %u host%s, %u device%s, seed %llu; %s old\n", cli_clean(f->name, SV_NAME, name, SV_NAME),
            cli_clean(f->model.profile.name, SV_NAME, profile, SV_NAME), cli_clean(t->name, SV_NAME, topology, SV_NAME), t->host_count,
            t->host_count == 1 ? "" : "s", t->device_count, t->device_count == 1 ? "" : "s", (unsigned long long)f->seed, age);
@@ -251,13 +250,13 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
     return status;
 }
 
-/* Shows one fabric; `all_json` is the list to add it to; NULL: print it. */
+/* Shows one fabric. `all_json`: the list to add it to; NULL: print it. */
 static int ls_show(const char *name, bool all, json_t *all_json)
 {
     struct sf_view view;
     struct sv_why why = {""};
-    /* Join the fabric, because only a member can free what dead processes own, so that only living processes are shown. If there is no free
-     * entry, only read. */
+    /* Join the fabric, because only a member can free what dead processes own, so that only living ones are shown. Without a free entry,
+     * only read. */
     int error = sf_attach(&view, name, true, SF_NO_HOST, &why);
     if (error == -EUSERS)
         error = sf_attach(&view, name, false, 0, &why);

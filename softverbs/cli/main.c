@@ -13,7 +13,7 @@ struct command {
     int (*run)(int argc, char **argv);
 };
 
-/* In the order of the help; add a row to add a subcommand. */
+/* In the order of the help. */
 static const struct command commands[] = {
     {"run", "start a program on a host; it sees the devices of that host", cli_run},
     {"up", "make a fabric: switch N, mesh N, ring N, chain N or a file", cli_up},
@@ -70,8 +70,8 @@ static const struct command *main_find(const char *word)
     return NULL;
 }
 
-/* Opens descriptors 0, 1 and 2 if they are closed, so that a fabric's file does not get one of these numbers. They lead to /dev/null, open
- * only for the opposite direction: so using them fails, as it would if they were closed. O_CLOEXEC closes them when the program starts. */
+/* Opens descriptors 0, 1 and 2 if they are closed, so that a fabric's file does not get such a number. They are /dev/null, opened only for
+ * the opposite direction, so using them fails as before. O_CLOEXEC closes them when the program starts. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Output that all subcommands have in common: messages, options, tables, JSON.
+ * Output of all subcommands: messages, options, tables, JSON.
  */
 #include "subcommand.h"
 
@@ -13,7 +13,7 @@ static void output_say(const char *sub, const char *format, va_list args)
 {
     char line[2048];
     vsnprintf(line, sizeof line, format, args);
-    fflush(stdout); /* keeps the order if both go to the same file */
+    fflush(stdout); /* keeps the order if both are the same file */
     fprintf(stderr, "softverbs%s%s: %s\n", sub[0] ? " " : "", sub, line);
 }
 
@@ -36,7 +36,7 @@ int cli_usage(const char *sub, const char *format, ...)
     return CLI_USAGE;
 }
 
-/* How many letters must be changed, added or removed to turn `a` into `b`; both are cut at 31 letters. */
+/* How many letters must be changed, added or removed to turn `a` into `b`. Both are cut at 31 letters. */
 static unsigned output_distance(const char *a, const char *b)
 {
     enum { LETTERS = 31 };
@@ -69,9 +69,9 @@ const char *cli_nearest(const char *word, const void *words, size_t count, size_
         memcpy(&candidate, (const char *)words + i * stride, sizeof candidate);
         unsigned far = output_distance(word, candidate);
         if (*word && strncmp(word, candidate, strlen(word)) == 0)
-            far = 1; /* `word` is the beginning of the candidate */
+            far = 1; /* `word` begins the candidate */
         size_t longer = strlen(candidate) > strlen(word) ? strlen(candidate) : strlen(word);
-        if (far < best && far < longer) { /* words that have no letter in common are not suggested: '0' is no suggestion for '9' */
+        if (far < best && far < longer) { /* '0' is no suggestion for '9': the words have no letter in common */
             best = far;
             nearest = candidate;
         }
@@ -82,7 +82,7 @@ const char *cli_nearest(const char *word, const void *words, size_t count, size_
 int cli_option(const char *sub, int argc, char **argv, bool stop, const struct option *longs, bool *started)
 {
     if (!*started) {
-        optind = 0; /* resets getopt after an earlier scan */
+        optind = 0; /* resets getopt */
         opterr = 0;
         *started = true;
     }
@@ -116,7 +116,7 @@ int cli_option(const char *sub, int argc, char **argv, bool stop, const struct o
 
 struct cli_table {
     unsigned columns;
-    bool broken; /* there was too little memory for the table */
+    bool broken; /* no memory for the table */
     size_t rows;
     char **cells;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finding the fabric, host and device that the words of a command line name.
+ * Finds the fabric, host and device named on a command line.
  */
 #include "subcommand.h"
 

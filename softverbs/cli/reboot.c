@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs reboot: what a restart of a host does to its devices. Its processes are ended, leaked domains are freed, and devices on which
- * deregistration was blocked allow it again.
+ * softverbs reboot: does what a restart of a host does to its devices. The host's processes are killed, leaked domains are freed, and
+ * deregistration is no longer blocked.
  */
 #include "subcommand.h"
 
@@ -52,7 +52,7 @@ static int reboot_refuse(const struct sf_view *v, uint32_t host, const char *nam
                      v->fabric->name, live, live == 1 ? "" : "es", list, live == 1 ? "it" : "them", live == 1 ? "it" : "them");
 }
 
-/* Kills the programs of a host and waits until they are gone. */
+/* Kills the programs of a host, and waits until they have ended. */
 static int clear_host(const struct sf_view *v, uint32_t host)
 {
     for (uint32_t p = 0; p < process_top(v); p++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * softverbs run: runs a program with this library in place of libibverbs. The program replaces this process, so signals, exit status and
- * process number are the program's own.
+ * softverbs run: runs a program with this library in place of libibverbs. The program replaces this process, so it has its own signals,
+ * exit status and process number.
  */
 #include "subcommand.h"
 
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { RUN_FAILED = 125, RUN_CANNOT = 126, RUN_NOT_FOUND = 127 }; /* the exit statuses of env(1) and of shells */
+enum { RUN_FAILED = 125, RUN_CANNOT = 126, RUN_NOT_FOUND = 127 }; /* as env(1) and shells exit */
 
 static const char help[] =
     "Usage: softverbs run [--fabric F] [--host H] [--profile P] [--] PROGRAM [ARGUMENTS]\n"
@@ -33,7 +33,7 @@ static const char help[] =
     "With SOFTVERBS_LOG=info the library says why it refuses a call. Exit status: that of PROGRAM; 125 if softverbs\n"
     "failed, 126 if PROGRAM cannot be started, 127 if it was not found.\n";
 
-/* Whether `directory` contains this library; `path` gets the real path of the directory. */
+/* Whether `directory` contains this library. `path` gets the real path of the directory. */
 static bool is_ours(const char *directory, char path[PATH_MAX])
 {
     char library[PATH_MAX + 32], real[PATH_MAX];
@@ -43,7 +43,7 @@ static bool is_ours(const char *directory, char path[PATH_MAX])
     return realpath(library, real) != NULL;
 }
 
-/* Finds the library, which is beside this command where it was installed, or in the tree where it was built. */
+/* Finds the library: beside this command where it was installed, or in the build tree. */
 static int find_library(char directory[PATH_MAX])
 {
     static const char *const places[] = {"../" SOFTVERBS_LIBDIR "/softverbs", "../lib/softverbs", "../lib/verbs"};
@@ -60,7 +60,7 @@ static int find_library(char directory[PATH_MAX])
         snprintf(place, sizeof place, "%s/%s", self, places[i]);
         if (!is_ours(place, directory))
             continue;
-        if (strpbrk(directory, ": ")) /* both characters separate entries of LD_PRELOAD, which has no quoting */
+        if (strpbrk(directory, ": ")) /* both separate entries of LD_PRELOAD, which has no quoting */
             return cli_error("run",
                              "the library's directory has a space or colon in its name, which LD_PRELOAD does not "
                              "allow: '%s'. Move or install softverbs elsewhere",
@@ -73,8 +73,8 @@ static int find_library(char directory[PATH_MAX])
                      self, places[0], self, places[2]);
 }
 
-/* Find the runtime library of a sanitizer, which must be the first library of a process. This command was built with the same options as
- * the library, so if this command has such a runtime, the library needs it, too. */
+/* Finds the runtime library of a sanitizer, which must be a process's first library. This command was built like the library, so the
+ * library needs the same runtime. */
 static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
 {
     (void)size;
@@ -88,7 +88,7 @@ static int note_runtime(struct dl_phdr_info *info, size_t size, void *found)
     return 0;
 }
 
-/* Puts `first` before the value of the environment variable, unless it is there already. */
+/* Puts `first` before the value of the environment variable, unless it is there. */
 static int run_prepend(const char *variable, const char *first)
 {
     const char *old = getenv(variable);
@@ -96,7 +96,7 @@ static int run_prepend(const char *variable, const char *first)
     if (!old || !*old)
         return setenv(variable, first, 1);
     if (strncmp(old, first, n) == 0 && (old[n] == 0 || old[n] == ':' || old[n] == ' '))
-        return 0; /* it is there already: `softverbs run` has also started the program that starts this one */
+        return 0; /* the program that started this one was started by `softverbs run`, too */
     char *both = malloc(n + strlen(old) + 2);
     if (!both)
         return -1;
@@ -106,8 +106,8 @@ static int run_prepend(const char *variable, const char *first)
     return error;
 }
 
-/* Turn off one check of gcc's address sanitizer: a program built with it refuses to start if another library is preloaded before the
- * sanitizer's. This library replaces nothing of the sanitizer. The user's own options come later, and override this. */
+/* Turns off a check of gcc's address sanitizer, by which programs refuse to start if another library is preloaded before the sanitizer's.
+ * The user's own options come later, and override this. */
 static int calm_sanitizer(void)
 {
     static const char option[] = "verify_asan_link_order=0";
@@ -115,7 +115,7 @@ static int calm_sanitizer(void)
     return old && strstr(old, "verify_asan_link_order") ? 0 : run_prepend("ASAN_OPTIONS", option);
 }
 
-/* The program may change its directory, so a relative $SOFTVERBS_DIR is made absolute. The directory exists by now. */
+/* Makes a relative $SOFTVERBS_DIR absolute, because the program may change its directory. The directory exists. */
 static int fix_directory(void)
 {
     const char *set = getenv("SOFTVERBS_DIR");
@@ -140,7 +140,6 @@ static int set_environment(const char *fabric, const char *host)
     return 0;
 }
 
-/* Check that the existing fabric has exactly the requested profile. */
 static int check_profile(const struct sf_fabric *f, const struct sv_profile *wanted, const char *word)
 {
     char *is = sv_profile_json(&f->model.profile), *asked = sv_profile_json(wanted);
@@ -158,7 +157,7 @@ static int check_profile(const struct sf_fabric *f, const struct sv_profile *wan
     return status;
 }
 
-/* Attach the fabric `name`, and make it if it does not exist. Several commands may do this at the same time; one of them makes it. */
+/* Attaches the fabric `name`, and makes it if necessary. If several commands do this at the same time, one of them makes it. */
 static int run_enter(struct sf_view *view, const char *name, const struct sv_model *model)
 {
     struct sv_why why = {""};
@@ -191,7 +190,7 @@ static int run_prepare(const char *fabric, const char *host, const char *profile
         goto out;
     char host_name[SV_NAME], fabric_name[SV_NAME];
     snprintf(host_name, sizeof host_name, "%.*s", SV_NAME - 1, view.fabric->model.topology.hosts[h].name);
-    snprintf(fabric_name, sizeof fabric_name, "%s", name); /* a copy: `name` may point into the environment, or into the model */
+    snprintf(fabric_name, sizeof fabric_name, "%s", name); /* copied, because `name` may point into the environment or the model */
     status = set_environment(fabric_name, host_name);
 out:
     if (view.fabric)

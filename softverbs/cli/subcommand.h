@@ -36,21 +36,21 @@ int cli_error(const char *sub, const char *format, ...) CLI_PRINTF(2, 3);
 /* Prints the message, refers to --help, and returns CLI_USAGE. */
 int cli_usage(const char *sub, const char *format, ...) CLI_PRINTF(2, 3);
 
-/* getopt_long() with messages of this command: returns the option's value, -1 at the end, '?' after a message (then return CLI_USAGE). With
-   `stop`, options end at the first word that is no option; otherwise such words may stand between options, and are moved behind them. Set
-   `*started` to false before the first call. */
+/* getopt_long() with this command's messages. Returns the option's value; -1: the end; '?': a message was printed, so return CLI_USAGE.
+ * With `stop`, options end at the first word that is no option; otherwise such words are moved behind the options. Set `*started` to false
+ * before the first call. */
 int cli_option(const char *sub, int argc, char **argv, bool stop, const struct option *longs, bool *started);
-/* The one of `count` words that `word` probably means, or NULL. `stride` is the distance in bytes from one `const char *` to the next. */
+/* Returns the word that `word` probably means, or NULL. `stride`: bytes from one `const char *` to the next. */
 const char *cli_nearest(const char *word, const void *words, size_t count, size_t stride);
-/* Prints a help text. 0, or CLI_FAILED if writing to stdout failed. */
+/* Prints a help text. Returns 0, or CLI_FAILED if stdout cannot be written. */
 int cli_help(const char *sub, const char *text);
-/* Prints and frees a JSON value; NULL: there was no memory for it. 0, or CLI_FAILED after a message. */
+/* Prints and frees a JSON value; NULL means no memory. Returns 0, or CLI_FAILED after a message. */
 int cli_json_print(const char *sub, json_t *value);
 int cli_flush(const char *sub);
 
-/* A table for people to read: columns are as wide as needed. Cells are copied; cli_table_print() reports a lack of memory. */
+/* A table for people. Columns are as wide as needed. Cells are copied. cli_table_print() reports a lack of memory. */
 struct cli_table;
-/* '>' before a title: the column is aligned to the right. */
+/* '>' before a title: align the column to the right. */
 struct cli_table *cli_table_new(unsigned columns, const char *const *titles);
 void cli_table_add(struct cli_table *, const char *const *cells);
 int cli_table_print(const char *sub, struct cli_table *, const char *indent); /* prints and frees */
@@ -63,25 +63,25 @@ int cli_parse_errno(const char *text, int32_t *out);   /* ENOMEM, 12 */
 int cli_parse_verb(const char *text, uint32_t *out);   /* create_qp, ibv_create_qp */
 const char *cli_errno_name(int32_t, char buffer[16]);
 const char *cli_verb_name(uint32_t);
-const char *cli_verbs(void); /* all of them, for messages */
+const char *cli_verbs(void); /* all verbs, for messages */
 void cli_time_text(uint64_t nanoseconds, char *text, size_t bytes);
-/* A name that another process has written, made printable. */
+/* Makes a name that another process has written printable. */
 const char *cli_clean(const char *name, size_t bytes, char *text, size_t room);
 
 /* ---- place.c: 0, or the exit status after a message ---- */
-#define CLI_SEED 1 /* the seed of a fabric for which none is given: faults are the same in each run */
+#define CLI_SEED 1 /* the default seed of a fabric: faults are the same in each run */
 /* --fabric, else $SOFTVERBS_FABRIC, else the profile's name, else "default". */
 int cli_fabric_name(const char *sub, const char *option, const struct sv_profile *, const char **name);
-/* Maps a live fabric. `join` is needed to take locks or write. */
+/* Maps a fabric that is not down. `join`: needed to take locks or to write. */
 int cli_attach(const char *sub, struct sf_view *, const char *name, bool join);
 int cli_find_host(const char *sub, const struct sf_view *, const char *word, uint32_t *host);
 /* Finds a device: HOST:DEVICE, HOST:INTERFACE, or a device's name if only one device has it. */
 int cli_find_device(const char *sub, const struct sf_view *, const char *word, uint32_t *device);
-/* The names of all fabrics of this user, sorted; having none is not an error. */
+/* The names of this user's fabrics, sorted. There may be none. */
 int cli_fabrics(const char *sub, char ***names, size_t *count);
 void cli_fabrics_free(char **names, size_t count);
 int cli_profile_load(const char *sub, const char *word, struct sv_profile *);
-/* Builds a model on the heap from a profile and the words of a topology. */
+/* Makes a model on the heap from a profile and the words of a topology. */
 int cli_model(const char *sub, const char *profile, int words, char *const *word, struct sv_model **);
 /* HOST:DEVICE of an entry, such as "0:rocep0". */
 void cli_device_text(const struct sv_topology *, uint32_t device, char text[2 * SV_NAME]);
@@ -90,7 +90,7 @@ void cli_device_text(const struct sv_topology *, uint32_t device, char text[2 * 
 void cli_fault_text(const struct sf_fabric *, uint32_t entry, char *text, size_t bytes);
 json_t *cli_fault_json(const struct sf_fabric *, uint32_t entry);
 
-/* ---- linked.c: prints a warning if the library cannot be loaded into `program` ---- */
+/* ---- linked.c: warns if the library cannot be loaded into `program` ---- */
 void cli_warn_linked(const char *program);
 
 /* ---- cable.c ---- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Turns words of the command line into numbers, times, probabilities, errno values and verbs, and back.
+ * Converts words of the command line to numbers, times, probabilities, errno values and verbs, and back.
  */
 #include "subcommand.h"
 
@@ -22,7 +22,7 @@ int cli_parse_number(const char *text, uint64_t least, uint64_t most, uint64_t *
     return 0;
 }
 
-/* The number at the beginning of `text`, and the rest of the text. */
+/* Reads the number at the beginning of `text`. Returns the rest, too. */
 static int parse_real(const char *text, double *out, const char **rest)
 {
     char *end;
@@ -54,7 +54,7 @@ int cli_parse_time(const char *text, uint64_t *nanoseconds)
 
 void cli_time_text(uint64_t ns, char *text, size_t bytes)
 {
-    size_t i = sizeof units / sizeof units[0] - 2; /* start below hours, which are only read and never printed */
+    size_t i = sizeof units / sizeof units[0] - 2; /* without hours, which are read but never printed */
     while (i > 0 && (double)ns < units[i].ns)
         i--;
     snprintf(text, bytes, "%.4g%s", (double)ns / units[i].ns, units[i].name);
@@ -68,7 +68,7 @@ int cli_parse_chance(const char *text, uint32_t *ppm)
         return -EINVAL;
     double scale = strcmp(unit, "") == 0 ? 1e6 : strcmp(unit, "%") == 0 ? 1e4 : strcmp(unit, "ppm") == 0 ? 1 : 0;
     double scaled = n * scale + 0.5;
-    if (scale == 0 || scaled < 1 || scaled >= 1e6 + 1) /* probabilities below one in a million cannot be represented */
+    if (scale == 0 || scaled < 1 || scaled >= 1e6 + 1) /* the smallest probability is one in a million */
         return -EINVAL;
     *ppm = (uint32_t)scaled;
     return 0;

@@ -2,11 +2,11 @@
  *
  * Finds out which processes of a fabric are alive.
  *
- * A process is alive if its memory holds a random number, its cookie, at the address that its entry names. One read of its memory decides
- * this. The read also distinguishes the process from a later one with the same number, and from a program that has replaced it (exec).
+ * Each process has a random number, its cookie, in its memory, at an address that its entry names. A process is alive if the cookie can be
+ * read there. This also recognizes a later process with the same number, and a program that has replaced the process (exec).
  *
- * If that read is forbidden (Yama's scope 2, another user namespace, a program that may not be traced), the start time of the process
- * decides instead. A mistake would be serious: the queues of a living process would be destroyed.
+ * If the memory may not be read (Yama's scope 2, another user namespace, a program that may not be traced), the start time of the process
+ * decides. A living process must never be taken for dead, because its queues would be destroyed.
  */
 #include "shared.h"
 
@@ -21,9 +21,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static _Atomic uint64_t own_space; /* cache of sf_know_self(); a forked child may be in another namespace, and asks again when it joins */
+/* cache of sf_know_self(); a forked child may be in another namespace, and sets it again when it joins */
+static _Atomic uint64_t own_space;
 
-/* Field 22 of /proc/PID/stat, or -errno if it cannot be read. The command's name before it is in brackets and may contain any character. */
+/* Returns field 22 of /proc/PID/stat, or -errno. The command's name before this field is in brackets, and may contain any character. */
 static int64_t start_of(const char *path)
 {
     char text[1024];
@@ -50,13 +51,13 @@ void sf_know_self(uint64_t *space, uint64_t *started)
     atomic_store_explicit(&own_space, *space, memory_order_relaxed);
 }
 
-/* Whether the process with this number started at the time that the entry has. True if that cannot be found out. */
+/* Whether the process with this number started at the time in the entry. If this is unknown: true. */
 static bool same_start(const struct sf_process *p)
 {
     char path[32];
     snprintf(path, sizeof path, "/proc/%d/stat", p->pid);
     int64_t start = p->started ? start_of(path) : -EACCES;
-    if (start < 0) /* if /proc hides the processes of other users, a living process may have no file there */
+    if (start < 0) /* if /proc hides other users' processes, a living process may have no file there */
         return kill(p->pid, 0) == 0 || errno == EPERM;
     return (uint64_t)start == p->started;
 }
@@ -72,8 +73,8 @@ static ssize_t read_cookie(const struct sf_process *p, pid_t by, uint64_t *cooki
     return process_vm_readv(by, &here, 1, &there, 1, 0);
 }
 
-/* Find a living thread of the process. After its first thread has ended, a process goes on, but its memory is accessible only through the
- * number of another thread. */
+/* Finds a living thread of the process. When the first thread of a process has ended, its memory is accessible only by the number of
+ * another thread. */
 static bool found_thread(struct sf_process *p)
 {
     char path[32];
@@ -100,12 +101,12 @@ bool sf_alive(struct sf_fabric *f, uint32_t process)
     uint32_t owner = atomic_load_explicit(&p->owner, memory_order_acquire);
     if (owner == 0)
         return false;
-    if (owner & SF_JOINING) /* the process has not written its cookie yet; for these few microseconds its process number decides */
+    if (owner & SF_JOINING) /* the process is joining, and has not written its cookie yet: its process number decides */
         return kill((pid_t)(owner & ~SF_JOINING), 0) == 0 || errno == EPERM;
     uint64_t space = atomic_load_explicit(&p->space, memory_order_relaxed);
     if (space != atomic_load_explicit(&own_space, memory_order_relaxed))
-        return space !=
-               SF_SPACE_DEAD; /* the process is in another PID namespace, where its number is another one: only sf_attach() can decide */
+        /* The process is in another PID namespace, where it has another number. Only sf_attach() can decide. */
+        return space != SF_SPACE_DEAD;
     uint64_t cookie = 0;
     ssize_t n = read_cookie(p, sf_reach(f, process), &cookie);
     if (n < 0 && (errno == EPERM || errno == ENOSYS))

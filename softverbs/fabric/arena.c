@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The arena: memory for queues, in whole pages of the file, each marked with its owner. Pages get memory when they are allocated, so a full
- * /dev/shm is an error at that time, and not a SIGBUS later. When pages are freed, their memory is returned to the system.
+ * The arena: memory for queues, in whole pages of the file, each with its owner. Memory is allocated for a page when the page is taken, so
+ * that a full /dev/shm is an error then, and not a SIGBUS later. The memory of freed pages is returned to the system.
  */
 #include "shared.h"
 
@@ -25,7 +25,7 @@ static uint32_t pages_of(size_t bytes)
     return (uint32_t)((bytes + SF_PAGE - 1) / SF_PAGE);
 }
 
-/* The first run of `count` free pages at or after `from`; SF_PAGES when there is none before the end. */
+/* Returns the first run of `count` free pages from `from` on; SF_PAGES: none. */
 static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t count)
 {
     uint32_t length = 0;
@@ -37,8 +37,7 @@ static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t coun
     return SF_PAGES;
 }
 
-/* Make sure that the marks which a search for `count` pages may read, from page_top on, have memory. The marks below page_top have memory
- * already. */
+/* Allocates memory for the owners' words that a search for `count` pages may read. Those below page_top have memory. */
 static int back_marks(struct sf_view *v, uint32_t count)
 {
     struct sf_fabric *f = v->fabric;
@@ -83,7 +82,7 @@ uint64_t sf_arena_take(struct sf_view *v, size_t bytes)
         errno = ENOMEM;
         return 0;
     }
-    /* Unused pages of the arena are holes, and read as zeros. */
+    /* unused pages of the arena are holes, and read as zeros */
     int error = sf_back(v, sf_at(v, sf_page_offset(page)), (size_t)count * SF_PAGE);
     if (error) {
         sf_arena_give(v, sf_page_offset(page), bytes);
@@ -102,7 +101,7 @@ void sf_arena_give(struct sf_view *v, uint64_t offset, size_t bytes)
     if (page >= SF_PAGES || count > SF_PAGES - page)
         return;
     sf_lock_fabric(v);
-    /* a forked child may be destroying its copy of a queue that belongs to its parent */
+    /* a forked child may be destroying its copy of a queue of its parent */
     uint32_t own = 0;
     while (own < count && atomic_load_explicit(&v->fabric->pages[page + own], memory_order_relaxed) == v->process)
         own++;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The fabric's file: where it is, and how it is made and removed.
+ * The fabric's file: its place, and how it is made and removed.
  *
- * The file is made under another name, and linked to its own name when it is complete. Most of the file is holes, and only used parts need
- * memory.
+ * The file gets its name when it is complete. Most of it is holes, and only used parts need memory.
  *
- * Bytes beyond the end of the file are used only for locks: one byte for each process, locked as long as the process lives, and one for a
- * process that is just joining. The kernel releases these locks when a process dies, and all namespaces can see them.
+ * Bytes beyond the end of the file are used for locks: one byte for each process, locked while the process lives, and one for a process
+ * that is joining. The kernel releases these locks when a process dies, and they work across namespaces.
  */
 #include "shared.h"
 
@@ -99,7 +98,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
     int r = file_path(path, sizeof path, name, true, why);
     if (r != 0)
         return r;
-    /* without a name, if the file system supports this, so that a process that is killed meanwhile leaves no file */
+    /* without a name if possible, so that a killed process leaves no file */
     snprintf(making, sizeof making, "%.*s", (int)(strrchr(path, '/') - path), path);
     int fd = open(making, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     bool nameless = fd >= 0;
@@ -155,7 +154,7 @@ int sf_create(const char *name, const struct sv_model *model, uint64_t seed, str
     return r;
 }
 
-/* Remove the directory of fabrics if it was made automatically and the last fabric is gone. A directory that the user named is kept. */
+/* Removes the directory of fabrics when it is empty, unless the user has set SOFTVERBS_DIR. */
 static void remove_directory(void)
 {
     char path[256];
@@ -164,7 +163,7 @@ static void remove_directory(void)
         rmdir(path); /* fails if the directory is not empty */
 }
 
-/* Checks the numbers that the library uses as indices without checking them again. */
+/* Checks the numbers that the library uses as indices without checking them itself. */
 static bool model_sane(const struct sv_model *m)
 {
     const struct sv_topology *t = &m->topology;
@@ -192,7 +191,7 @@ int sf_set_cable(struct sf_fabric *f, uint32_t device, int32_t cable)
                   : file_protect(f, PROT_READ | PROT_WRITE);
     if (err)
         return err;
-    /* relaxed, as for all readers: while the port is down nothing is sent from there */
+    /* relaxed, as in all readers: the ports are down, so nothing is sent */
     __atomic_store_n(&d->cable, cable, __ATOMIC_RELAXED);
     d->port_up = cable >= 0;
     return file_protect(f, PROT_READ);
@@ -204,9 +203,8 @@ static struct flock byte_of(uint32_t process, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)(file_bytes() + process), .l_len = 1};
 }
 
-/* Lock the byte of a process. Byte 0 is locked while a process joins, so if an entry is being filled in and byte 0 is not locked, the
- * entry's process is dead. The wait for the lock is limited: if a process is stopped while it joins, or the file system has no locks, the
- * other checks still work within one namespace. */
+/* Locks the byte of a process. Byte 0 is locked while a process joins: if an entry is being filled in and byte 0 is not locked, the entry's
+ * process is dead. The wait is limited, because a process may be stopped while it joins, and some file systems have no locks. */
 static void lock_byte(const struct sf_view *v, uint32_t process)
 {
     struct flock l = byte_of(process, F_WRLCK);
@@ -220,7 +218,7 @@ static void unlock_joining(const struct sf_view *v)
     fcntl(v->fd, F_OFD_SETLK, &l);
 }
 
-/* Mark the entries of other namespaces whose process is dead. Returns the number + 1 of a living one, or 0. */
+/* Marks the entries of other namespaces whose processes are dead. Returns the number + 1 of a living one, or 0. */
 static uint32_t find_stranger(struct sf_view *v, uint64_t space)
 {
     struct sf_fabric *f = v->fabric;
@@ -238,14 +236,14 @@ static uint32_t find_stranger(struct sf_view *v, uint64_t space)
             continue;
         }
         atomic_store_explicit(&e->space, SF_SPACE_DEAD, memory_order_relaxed);
-        /* release: a process that sees the entry in use sees that its process is dead */
+        /* release: a process that sees the entry in use also sees that its process is dead */
         atomic_compare_exchange_strong_explicit(&e->owner, &owner, 1, memory_order_release, memory_order_relaxed);
     }
     return found;
 }
 
-/* Whether /proc shows this process's own namespace. Other processes are woken through /proc/PID/fd; in the /proc of another namespace, the
- * number would be that of a different process. */
+/* Whether /proc shows this process's namespace. Processes are woken through /proc/PID/fd, and the /proc of another namespace has other
+ * numbers. */
 static bool proc_is_ours(void)
 {
     char text[32] = "";
@@ -270,7 +268,7 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
                                                          memory_order_acq_rel, memory_order_relaxed))
                 continue;
             struct sf_process *e = &f->processes[p];
-            lock_byte(v, p + 1); /* the kernel releases the lock when the process ends */
+            lock_byte(v, p + 1); /* the kernel releases this lock when the process ends */
             atomic_store_explicit(&e->space, space, memory_order_relaxed);
             e->started = started;
             e->pid = getpid();
@@ -288,13 +286,13 @@ static int take_place(struct sf_view *v, uint16_t host, uint64_t space, uint64_t
             uint32_t top = f->process_top;
             while (top < p + 1 && !atomic_compare_exchange_weak(&f->process_top, &top, p + 1))
                 ;
-            /* release: a process that sees the entry in use sees its cookie */
+            /* release: a process that sees the entry in use also sees its cookie */
             atomic_store_explicit(&e->owner, 1, memory_order_release);
             v->process = p + 1;
             return 0;
         }
-        /* The table is full. Only a process with an entry can free the objects of dead processes, so this process takes over the entry of a
-         * dead process, and then frees that process's objects. */
+        /* The table is full. Only a process with an entry can free objects. So this process takes the entry of a dead process, and then
+         * frees that process's objects. */
         for (uint32_t p = 1; p <= SF_PROCESSES; p++) {
             uint32_t in_use = 1;
             if (sf_alive(f, p) || !atomic_compare_exchange_strong(&f->processes[p - 1].owner, &in_use, SF_JOINING | (uint32_t)getpid()))
@@ -326,7 +324,8 @@ static int file_join(struct sf_view *v, uint16_t host, uint64_t space, uint64_t 
     else
         r = take_place(v, host, space, started, why);
     unlock_joining(v);
-    if (r == 0) /* A program that was replaced by this one (exec) left an entry with this number. Its cookie shows that it is dead. */
+    /* A program that this one has replaced (exec) has left an entry with this process number. Its cookie shows that it is dead. */
+    if (r == 0)
         sf_reap_all(v);
     return r;
 }
@@ -367,7 +366,7 @@ int sf_attach(struct sf_view *v, const char *name, bool member, uint16_t host, s
                          name);
         goto fail;
     }
-    /* From now on nothing in this process can change the model. */
+    /* from now on nothing in this process can change the model */
     file_protect(f, PROT_READ);
     if (atomic_load_explicit(&f->down, memory_order_acquire)) {
         r = file_because(why, -ENOENT, "fabric '%s' has been removed: make it again with `softverbs up`%s", name, "");
@@ -418,7 +417,7 @@ int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *why)
     unsigned alive = 0;
     uint64_t space, started;
     int r = sf_attach(&v, name, false, 0, why);
-    if (r == -EPROTO) { /* the file was made by another build: no process of this build uses it */
+    if (r == -EPROTO) { /* another build made the file, so no process of this build uses it */
         char path[256];
         r = file_path(path, sizeof path, name, false, why);
         if (r == 0 && !sf_is_fabric(name))

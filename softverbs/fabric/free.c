@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Marks entries of the tables and pages of the arena as free, when their owner gives them back or has died. The caller holds the fabric's
- * lock.
+ * Marks entries of the tables and pages of the arena as free, when their owner gives them back or has died. With the fabric's lock.
  */
 #include "shared.h"
 
@@ -30,7 +29,7 @@ void sf_free_pages(struct sf_view *v, uint32_t page, uint32_t count)
     for (uint32_t p = page; p < page + count; p++)
         atomic_store_explicit(&f->pages[p], 0, memory_order_release);
     if (page < f->page_next)
-        f->page_next = page; /* search from the lowest free page, so the file stays short */
+        f->page_next = page; /* search from the lowest free page, so that the file stays short */
 }
 
 void sf_free_all_pages(struct sf_view *v, uint32_t process)

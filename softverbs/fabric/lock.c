@@ -2,9 +2,9 @@
  *
  * Locks that survive the death of their holder, and the repair of the data that they protect.
  *
- * The word of a lock is 0 or the holder's process number + 1. A process that finds the lock taken spins a little, and then sleeps on it for
- * a few milliseconds at a time. After each sleep it checks whether the holder is alive, and takes over the lock of a dead holder. So a lock
- * without contention costs one compare-and-swap, and the death of a process needs no action by the kernel.
+ * The word of a lock is 0, or the holder's process number + 1. A process that finds the lock taken spins a little, and then sleeps on the
+ * word for some milliseconds at a time. After each sleep it checks whether the holder is alive, and takes over the lock of a dead holder.
+ * So a free lock costs one compare-and-swap, and a death needs no action of the kernel.
  */
 #include "shared.h"
 
@@ -35,7 +35,7 @@ static inline uint32_t holder_of(uint32_t word)
 bool sf_try_lock(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t free = 0;
-    /* acquire: pairs with the release of sf_unlock(). It is also the full barrier between setting a queue's `kick` and taking this lock. */
+    /* acquire: pairs with the release in sf_unlock(). seq_cst, because it must come after the store of a queue's `kick`. */
     return atomic_compare_exchange_strong_explicit(&l->word, &free, v->process, memory_order_seq_cst, memory_order_relaxed);
 }
 
@@ -53,7 +53,7 @@ static bool lock_slowly(struct sf_view *v, struct sf_lock *l)
     for (;;) {
         uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed);
         if (word == 0) {
-            /* take the lock with the mark of a sleeper: others may be sleeping too, and only a marked word is woken */
+            /* mark the lock as waited for: other processes may sleep, and only a marked lock wakes one */
             if (atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED, memory_order_seq_cst,
                                                         memory_order_relaxed))
                 return false;
@@ -83,8 +83,8 @@ bool sf_lock(struct sf_view *v, struct sf_lock *l)
 void sf_unlock(struct sf_view *v, struct sf_lock *l)
 {
     (void)v;
-    /* release: what was done under the lock is seen by the next holder (acquire in sf_try_lock). Sequentially
-     * consistent, because the executor of a queue looks for a kick after this (lib/execute.c). */
+    /* release: pairs with the acquire in sf_try_lock(). seq_cst, because the executor of a queue loads `kick` after this (lib/execute.c).
+     */
     uint32_t word = atomic_exchange_explicit(&l->word, 0, memory_order_seq_cst);
     if (word & SF_LOCK_WAITED)
         syscall(SYS_futex, &l->word, FUTEX_WAKE, 1, NULL, NULL, 0);
@@ -123,13 +123,12 @@ void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
         atomic_store_explicit(&f->qps[i->index % SF_QPS].receive.done, i->done, memory_order_release);
     else if (kind == 3 || kind == 4)
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].queue.done, i->done, memory_order_release);
-    if (kind == 4) /* release: the slot was read before it counts as free (acquire in sv_srq_used()) */
+    if (kind == 4) /* release: pairs with the acquire in sv_srq_used(); the slot was read before it counts as free */
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].dropped, i->dropped, memory_order_release);
 }
 
-/* Repair a completion queue after its producer died. If the producer had published the completion, its step on the work queue is finished
- * now; otherwise the step is dropped. The count and the intent were written under this lock. No other process changes the work queue
- * meanwhile: its lock is still held by the dead process, or by a process that waits for this lock. */
+/* Repairs a completion queue after its producer died. If the completion was published, its step on the work queue is done now. Nobody else
+ * changes the work queue: its lock is held by the dead process, or by a process that waits for this lock. */
 void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {
     struct sf_intent *i = &cq->intent;
@@ -137,7 +136,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     if (kind == 4 || atomic_load_explicit(&cq->produced, memory_order_relaxed) != i->produced)
         sf_advance(f, i);
     atomic_store_explicit(&i->kind, 0, memory_order_relaxed);
-    /* The last counted completion may not have its `turn` yet, which is what the consumer reads. */
+    /* the last completion may lack its turn, which the consumer reads */
     uint64_t last = atomic_load_explicit(&cq->produced, memory_order_relaxed);
     uint32_t capacity = cq->capacity;
     if (last != 0 && capacity != 0 && (capacity & (capacity - 1)) == 0 && cq->ring >= sizeof(struct sf_fabric) && cq->ring <= f->bytes &&
@@ -148,7 +147,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     }
 }
 
-/* Wake the owner, which may be asleep, so that it finishes what the dead process has begun. An event too many does no harm. */
+/* Wakes the owner, so that it finishes what the dead process has begun. A needless event does no harm. */
 void sf_wake_cq(struct sf_view *v, struct sf_cq *cq)
 {
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
@@ -172,7 +171,7 @@ void sf_lock_receive(struct sf_view *v, struct sf_receive_queue *q, struct sf_cq
         return;
     if (completes_on)
         sf_wake_cq(v, completes_on);
-    /* A shared receive queue completes on many completion queues, and the dead process may have been working on any of them. */
+    /* The receives of a shared receive queue complete on many completion queues. Repair all, because any may have been in use. */
     struct sf_fabric *f = v->fabric;
     for (uint32_t i = 0; i < f->cq_top && i < SF_CQS; i++)
         if (atomic_load_explicit(&f->cqs[i].intent.kind, memory_order_relaxed) != 0) {
@@ -184,7 +183,7 @@ void sf_lock_receive(struct sf_view *v, struct sf_receive_queue *q, struct sf_cq
 void sf_mend_send(struct sf_qp *qp)
 {
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
-    if (busy & 1) /* the executor died during an access, so no executor is left */
+    if (busy & 1) /* the executor died during an access */
         atomic_store_explicit(&qp->busy, busy + 1, memory_order_release);
 }
 

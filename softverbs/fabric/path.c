@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds the device that has a GID or LID, and whether messages can get from one device to another.
+ * Finds the device with a GID or LID, and whether messages can get from one device to another.
  */
 #include "shared.h"
 

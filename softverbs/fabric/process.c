@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Frees everything that a process has on the fabric, when it dies or leaves.
+ * Frees everything that a process has on the fabric, when the process dies or leaves.
  */
 #include "shared.h"
 
 #include <time.h>
 #include <unistd.h>
 
-/* Takes over and releases the locks of a dead process, so that its number can be used again. Completion queues come first, because
-   repairing them advances the other queues. `process` is dead, or was the previous owner of this process's entry. */
+/* Takes over and releases the locks of a dead process, so that its number can be used again. Completion queues come first, because their
+ * repair advances the other queues. `process` is dead, or is the previous owner of this process's entry. */
 static void release_locks(struct sf_view *v, uint32_t process)
 {
     struct sf_fabric *f = v->fabric;
@@ -32,7 +32,7 @@ static void release_locks(struct sf_view *v, uint32_t process)
         if (TAKEN(qp->lock)) {
             sf_mend_send(qp);
             sf_unlock(v, &qp->lock);
-            /* the dead process may have been executing a queue of a living one: make the owner check the queue */
+            /* the dead process may have been executing this queue of a living process: make the owner check it */
             atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
             atomic_store_explicit(&f->cqs[qp->send_cq % SF_CQS].waiting, 1, memory_order_release);
             sf_wake_cq(v, &f->cqs[qp->send_cq % SF_CQS]);
@@ -45,8 +45,8 @@ static void release_locks(struct sf_view *v, uint32_t process)
 #undef TAKEN
 }
 
-/* Free everything that belongs to a process: queue pairs first, so that no more messages arrive. Each object is freed under the locks that
- * other processes hold while they use it. The caller holds the fabric's lock. */
+/* Frees everything that belongs to a process. Queue pairs come first, so that no more messages arrive. Each object is freed under the locks
+ * that other processes hold while they use it. With the fabric's lock. */
 static void process_bury(struct sf_view *v, uint32_t process)
 {
     struct sf_fabric *f = v->fabric;
@@ -80,7 +80,7 @@ static void process_bury(struct sf_view *v, uint32_t process)
         }
     for (uint32_t i = 0; i < f->pd_top && i < SF_PDS; i++)
         if (MINE(f->pds[i])) {
-            if (f->model.profile.pd_leaks) /* a leaked domain stays counted */
+            if (f->model.profile.pd_leaks) /* a leaked domain still counts */
                 atomic_store_explicit(&f->pds[i].owner, SF_LEAKED, memory_order_release);
             else
                 sf_free_pd(f, i);
@@ -98,7 +98,7 @@ void sf_reap(struct sf_view *v, uint32_t process)
     if (process == 0 || process > SF_PROCESSES || process == v->process || sf_alive(v->fabric, process))
         return;
     sf_lock_fabric(v);
-    /* check again under the lock: another process may have freed the entry, and the number may have a new owner */
+    /* check again: another process may have freed the entry, and the number may have a new owner */
     if (atomic_load_explicit(&v->fabric->processes[process - 1].owner, memory_order_acquire) != 0 && !sf_alive(v->fabric, process)) {
         release_locks(v, process);
         process_bury(v, process);
@@ -118,8 +118,8 @@ unsigned sf_reap_all(struct sf_view *v)
     return buried;
 }
 
-/* Whether process_bury() would wait for a lock that is not going to be released: the holder is a stopped process, or a thread that this
- * call has interrupted. The lock of a dead process is taken over. */
+/* Whether process_bury() would wait for ever for a lock: a stopped process holds it, or a thread that this call has interrupted. The lock
+ * of a dead process is taken over. */
 static bool process_stuck(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t holder = atomic_load_explicit(&l->word, memory_order_relaxed) & ~SF_LOCK_WAITED;
@@ -154,10 +154,10 @@ void sf_inherit(struct sf_view *v)
 {
     struct sf_fabric *f = v->fabric;
     if ((atomic_load_explicit(&f->lock.word, memory_order_relaxed) & ~SF_LOCK_WAITED) == v->process)
-        sf_recount(f); /* the former holder of the fabric's lock died, and this process has taken the lock over */
+        sf_recount(f); /* the previous holder of the fabric's lock died, and this process has taken the lock */
     else
         sf_lock_fabric(v);
-    /* Another process may have been freeing this entry when this process took the lock. Then the entry is free now, or has a new owner. */
+    /* Another process may have been freeing this entry. Then the entry is free now, or has a new owner. */
     if (atomic_load_explicit(&f->processes[v->process - 1].owner, memory_order_acquire) == (SF_JOINING | (uint32_t)getpid())) {
         release_locks(v, v->process);
         process_bury(v, v->process);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Wakes another process by writing a short message into the pipe on which it sleeps.
+ * Wakes another process by a short message in the pipe on which that process sleeps.
  *
- * The writing end of another process's pipe is opened through /proc once, and kept in a small cache. This is safe because the library never
- * closes a pipe whose number is on the fabric (lib/pipe.c): as long as the process lives, its descriptor names the same pipe. The cookie
- * shows whether the process is alive. The cookie is also part of the cache's key, because a new process can get the number of a dead one.
+ * The pipe's writing end is opened through /proc/PID/fd once, and kept in a small cache. This is safe, because the library never closes a
+ * pipe whose number is on the fabric (lib/pipe.c): while the process lives, the number names the same pipe. The cookie, which is a part of
+ * the cache's key, distinguishes a process from a later one with the same number.
  *
- * The pipe is opened for reading, too. Without this, writing to the pipe of a dead process would raise SIGPIPE in the program.
+ * The pipe is opened for reading, too; otherwise a write to a dead process's pipe would raise SIGPIPE.
  */
 #include "shared.h"
 
@@ -25,11 +25,10 @@ static struct end {
     uint32_t process;
     int theirs, mine;
 } ends[ENDS];
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects `ends`; held during a write to one of them */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects `ends`; held during writes */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* In a forked child, drop the parent's cache: the child is a different process on the fabric, or none. The mutex may be held by a thread
- * that the child does not have. */
+/* In a forked child: drops the parent's cache. The mutex may be held by a thread that the child does not have. */
 static void signal_in_child(void)
 {
     pthread_mutex_init(&mutex, NULL);
@@ -45,8 +44,7 @@ static void signal_prepare(void)
     pthread_atfork(NULL, NULL, signal_in_child);
 }
 
-/* Write a message. If the pipe is full, enlarge it as far as an unprivileged user may: the reader is late, and must not miss this
- * message. */
+/* Writes a message. If the pipe is full, enlarges it as far as an unprivileged user may, because the reader must not miss this message. */
 static int signal_put(int fd, const void *message, size_t bytes)
 {
     for (;;) {
@@ -54,7 +52,7 @@ static int signal_put(int fd, const void *message, size_t bytes)
         if (n == (ssize_t)bytes)
             return 0;
         if (n >= 0)
-            return -EIO; /* a pipe takes a short message completely or not at all, so this descriptor is not a pipe */
+            return -EIO; /* pipes take short messages completely or not at all, so this is not a pipe */
         if (errno == EINTR)
             continue;
         if (errno != EAGAIN)
@@ -76,7 +74,7 @@ static int open_end(struct sf_fabric *f, uint32_t process, int fd)
     int mine = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (mine < 0)
         return -errno;
-    /* the process may have died, and a new one may have its number; then this descriptor may be any file */
+    /* the process may have died, and its number may belong to a new process, in which this descriptor may be any file */
     if (fstat(mine, &st) != 0 || !S_ISFIFO(st.st_mode) || !sf_alive(f, process)) {
         close(mine);
         return -ESRCH;
@@ -110,7 +108,7 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
             close(e->mine);
         *e = (struct end){.cookie = cookie, .process = process, .theirs = fd, .mine = mine};
     }
-    /* A reader with so many unread messages checks the clock anyway, and the rest of the pipe is needed for completion events. */
+    /* a reader with so many unread messages checks its timers anyway, and completion events need the rest of the pipe */
     int unread;
     bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
     err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : signal_put(e->mine, message, bytes);

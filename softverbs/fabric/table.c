@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
- * The entries of the tables are taken and given back under the fabric's lock. An entry names its owner from the moment it is taken, so it
- * can be freed even if the owner dies.
+ * Takes entries of the tables and gives them back, under the fabric's lock. An entry has its owner from the beginning, so it can be freed
+ * if the owner dies.
  *
- * Locks and access counters inside an entry keep their values when the entry gets a new owner: another process may still be using them.
+ * Locks and access counters in an entry keep their values when the entry gets a new owner, because another process may still be using them.
  */
 #include "shared.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* Finds a free entry, beginning at `next` and wrapping around to `first`; -1: there is none. */
+/* Finds a free entry, from `next` on and then from `first` on; -1: none. */
 #define FIND(f, table, total, first, next)                                                               \
     ({                                                                                                   \
         int64_t found_ = -1;                                                                             \
@@ -22,8 +22,8 @@
         found_;                                                                                          \
     })
 
-/* How far a search may go. The entries below `top` have memory, and the search needs at most one more, the entry at `top`. If that one
- * cannot get memory because the file system is full, the search ends at `top`. */
+/* How far a search may go. Entries below `top` have memory, and a search needs at most one more. If that one cannot get memory, because the
+ * file system is full, the search ends at `top`. */
 static uint32_t table_reach(struct sf_view *v, const volatile void *table, size_t size, uint32_t total, uint32_t first, uint32_t top)
 {
     uint32_t next = top > first ? top : first;
@@ -34,7 +34,7 @@ static uint32_t table_reach(struct sf_view *v, const volatile void *table, size_
 }
 #define REACH(v, table, total, first, top) table_reach(v, (v)->fabric->table, sizeof *(v)->fabric->table, total, first, (v)->fabric->top)
 
-/* Clears the members of a struct from `from` up to, and without, `to`. */
+/* Clears the members of a struct from `from` up to `to`, without `to`. */
 #define CLEAR(entry, type, from, to) memset((char *)(entry) + offsetof(type, from), 0, offsetof(type, to) - offsetof(type, from))
 
 static void clear_pd(struct sf_pd *e, uint32_t number, uint32_t before)
@@ -73,7 +73,7 @@ static void clear_qp(struct sf_qp *e, uint32_t number, uint32_t before)
 {
     uint32_t connection = e->connection;
     CLEAR(e, struct sf_qp, device, lock);
-    e->connection = connection == UINT32_MAX ? 1 : connection + 1; /* never 0, which in `failing` means: none */
+    e->connection = connection == UINT32_MAX ? 1 : connection + 1; /* never 0, which means "none" in `failing` */
     e->number = number;
     e->context = -1;
     e->peer_device = SF_NO_DEVICE;
@@ -130,14 +130,14 @@ static void table_count(struct sf_device *d, size_t counter, uint32_t by)
     void sf_give_##kind(struct sf_view *v, uint32_t i)                                              \
     {                                                                                               \
         sf_lock_fabric(v);                                                                          \
-        /* a forked child may be destroying its copy of an object that belongs to its parent */     \
+        /* a forked child may be destroying its copy of an object of its parent */                  \
         if (atomic_load_explicit(&v->fabric->table[i].owner, memory_order_relaxed) == v->process)   \
             sf_free_##kind(v->fabric, i);                                                           \
         sf_unlock(v, &v->fabric->lock);                                                             \
     }
 
 TABLE(pd, pds, SF_PDS, 0, pds)
-TABLE(mr, mrs, SF_MRS, 1, mrs) /* key 0 is never used */
+TABLE(mr, mrs, SF_MRS, 1, mrs) /* key 0 is not used */
 TABLE(cq, cqs, SF_CQS, 0, cqs)
 TABLE(srq, srqs, SF_SRQS, 0, srqs)
 
@@ -170,6 +170,6 @@ int sf_take_context(struct sf_view *v, uint32_t device)
 
 void sf_give_context(struct sf_view *v, uint32_t i)
 {
-    uint32_t mine = v->process; /* not equal if the object belongs to the parent of this forked child */
+    uint32_t mine = v->process; /* different in a forked child, if the object belongs to its parent */
     atomic_compare_exchange_strong_explicit(&v->fabric->contexts[i].owner, &mine, 0, memory_order_release, memory_order_relaxed);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Address handles: the destination of a datagram. They exist only in the process, not in the fabric's file.
+ * Address handles: the destinations of datagrams. They exist only in the process, not on the fabric.
  */
 #include "lib.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Atomic uint32_t handles; /* address handles of this process, which the profile's max_ah limits */
+static _Atomic uint32_t handles; /* address handles of this process; limited by the profile's max_ah */
 
 SV_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 {
@@ -65,7 +65,7 @@ SV_PUBLIC int ibv_destroy_ah(struct ibv_ah *base)
 }
 
 /* ---- The address that a datagram came from ------------------------------------------------------------------------ */
-/* What precedes a datagram's data: 40 bytes that hold an IPv6 header, or 20 unused bytes and an IPv4 header. */
+/* The addresses in the 40 bytes before a datagram's data: an IPv6 header, or 20 unused bytes and an IPv4 header. */
 struct route {
     uint8_t from[16], to[16];
     uint32_t flow_label;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The timers of completion channels. A process that sleeps on a channel is woken when one of its queue pairs has to be looked at again.
+ * The timers of completion channels. A timer wakes a process that sleeps on a channel when one of its queue pairs must be checked.
  */
 #include "lib.h"
 
@@ -34,8 +34,8 @@ void sv_wake_at(uint32_t entry, uint64_t until)
     if (shared->channel_fd < 0)
         return;
     if (owner == sv_lib.view.process) {
-        /* A queue is removed from the table under this mutex before its channel may be destroyed, so the channel exists while the mutex is
-         * held. The caller may hold a queue's lock; this mutex is taken after it. */
+        /* Under this mutex the channel exists, because its queue is first removed from the table under the same mutex. Lock order: a
+         * queue's lock, then this mutex. */
         pthread_mutex_lock(&sv_lib.mutex);
         if (sv_lib.cqs[entry] && sv_lib.cqs[entry]->channel)
             sv_alarm_set(sv_lib.cqs[entry]->channel, until);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Writing asynchronous events of queues, queue pairs and ports into the pipe of the device that the program has opened. async_event.c
- * reads them.
+ * Writes asynchronous events of queues, queue pairs and ports into the pipe of an opened device. async_event.c reads them.
  */
 #include "lib.h"
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading asynchronous events of queues, queue pairs and ports. Each opened device has a pipe. context->async_fd is its reading end; the
- * program decides with O_NONBLOCK on it whether reading waits.
+ * Reads asynchronous events of queues, queue pairs and ports. Each opened device has a pipe, whose reading end is context->async_fd.
+ * Reading waits, unless the program sets O_NONBLOCK on this descriptor.
  */
 #include "lib.h"
 
 #include <errno.h>
 #include <unistd.h>
 
-/* Count an event that the program must acknowledge. The object's destruction waits under the same lock until all are acknowledged. */
+/* Counts an event that the program must acknowledge. Destroying the object waits, under the same lock, until all are acknowledged. */
 static void async_event_delivered(pthread_mutex_t *mutex, uint32_t *count)
 {
     pthread_mutex_lock(mutex);
@@ -16,7 +16,7 @@ static void async_event_delivered(pthread_mutex_t *mutex, uint32_t *count)
     pthread_mutex_unlock(mutex);
 }
 
-/* Whether the program has already read this event in this connection. An unread event of an earlier connection is still delivered. */
+/* Whether the program has read this event in this connection before. Unread events of earlier connections are still delivered. */
 static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
 {
     if (connection != qp->shared->connection)
@@ -30,8 +30,7 @@ static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
     return false;
 }
 
-/* Fill in event->element. False: the object was destroyed. The caller holds sv_lib.mutex, under which objects are removed; their
- * destruction then waits until delivered events are acknowledged. */
+/* Sets event->element. False: the object was destroyed. The caller holds sv_lib.mutex, under which objects are removed from the tables. */
 static bool async_event_find(const struct sv_event *e, struct ibv_async_event *event)
 {
     uint32_t bit = e->type < 32 ? UINT32_C(1) << e->type : 0;
@@ -65,7 +64,7 @@ static bool async_event_find(const struct sv_event *e, struct ibv_async_event *e
 SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
     if (sv_context_of(context)->life != sv_lib.life) {
-        errno = ENODEV; /* this is a forked child, and the events belong to its parent */
+        errno = ENODEV; /* a forked child; the events belong to its parent */
         return -1;
     }
     for (;;) {
@@ -83,7 +82,7 @@ SV_PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_
             continue;
         pthread_mutex_lock(&sv_lib.mutex);
         found = sv_lib.joined && async_event_find(&e, event);
-        /* The program must find the queue pair in ERR, even if the process that was bringing it there was killed after it wrote the event.
+        /* The program must find the queue pair in ERR. The process that wrote the event may have been killed before it changed the state.
          */
         failing = found && e.type < 32 && (SV_ERROR_EVENTS >> e.type & 1);
         if (failing && e.connection == sv_lib.fabric->qps[e.entry].connection)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Completion channels. The program's descriptor is an epoll set of a pipe and a timer. A process that produces a completion writes into the
- * pipe. The timer is for work of this process that waits for a point in time: the receiver was not ready, or a fault delays a message. The
- * library has no thread of its own, so the timer must wake the program's thread that sleeps.
+ * pipe. The timer is for requests that wait for a time, because the receiver was not ready, or a fault delays a message. The library has no
+ * threads, so the timer must wake the program's sleeping thread.
  */
 #include "lib.h"
 
@@ -25,7 +25,7 @@ static bool channel_stale(const struct sv_channel *ch)
     return !sv_joined() || ch->life != sv_lib.life;
 }
 
-/* Continue work of this process whose time has come, and set the timer for the rest. */
+/* Continues requests whose time has come, and sets the timer for the others. */
 static void look_at_clock(struct sv_channel *ch)
 {
     sv_alarm_set(ch, sv_progress(SF_NO_DEVICE));
@@ -89,7 +89,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     int used;
 
     pthread_mutex_lock(&sv_lib.mutex);
-    used = ch->base.refcnt; /* cq.c counts under the same lock */
+    used = ch->base.refcnt; /* cq.c counts users under the same lock */
     pthread_mutex_unlock(&sv_lib.mutex);
     if (used)
         return EBUSY;
@@ -103,8 +103,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     return 0;
 }
 
-/* The queue that an event is for. From now on the event counts as delivered, and the program must acknowledge it. NULL: the queue was
- * destroyed. */
+/* Returns the queue of an event, and counts the event as delivered: the program must acknowledge it. NULL: the queue was destroyed. */
 static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_event *event)
 {
     struct sv_cq *cq = NULL;
@@ -127,15 +126,14 @@ static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_even
     return cq;
 }
 
-/* Whether all signal handlers of the program have SA_RESTART. On a real channel the program waits in read(), which the kernel resumes after
- * such a handler. poll() is never resumed, and which handler has run cannot be found out. So this library resumes the wait if all handlers
- * have SA_RESTART. */
+/* Whether all signal handlers of the program have SA_RESTART. On a real channel, the kernel restarts the program's read() after such a
+ * handler. poll() is never restarted, and no call tells which handler has run. */
 static bool all_handlers_restart(void)
 {
     for (int s = 1; s <= SIGRTMAX; s++) {
         struct sigaction action;
         if (s == SIGSEGV || s == SIGBUS || s == SIGILL || s == SIGFPE || s == SIGTRAP || s == SIGABRT || s == SIGSYS)
-            continue; /* the system call belongs to a thread that is not sleeping here */
+            continue; /* these signals come from the thread's own instructions, so not from one that sleeps here */
         if (sigaction(s, NULL, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN &&
             !(action.sa_flags & SA_RESTART))
             return false;
@@ -170,10 +168,10 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
             return -1;
         if (!looked && sv_alarm_rang(ch)) {
             look_at_clock(ch);
-            looked = true; /* only once: the check takes time, and the program may not want to wait */
+            looked = true; /* once for each call, because it takes time */
             continue;
         }
-        /* There is no event. O_NONBLOCK on the descriptor that the program has says whether to wait. */
+        /* There is no event. O_NONBLOCK on the program's descriptor says whether to wait. */
         int flags = fcntl(ch->base.fd, F_GETFL);
         if (flags < 0)
             return -1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Writes completions into a completion queue, in the process that executed the request, and sends the events for which the queue is armed.
- * poll.c takes completions out.
+ * Writes completions into a completion queue, and sends the events for which the queue is armed. Runs in the process that executed the
+ * request. poll.c takes completions out.
  */
 #include "engine.h"
 
@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* Advance the work queue of a request although there was no room for the request's completion. */
+/* Advances the work queue of a request whose completion found no room. */
 static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -26,17 +26,15 @@ static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
     atomic_store_explicit(&cq->intent.kind, 0, memory_order_release);
 }
 
-enum { ANY = 1, SOLICITED = 2 }; /* values of sf_cq.armed */
+enum { ANY = 1, SOLICITED = 2 }; /* values of sf_cq.armed; 0: not armed */
 
-/* Whether the queue is armed for an event of this completion. */
 static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 {
     return armed == ANY || (armed == SOLICITED && (e->solicited || e->status != IBV_WC_SUCCESS));
 }
 
-/* Write the event before the completion. If this process is killed between the two, the owner is woken and finds nothing; when it arms the
- * queue again, it waits for this lock. In the other order, a completion could be in the queue while its owner sleeps. The caller holds
- * cq->lock, under which `armed` is always written. */
+/* Sends the event for a completion, before the completion is written. In the other order, if this process were killed in between, a
+ * completion would be in the queue while its owner sleeps. With cq->lock, which protects `armed`. */
 static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
     if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
@@ -53,14 +51,14 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_lock_cq(v, cq);
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);
     uint64_t produced = atomic_load_explicit(&cq->produced, memory_order_relaxed);
-    if (produced - cq->seen >= cq->limit) /* acquire: the slot is written below only after the consumer has read it */
+    if (produced - cq->seen >= cq->limit) /* acquire: the consumer has read the slot before it is written again */
         cq->seen = atomic_load_explicit(&cq->consumed, memory_order_acquire);
     uint64_t unpolled = produced - cq->seen;
     bool overrun = unpolled >= cq->limit;
     if (owner == 0 || overrun || atomic_load_explicit(&cq->dead, memory_order_relaxed) ||
         !sv_ring_sane(cq->ring, cq->capacity, sizeof(struct sf_cqe), 0)) {
         bool first = owner != 0 && overrun && atomic_load_explicit(&cq->dead, memory_order_relaxed) == 0;
-        /* sent before `dead` is set: if this process is killed in between, the next process sends the event again */
+        /* before `dead` is set: if this process is killed in between, the next process sends the event again */
         if (first && cq->context >= 0)
             sv_async((uint32_t)cq->context, IBV_EVENT_CQ_ERR, index, cq->generation);
         if (first)
@@ -85,10 +83,10 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
         atomic_store_explicit(&cq->intent.kind, in->kind, memory_order_release);
     }
     complete_tell(index, cq, owner, e);
-    /* release: a consumer that sees the count sees the slot (acquire in poll_next()). If this process dies before this, the completion
-       never happened. If it dies after this, sf_mend_cq() advances the work queue and writes the turn. */
+    /* release: pairs with the acquire in poll_next(). If this process dies before this store, the completion did not happen. If it dies
+     * after it, sf_mend_cq() does the rest. */
     atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
-    /* release: a consumer that sees the turn sees the slot */
+    /* release: a consumer that sees the turn also sees the slot */
     __atomic_store_n(&slot->turn, produced + 1, __ATOMIC_RELEASE);
     if (in) {
         sf_advance(f, in);
@@ -97,28 +95,27 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_unlock(v, &cq->lock);
 }
 
-/* Whether the owner wants an event for one of the unpolled completions. The caller holds the queue's lock, under which no slot is written.
- * The consumers' lock is not needed, and the caller may hold it already: a program may arm between ibv_start_poll and ibv_end_poll. */
+/* Whether one of the unpolled completions wants an event. With the queue's lock, under which no slot is written. Does not take the
+ * consumers' lock, because a program may arm a queue between ibv_start_poll and ibv_end_poll. */
 static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 {
     bool found = false;
     uint64_t from = atomic_load_explicit(&cq->shared->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&cq->shared->produced, memory_order_relaxed);
     if (to - from > cq->ring.mask + UINT64_C(1))
-        to = from; /* `from` > `to` can only mean that another process has overwritten a count */
+        to = from; /* another process has overwritten a count */
     for (; from != to && !found; from++)
         found = complete_wanted(armed, sv_ring_slot(&cq->ring, from));
     return found;
 }
 
-/* Send an event for completions that were in the queue before it was armed. mlx5 does the same, because its doorbell carries the consumer's
- * index, so a program may sleep after arming without another poll. As with mlx5, the next such event is sent only after this one was read.
- * So a program that arms repeatedly without reading does not fill its channel. */
+/* Sends an event for completions that were in the queue when it was armed, as mlx5 does: programs may sleep after arming without another
+ * poll. The next such event is sent when this one was read, so that a program which only arms does not fill its channel. */
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    /* seq_cst: pairs with the store in channel_deliver() (channel.c). If this thread sees an unread event, it sends none: the program will
-     * poll after it has read that event. The queue stays armed. */
+    /* seq_cst: pairs with the store in channel_deliver() (channel.c). If there is an unread event, none is sent, because the program will
+     * poll after reading it. The queue stays armed. */
     if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
         !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))
         return;
@@ -138,13 +135,12 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     if (refused)
         return refused;
     if (s->channel_fd < 0)
-        return 0; /* the queue has no channel */
-    /* A producer that has written its event but not its completion yet holds the lock: wait until it has released the lock or is found to
-     * be dead. */
+        return 0; /* no channel */
+    /* A producer that has written its event but not its completion holds the lock. Wait for it. */
     for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)
         sched_yield();
     sf_lock_cq(&sv_lib.view, s);
-    /* if the queue is armed for any completion, arming it for solicited ones changes nothing */
+    /* a queue armed for any completion stays so */
     if (!solicited_only || atomic_load_explicit(&s->armed, memory_order_relaxed) == 0)
         atomic_store_explicit(&s->armed, solicited_only ? SOLICITED : ANY, memory_order_relaxed);
     tell_of_unpolled(cq);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion queues: creating, resizing, destroying. complete.c writes completions, poll.c takes them out.
+ * Creates, resizes and destroys completion queues. complete.c writes completions, poll.c takes them out.
  */
 #include "lib.h"
 
@@ -35,7 +35,7 @@ static int cq_check(struct ibv_context *context, int64_t cqe, const struct ibv_c
     int err;
 
     if (!sv_lib.joined || sv_context_of(context)->life != sv_lib.life)
-        return errno = ENODEV; /* a forked child uses its parent's device */
+        return errno = ENODEV; /* a forked child cannot use its parent's device */
     err = sv_refused(SF_VERB_CREATE_CQ, device);
     if (err)
         return sv_refuse(err, "ibv_create_cq: refused by a rule, which `softverbs fault list` shows");
@@ -54,13 +54,13 @@ static struct sv_ring ring_at(uint64_t offset, uint32_t capacity)
     return (struct sv_ring){.base = sf_at(&sv_lib.view, offset), .offset = offset, .mask = capacity - 1, .stride = sizeof(struct sf_cqe)};
 }
 
-/* Make the queue visible: from now on events and progress find it by its entry. */
+/* Enters the queue in the table, where events and progress find it. */
 static void cq_publish(struct sv_cq *cq)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (cq->channel)
         cq->channel->base.refcnt++;
-    /* release: pairs with the acquire in code that reads it without the mutex (polling) */
+    /* release: pairs with the acquire in polling, which does not take the mutex */
     __atomic_store_n(&sv_lib.cqs[cq->entry], cq, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&sv_lib.mutex);
 }
@@ -161,7 +161,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
         return errno;
     ring = ring_at(offset, capacity);
 
-    /* Keeps consumers and producers out while the entries are moved. */
+    /* keep consumers and producers out while entries are moved */
     pthread_mutex_lock(&cq->poll);
     sf_lock_cq(&sv_lib.view, s);
     first = atomic_load_explicit(&s->consumed, memory_order_relaxed);
@@ -185,7 +185,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     return err ? sv_refuse(err, "ibv_resize_cq: %d entries are too few: more completions wait to be polled; poll them first", cqe) : 0;
 }
 
-/* Remove unread events of the queue, and wait until events that were read are acknowledged. */
+/* Removes the queue's unread events, and waits until all read events are acknowledged. */
 static void settle_events(struct sv_cq *cq)
 {
     if (cq->channel)
@@ -205,12 +205,13 @@ int sv_destroy_cq(struct ibv_cq *base)
     if (atomic_load_explicit(&cq->users, memory_order_acquire))
         return EBUSY;
     pthread_mutex_lock(&sv_lib.mutex);
-    if (cq->life == sv_lib.life && sv_lib.cqs[cq->entry] == cq) /* true even if another process has overwritten the entry's owner */
+    /* Checks this process's table, because the entry's owner on the fabric may have been overwritten. */
+    if (cq->life == sv_lib.life && sv_lib.cqs[cq->entry] == cq)
         __atomic_store_n(&sv_lib.cqs[cq->entry], NULL, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* the queue pairs that complete here are destroyed already; a late producer finds no room */
+        /* all queue pairs of this queue were destroyed; a late producer finds no room */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The extended interface for polling: it polls one completion at a time, and the program reads its fields one by one. Between start_poll
- * and end_poll, no other thread can poll the queue.
+ * The extended interface for polling, which polls one completion at a time. The program reads the fields by separate calls. Between
+ * start_poll and end_poll no other thread can poll the queue.
  */
 #include "entry.h"
 
@@ -10,7 +10,7 @@
 #include <limits.h>
 #include <time.h>
 
-/* the fields that can be requested; VLANs, flow tags and tag matching are not supported */
+/* the supported fields; VLANs, flow tags and tag matching are not supported */
 enum {
     KNOWN = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
 };
@@ -37,7 +37,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
     if (attr->comp_mask)
         return EINVAL;
     if (cq->life != sv_lib.life)
-        return ENODEV; /* a forked child uses its parent's queue */
+        return ENODEV; /* a forked child cannot use its parent's queue */
     error = sv_refused(SF_VERB_POLL_CQ, cq->shared->device);
     if (error)
         return sv_refuse(error, "ibv_start_poll: refused by a rule, which `softverbs fault list` shows");
@@ -45,7 +45,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
     error = cq_ex_take(cq);
     bool tired = sv_tired(cq, !error);
     if (error) {
-        pthread_mutex_unlock(&cq->poll); /* in this case the program does not call end_poll */
+        pthread_mutex_unlock(&cq->poll); /* after an error the program does not call end_poll */
         if (tired)
             sched_yield();
         return error;
@@ -116,7 +116,7 @@ static uint8_t read_sl(struct ibv_cq_ex *ex)
     return cq_of(ex)->current.service_level;
 }
 
-/* A port has one LID (lmc is 0). */
+/* Always 0: a port has one LID. */
 static uint8_t read_dlid_path_bits(struct ibv_cq_ex *ex)
 {
     (void)ex;
@@ -128,9 +128,8 @@ static uint64_t read_completion_ts(struct ibv_cq_ex *ex)
     return cq_of(ex)->current.timestamp;
 }
 
-/* How far the time of day is ahead of sf_now(), at the time of the call: the wall clock may have been set since the completion. The thread
- * may be preempted between reading the two clocks, so the closest of several pairs counts. The remaining error must not make the times of a
- * queue go back; only setting the clock may. */
+/* Returns how far the wall clock is ahead of sf_now(). It may have been set, so read it anew each time. The closest of several readings
+ * counts, because the thread may be preempted between the two clocks. A queue's times must not go back because of the remaining error. */
 static uint64_t wall_ahead(struct sv_cq *cq)
 {
     enum { TRIES = 8, NARROW_NS = 1000, STEP_NS = 100000 };

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Executes one request of a send queue: moves its data from the sender's memory to the peer's, and writes the completions on both sides.
+ * Executes one request of a send queue: moves the data between the two processes' memory, and writes the completions of both sides.
  *
- * The executor holds the send queue's lock. It is the sender, or the connected receiver that has just posted the receive for which the
- * sender waited. A request that cannot proceed leaves everything unchanged, and the wait_* members of the queue pair say what it waits for.
- * There is one exception: a fault may move the data and hold back the completion (SF_WAIT_HELD).
+ * The executor holds the send queue's lock. It is the sender, or the connected receiver, when it has just posted the receive for which the
+ * sender waits. A request that cannot proceed changes nothing, and the queue pair's wait_* members say what it waits for. There is one
+ * exception: a fault may hold back a completion after the data was moved (SF_WAIT_HELD).
  */
 #include "engine.h"
 
@@ -37,8 +37,8 @@ static bool deliver_connected(const struct sf_qp *qp, const struct sf_qp *t)
     return qp->type != IBV_QPT_RC || t->receive_psn == qp->send_psn;
 }
 
-/* Prefetch words that the receiver's owner wrote last, and that must come from another core's cache, while the checks go on. What is read
- * here without a lock only selects the cache line; it is read again under the lock. */
+/* Prefetches words that the receiver has written, and that must come from another core's cache. What is read here without a lock only
+ * selects the cache line. */
 __attribute__((no_sanitize("thread"))) static void fetch_early(const struct sf_receive_queue *rq)
 {
     uint64_t slot = rq->done & (rq->capacity - 1);
@@ -46,7 +46,7 @@ __attribute__((no_sanitize("thread"))) static void fetch_early(const struct sf_r
     __builtin_prefetch((const void *)((uintptr_t)sv_lib.fabric + rq->ring + slot * rq->stride));
 }
 
-/* Find the queue pair that the message is for. found_target() checks, after the queue was marked busy, whether the message can get
+/* Sets the queue pair that the message is for. found_target() checks later, when the queue is marked busy, whether the message can get
  * there. */
 static void name_target(struct sv_job *j)
 {
@@ -70,7 +70,7 @@ static bool found_target(const struct sv_job *j)
            t->qkey == j->s->ud_qkey;
 }
 
-/* Locks the receive queue of the target, and finds a receive in it. False: there is none, and the queue is not locked. */
+/* Locks the target's receive queue, and finds a receive. False: there is none, and the queue is not locked. */
 static bool take_receive(struct sv_job *j, bool *gone)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -79,7 +79,7 @@ static bool take_receive(struct sv_job *j, bool *gone)
     struct sf_receive_queue *rq = srq ? &srq->queue : &t->receive;
     sf_lock_receive(&sv_lib.view, rq, &f->cqs[t->receive_cq % SF_CQS]);
     j->rq = rq;
-    /* Check again under the lock: under this lock the owner resets, connects and destroys the queue pair. */
+    /* check again, because the owner resets, connects and destroys the queue pair under this lock */
     *gone = (j->qp->type != IBV_QPT_UD ? !deliver_connected(j->qp, t) : !deliver_hears(t) || t->owner == 0 || t->number != j->s->ud_qp) ||
             !sv_receive_ring_sane(rq);
     uint64_t done = atomic_load_explicit(&rq->done, memory_order_relaxed);
@@ -91,8 +91,8 @@ static bool take_receive(struct sv_job *j, bool *gone)
     if (!*gone && srq)
         sv_tell_limit(t->srq - 1);
     if (!*gone && j->qp->type != IBV_QPT_UD) {
-        /* Set `wanted` before looking once more. It pairs with the fence after `posted` in post.c: either this process sees the receive, or
-           the process that posts it sees `wanted` and runs the queue. */
+        /* seq_cst: set `wanted`, then look once more. Pairs with the fence after `posted` in post.c: either this process sees the receive,
+         * or the process that posts it sees `wanted`. */
         atomic_store_explicit(&t->wanted, 1, memory_order_seq_cst);
         if (srq)
             atomic_store_explicit(&srq->waiting, 1, memory_order_seq_cst);
@@ -114,7 +114,7 @@ static void let_receive_go(struct sv_job *j)
 
 /* ---- The operations ----------------------------------------------------------------------------------------------- */
 
-/* The memory of the sender's elements. Inline data lies in the request, which every process has mapped. */
+/* Finds the memory of the sender's elements. Inline data is in the request, which every process has mapped. */
 static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
 {
     const struct sf_send *s = j->s;
@@ -137,8 +137,7 @@ static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
     return true;
 }
 
-/* Where the first `bytes` of a message go; *room is the size of the whole receive. Elements that the message does not reach are not
- * checked. */
+/* Finds the memory for the first `bytes` of a message. *room is the size of the whole receive. Elements behind `bytes` are not checked. */
 static bool receive_place(struct sv_job *j, struct sv_place *p, uint64_t bytes, uint64_t *room)
 {
     const struct sf_qp *t = j->target;
@@ -169,11 +168,11 @@ static enum sv_moved deliver_move(struct sv_job *j, struct sv_place *source, str
     return r;
 }
 
-/* The receiver answers with an error: its queue pair goes to ERR, and the sender's request ends with sender_status. The receiver's owner
- * may reset or destroy the queue pair meanwhile, which clears what the request was checked against: then there is no answer. */
+/* The receiver answers with an error: its queue pair goes to ERR, and the request ends with sender_status. If the receiver's owner has
+ * reset or destroyed the queue pair meanwhile, there is no answer. */
 static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, enum ibv_wc_status sender_status)
 {
-    /* pairs with sv_reset_qp(), which changes the state before it clears the rest */
+    /* acquire: pairs with sv_reset_qp(), which changes the state first */
     atomic_thread_fence(memory_order_acquire);
     if (!found_target(j))
         return sv_no_answer(j);
@@ -184,10 +183,10 @@ static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, 
     return sv_lost(j);
 }
 
-/* A receive cannot take the message: the receive ends with `status`, and the rest is as in deliver_refuse(). */
+/* A receive cannot take the message. It ends with `status`, and its queue pair goes to ERR. */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
-    /* if this process is killed after this, the process that polls the completion does the rest (poll_done() in poll.c) */
+    /* if this process is killed here, poll_done() in poll.c does the rest */
     sv_end_receive(j, status, 0);
     if (j->qp->type != IBV_QPT_UD)
         sv_fail_qp(j->t, IBV_EVENT_CQ_ERR, j->later);
@@ -204,25 +203,25 @@ static void count_sent(struct sv_job *j)
     atomic_fetch_add_explicit(&to->received_bytes, j->s->length, memory_order_relaxed);
 }
 
-/* The data has been moved: write the completions, now or after the time of a fault. */
+/* The data was moved: write the completions, now or later if a fault holds them back. */
 static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
 {
     if (atomic_load_explicit(&j->target->state, memory_order_relaxed) == IBV_QPS_RTR && !j->target->established &&
         j->qp->type != IBV_QPT_UD) {
-        /* the owner may not know yet that the other side is connected */
+        /* tell the owner, which may not know yet that the other side is connected */
         sv_async_qp(j->t, 1 << IBV_EVENT_COMM_EST);
         j->target->established = 1;
     }
     bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
     if (j->rq && !(j->qp->hold_ns && receive_waits))
         sv_end_receive(j, IBV_WC_SUCCESS, received);
-    count_sent(j); /* late, because the receiver does not wait for these words, which are in the caches of other cores */
+    count_sent(j); /* late, because these words are in other cores' caches, and the receiver does not wait for them */
     if (j->qp->hold_ns)
         return sv_stall(j, SF_WAIT_HELD, sf_now() + j->qp->hold_ns);
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-/* The data was moved earlier; only the completions are still to be written. */
+/* The data was moved before: write the held completions when their time has come. */
 static enum sv_step release_held(struct sv_job *j)
 {
     bool gone;
@@ -234,25 +233,25 @@ static enum sv_step release_held(struct sv_job *j)
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-/* Write the 40 bytes before a datagram's data: the addresses of both ends, as on the wire. For IPv4 addresses with RoCE version 2, the last
- * 20 bytes are an IPv4 header. */
+/* Writes the 40 bytes before a datagram's data, which have the addresses of both ends. For IPv4 addresses of RoCE version 2, the last 20
+ * bytes are an IPv4 header. */
 static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
 {
-    enum { AROUND = 12 + 8 + 4, UDP = 17 }; /* bytes around the data on the wire: transport headers and checksum */
+    enum { AROUND = 12 + 8 + 4, UDP = 17 }; /* AROUND: bytes on the wire around the data, for transport headers and checksum */
     const struct sv_topology *topology = &sv_lib.fabric->model.topology;
     const struct sf_send *s = j->s;
     const uint8_t *from = topology->devices[j->qp->device % SV_DEVICES].gids[(s->ud_hop & 0xff) % SV_GIDS].raw;
     uint8_t traffic_class = (uint8_t)(s->ud_hop >> 8), hop_limit = (uint8_t)(s->ud_hop >> 16);
     memset(grh, 0, GRH);
     if (!(s->ud_hop & SF_UD_GLOBAL))
-        return; /* InfiniBand addressed by LID alone: the receiver's 40 bytes are left unchanged */
+        return; /* InfiniBand without a global header: the 40 bytes stay unchanged */
     if (sv_lib.profile->gid_type == SV_GID_ROCE_V2 && sv_over_ipv4(s)) {
         uint8_t *ip = grh + 20;
         uint16_t length = htobe16((uint16_t)(20 + 8 + bytes + AROUND));
         ip[0] = 0x45;
         ip[1] = traffic_class;
         memcpy(ip + 2, &length, 2);
-        ip[6] = 0x40; /* the flag "do not fragment" */
+        ip[6] = 0x40; /* the flag "don't fragment" */
         ip[8] = hop_limit;
         ip[9] = UDP;
         memcpy(ip + 12, from + 12, 4);
@@ -297,7 +296,7 @@ static enum sv_step deliver_send(struct sv_job *j)
         return sv_lost(j);
     if (!take_receive(j, &gone))
         return gone ? sv_no_answer(j) : sv_not_ready(j);
-    if (j->qp->drop) /* the message was sent and there was a receive for it, but a fault drops it on the way */
+    if (j->qp->drop) /* a fault drops the message on its way */
         return sv_lost(j);
     uint64_t bytes = source.bytes;
     if (!receive_place(j, &target, bytes, &room))
@@ -320,8 +319,8 @@ static enum sv_step deliver_send(struct sv_job *j)
     }
 }
 
-/* Whether the queue pair supports the operation at all. If not, it answers "remote invalid request", as for an unknown operation
- * (InfiniBand's table of NAK codes), and not with the access error of a wrong key. */
+/* Whether the queue pair allows this kind of operation at all. If not, the answer is "remote invalid request" (InfiniBand's table of NAK
+ * codes), not the access error of a wrong key. */
 static bool set_up_for(const struct sf_qp *t, unsigned access)
 {
     return (t->access & access) != 0;
@@ -357,9 +356,8 @@ static enum sv_step write_remote(struct sv_job *j)
     }
 }
 
-/* Execute writes behind a read early. The standard orders a write after an earlier read only if the write, or a request between the two,
- * has the fence flag. So the data of the following writes is moved now, up to a fence, a send or an atomic. A write that cannot be moved
- * now waits for its turn, which reports the reason. */
+/* Moves the data of writes behind a read, up to a fence, a send or an atomic: the standard orders a write after an earlier read only by a
+ * fence. A write that cannot be moved now is executed later, in order. */
 __attribute__((noinline)) static void let_writes_pass(const struct sv_job *read)
 {
     const struct sf_qp *qp = read->qp, *t = read->target;
@@ -435,7 +433,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
     if (r == SV_MOVED_TARGET)
         return deliver_refuse(j, IBV_EVENT_QP_ACCESS_ERR, IBV_WC_REM_ACCESS_ERR);
     if (r == SV_MOVED) {
-        sv_place_begin(&remote, me()); /* the old value, to the sender */
+        sv_place_begin(&remote, me()); /* the old value goes to the sender */
         remote.piece[remote.count++] = (struct iovec){&old, 8};
         remote.bytes = 8;
         r = deliver_move(j, &remote, &target, 8, true);
@@ -451,7 +449,7 @@ static enum sv_step atomic_remote(struct sv_job *j)
 
 /* ---- One step ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a frame of the message is lost. The decision is random for each frame, and one lost frame loses the whole message. */
+/* Whether a frame of the message is lost, and with it the whole message. The decision is random for each frame. */
 static bool loses_frame(const struct sv_job *j, uint64_t message)
 {
     const struct sf_qp *qp = j->qp;
@@ -462,14 +460,14 @@ static bool loses_frame(const struct sv_job *j, uint64_t message)
     return lost;
 }
 
-/* Decide, once for each attempt, what faults and the profile's losses do to the message. True: the message must wait first. */
+/* Decides, once for each attempt, what faults and the profile's losses do to the message. True: the message must wait first. */
 static bool deliver_judge(struct sv_job *j)
 {
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = j->qp;
     struct sv_verdict verdict = {0};
     uint64_t message = qp->messages | (uint64_t)qp->attempts << 48;
-    /* one time-out after the last attempt that retry_count allows, the request ends */
+    /* retry_count is exceeded, and one time-out has passed since the last attempt */
     if (qp->type == IBV_QPT_RC && qp->attempts > qp->retry_count) {
         sv_end(j, IBV_WC_RETRY_EXC_ERR);
         return false;
@@ -485,7 +483,7 @@ static bool deliver_judge(struct sv_job *j)
     qp->hold_ns = verdict.hold_ns;
     qp->dice = verdict.dice;
     if (verdict.drop && qp->type == IBV_QPT_RC) {
-        /* The sender gets no answer, and tries again after its time-out. */
+        /* The sender gets no answer, and repeats the message after its time-out. */
         qp->drop = 0;
         qp->attempts++;
         qp->judged = 0;
@@ -516,8 +514,8 @@ static enum sv_step deliver_operate(struct sv_job *j)
     }
 }
 
-/* Whether the process at the other end is still the same program. Checked again after some milliseconds, so that nothing is written to a
- * different program that has got the same process number; the system does not reuse a number faster than that. */
+/* Whether the process at the other end is still the same program. Checked every few milliseconds: the system does not give its process
+ * number to another program faster than that. */
 static bool still_there(uint32_t process)
 {
     static _Atomic uint64_t looked[SF_PROCESSES + 1];
@@ -545,8 +543,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
 
     name_target(&j);
     if (me() != qp->owner && !(qp->type != IBV_QPT_UD && me() == j.target->owner)) {
-        /* This process is neither the sender nor the receiver, and only these two can access the memory of both. The owner executes the
-         * request when it checks its queues next. */
+        /* This process is neither the sender nor the receiver, and cannot access the memory of both. The owner executes the request when it
+         * checks its queues. */
         return sv_stall(&j, qp->wait_for ? (enum sf_wait)qp->wait_for : SF_WAIT_DELAY, sf_now());
     }
     if (qp->wait_for == SF_WAIT_HELD) {
@@ -570,8 +568,8 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
         qp->hold_ns = 0;
     }
 
-    /* Mark the queue as busy from here on. Pairs with `live` = 0 and sv_quiesce() when a region is deregistered, and with sv_quiesce()
-     * after the target has left the states in which it receives. */
+    /* Mark the queue as busy. Pairs with `live` = 0 and sv_quiesce() in deregistration, and with sv_quiesce() after the target has left the
+     * receiving states. */
     uint64_t busy = atomic_load_explicit(&qp->busy, memory_order_relaxed);
     atomic_store_explicit(&qp->busy_with, j.target->owner, memory_order_relaxed);
     atomic_exchange_explicit(&qp->busy, busy + 1, memory_order_seq_cst);
@@ -583,7 +581,7 @@ enum sv_step sv_step(uint32_t q, struct sv_later *later)
     else
         step = sv_died(&j, other);
     let_receive_go(&j);
-    /* release: all accesses come before this (acquire in sv_quiesce()) */
+    /* release: all accesses come before; pairs with the acquire in sv_quiesce() */
     atomic_store_explicit(&qp->busy, busy + 2, memory_order_release);
     return step;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Devices: listing, opening, closing. query.c has what they report about themselves.
+ * Lists, opens and closes devices. query.c has what they report about themselves.
  */
 #include "lib.h"
 #include "entry.h"
@@ -14,8 +14,8 @@
 
 #include <endian.h>
 
-/* The devices of the joined host. They are never freed, because the program has pointers to them; a forked child that joins anew also keeps
- * its parent's. */
+/* The devices of this host. They are never freed, because the program has pointers to them. A forked child that joins keeps its parent's
+ * devices. */
 static struct devices {
     struct devices *before;
     const struct sf_fabric *fabric;
@@ -42,7 +42,7 @@ static void device_describe(struct sv_device *device, uint32_t entry, uint32_t i
     snprintf(base->ibdev_path, sizeof base->ibdev_path, "/sys/class/infiniband/%.*s", SV_NAME - 1, model->name);
 }
 
-/* Called with sv_lib.mutex held. */
+/* With sv_lib.mutex. */
 static int find_devices(void)
 {
     const struct sv_topology *topology = &sv_lib.fabric->model.topology;
@@ -94,7 +94,7 @@ SV_PUBLIC struct ibv_device **ibv_get_device_list(int *num_devices)
     if (num_devices)
         *num_devices = count;
     if (error)
-        errno = error; /* an empty list, with this errno */
+        errno = error; /* the list is empty, and errno has the reason */
     return list;
 }
 
@@ -164,7 +164,7 @@ static struct ibv_srq *create_srq_ex(struct ibv_context *context, struct ibv_srq
     return srq;
 }
 
-/* The functions that the inline functions of verbs.h call. verbs.h itself refuses an operation that is left out. */
+/* Sets the functions that are called by the inline functions of verbs.h. verbs.h itself refuses operations that are missing here. */
 static void fill_operations(struct verbs_context *verbs)
 {
     struct ibv_context_ops *ops = &verbs->context.ops;
@@ -208,7 +208,7 @@ SV_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
                                         : "refused by a rule, which `softverbs fault list` shows");
         return NULL;
     }
-    /* Nothing is requested through cmd_fd, but programs pass it on and inspect it, so it must be a descriptor that has no other use. */
+    /* cmd_fd receives no commands, but programs inspect it and pass it on, so it must be a descriptor without another use. */
     command = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (command < 0) {
         error = errno;
@@ -253,7 +253,7 @@ no_command:
     return NULL;
 }
 
-/* A device may be closed while objects of it exist: the context is kept until they are destroyed. */
+/* If objects of the device exist, the context is kept until they are destroyed. */
 SV_PUBLIC int ibv_close_device(struct ibv_context *base)
 {
     struct sv_context *context = sv_context_of(base);
@@ -264,10 +264,10 @@ SV_PUBLIC int ibv_close_device(struct ibv_context *base)
         sf_give_context(&sv_lib.view, context->entry);
         sv_pipe_give(context->async_read, context->async_write);
     }
-    if (base->cmd_fd >= 0) /* also in a forked child, which has its own copies of the descriptors */
+    if (base->cmd_fd >= 0) /* a forked child also has this descriptor */
         close(base->cmd_fd);
     base->cmd_fd = -1;
-    context->async_read = context->async_write = -1; /* objects that outlive the context get no events any more */
+    context->async_read = context->async_write = -1; /* objects that still exist get no more events */
     if (left) {
         sv_log(SV_INFO, "ibv_close_device: %s: %u objects of this opened device still exist; destroy them before the device is closed",
                base->device->name, left);

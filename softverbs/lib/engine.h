@@ -10,16 +10,16 @@
 #include <string.h>
 #include <sys/uio.h>
 
-enum { SV_PIECES = 128 }; /* the most pieces of a message on one side: each element of a request may consist of two pieces */
+enum { SV_PIECES = 128 }; /* the most pieces of a message on one side: an element may have two pieces */
 
-/* The memory of a message on one side: pieces of memory of the process with number `process` - 1. */
+/* The memory of a message on one side, as pieces of one process's memory. `process` is that process's number + 1. */
 struct sv_place {
     uint32_t process;
     int count;
     uint64_t bytes;
     struct iovec piece[SV_PIECES];
 };
-/* Make the place empty. The array of pieces is not cleared, because it has two kilobytes and most messages use only one piece. */
+/* Empties a place. Does not clear the array of pieces, which has two kilobytes, and of which most messages use one. */
 static inline void sv_place_begin(struct sv_place *p, uint32_t process)
 {
     p->process = process;
@@ -35,16 +35,15 @@ enum sv_moved {
     SV_MOVED_DENIED, /* this machine does not let processes access each other's memory */
 };
 
-/* move.c. Append a range to the place, after checking its key, owner, domain, bounds and rights, and that the region is live. False:
- * refused. */
+/* move.c. Appends a range to a place, if its key, owner, domain, bounds and rights are right and the region is live. False: refused. */
 bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access);
-/* Copy the first `bytes` of the source to the target. One of the two is in this process. Both places are empty afterwards. `one_sided`: for
- * an RDMA write or read, not for a message. */
+/* Copies the first `bytes` of the source to the target. One of the two is in this process. Both places are empty afterwards. `one_sided`:
+ * an RDMA write or read. */
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes, bool one_sided);
-/* An atomic on a 64-bit word of the target's memory, under the device's lock for atomics; the old value goes to *old. */
+/* Executes an atomic on a 64-bit word of the target's memory, under the device's lock for atomics. *old gets the old value. */
 enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add, uint64_t swap,
                              uint64_t *old);
-/* Flip a bit of the byte at `offset` of a place that was not passed to sv_move() yet. */
+/* Flips a bit of the byte at `offset` of a place. Call this before sv_move(). */
 void sv_flip(const struct sv_place *, uint64_t offset);
 
 /* Slots of the queues' rings. */
@@ -56,8 +55,8 @@ static inline struct sf_receive *sv_receive_slot(const struct sf_receive_queue *
 {
     return sf_at(&sv_lib.view, q->ring + (position & (q->capacity - 1)) * q->stride);
 }
-/* Whether a ring lies in the arena, its size is a power of two, and a slot has room for `least` bytes. Needed because other processes can
- * overwrite these words. */
+/* Whether a ring is in the arena, its size is a power of two, and its slots have room for `least` bytes. Other processes may have
+ * overwritten these words. */
 static inline bool sv_ring_sane(uint64_t ring, uint32_t capacity, uint32_t stride, size_t least)
 {
     return capacity != 0 && (capacity & (capacity - 1)) == 0 && ring >= sizeof(struct sf_fabric) && ring <= SF_BYTES && stride >= least &&
@@ -72,7 +71,7 @@ static inline bool sv_receive_ring_sane(const struct sf_receive_queue *q)
     return sv_ring_sane(q->ring, q->capacity, q->stride, sizeof(struct sf_receive));
 }
 
-/* The number of frames of a message, on a device that counts frames (depth.frame_bytes); 1 on others. */
+/* The frames of a message, if the device counts frames (frame_bytes); otherwise 1. */
 static inline uint64_t sv_frames(uint64_t bytes)
 {
     uint32_t one = sv_lib.profile->frame_bytes;
@@ -87,7 +86,7 @@ static inline bool sv_over_ipv4(const struct sf_send *s)
     return memcmp(s->ud_dgid, mapped, sizeof mapped) == 0;
 }
 
-/* What to do after all locks are released: queue pairs to run or to flush, and processes to reap. */
+/* Work for after all locks were released: queue pairs to run or to flush, and processes to reap. */
 struct sv_later {
     int count, flush_count, dead_count;
     uint32_t run[6], flush[6], dead[4];
@@ -112,7 +111,7 @@ struct sv_job {
     uint32_t q, t; /* entries of the sender's and the target's queue pair */
     struct sf_qp *qp, *target;
     struct sf_send *s;
-    struct sf_receive_queue *rq; /* locked, if the operation takes a receive */
+    struct sf_receive_queue *rq; /* locked if the operation takes a receive */
     struct sv_later *later;
 };
 
@@ -121,33 +120,32 @@ static inline bool sv_takes_receive(uint32_t opcode)
     return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
-/* deliver.c: execute one request of a send queue, completely or not at all. The caller holds the send queue's lock. */
+/* deliver.c: executes a request of a send queue, completely or not at all. The caller holds the send queue's lock. */
 enum sv_step {
-    SV_DONE,  /* go on with the next */
-    SV_STALL, /* wait; the wait_* members of the queue pair say for what */
+    SV_DONE,  /* go on with the next request */
+    SV_STALL, /* the request waits, as the queue pair's wait_* members say */
 };
 enum sv_step sv_step(uint32_t qp, struct sv_later *);
 
-/* finish.c. End the request at send_done with a status. If the status is not success, the queue pair goes to the state that its type
- * requires. */
+/* finish.c. Ends the request at send_done with this status. After an error, the queue pair goes to the state that its type requires. */
 void sv_end_send(uint32_t qp, enum ibv_wc_status, struct sv_later *);
 /* Ends the receive at `done` of the locked receive queue. */
 void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
-/* Sends the limit event of a shared receive queue, whose lock is held, if fewer receives are left than the armed limit. */
+/* Sends the limit event of a shared receive queue if fewer receives are left than its armed limit. With the queue's lock. */
 void sv_tell_limit(uint32_t srq);
-/* Bring a queue pair to ERR: send `event`, unless it is IBV_EVENT_CQ_ERR, and add to `later` what must be flushed. */
+/* Brings a queue pair to ERR: sends `event`, unless it is IBV_EVENT_CQ_ERR, and adds the queue pair to `later` for flushing. */
 void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
-/* Sets the state to ERR. False: the state does not allow that, or the owner has reset the queue pair meanwhile. */
+/* Sets the state to ERR. False: the state does not allow this, or the owner has reset the queue pair. */
 bool sv_to_error(struct sf_qp *);
 
 /* wait.c */
-/* `until` is used only if the request was not waiting for the same thing already */
+/* `until` is ignored if the request was already waiting for the same thing */
 enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until);
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
 enum sv_step sv_lost(struct sv_job *); /* ends the request with success, as if the message had arrived */
-/* no answer: the queue pair does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
+/* the queue pair does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
 enum sv_step sv_no_answer(struct sv_job *);
-enum sv_step sv_not_ready(struct sv_job *);              /* no receive is posted there */
+enum sv_step sv_not_ready(struct sv_job *);              /* the receiver has posted no receive */
 enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process died during the access */
 
 #endif

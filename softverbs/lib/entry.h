@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Functions that device.c enters into a context's table of operations, in addition to those declared in lib.h.
+ * Functions for a context's table of operations, in addition to those declared in lib.h.
  */
 #ifndef SOFTVERBS_ENTRY_H
 #define SOFTVERBS_ENTRY_H

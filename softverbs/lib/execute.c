@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs send queues as far as possible. A queue is run by its owner, when the owner posts or polls, or by the receiver, when it posts the
- * receive for which the sender waits. Only one process at a time runs a queue: a process that finds the queue locked sets `kick` and
- * returns.
+ * Executes send queues as far as possible. A queue is executed by its owner, when the owner posts or polls, or by the receiver, when it
+ * posts the receive for which the sender waits. One process at a time executes a queue: a process that finds the queue locked sets `kick`
+ * and returns.
  */
 #include "engine.h"
 
 enum { LOOK_AGAIN_NS = 20000 };
 
-/* Execute the requests of a queue in order. True: the first one left waits for something, and a process must check it again later. */
+/* Executes the requests of a queue in order. True: the first remaining request waits, and a process must check it again later. */
 static bool execute_drain(uint32_t q, struct sv_later *later)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
@@ -18,7 +18,7 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
         uint64_t left = atomic_load_explicit(&qp->send_posted, memory_order_acquire) - done;
         if (left == 0 || left > qp->send_capacity || atomic_load_explicit(&qp->owner, memory_order_relaxed) == 0 ||
             !sv_send_ring_sane(qp)) {
-            /* the queue is empty, so nothing waits, whatever wait_for says */
+            /* the queue is empty, so no request waits */
             atomic_store_explicit(&qp->wait_for, SF_WAIT_NOTHING, memory_order_relaxed);
             return false;
         }
@@ -26,20 +26,19 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
         if (state == IBV_QPS_ERR || state == IBV_QPS_SQE)
             sv_end_send(q, IBV_WC_WR_FLUSH_ERR, later);
         else if (state != IBV_QPS_RTS && !(state == IBV_QPS_SQD && qp->wait_for == SF_WAIT_HELD))
-            /* SQD: the queue stands still until the program changes its state, but a request whose data has been moved still ends */
+            /* in SQD the queue is stopped until the program changes its state, but a request whose data was moved still ends */
             return false;
         else if (sv_step(q, later) == SV_STALL)
             return true;
     }
 }
 
-/* If this process dies while it holds the lock, nothing else makes the owner check the queue. So mark the queue now for a check after a
- * while; an immediate check would only wait for the lock. */
+/* Marks the queue for a check after a while. Without this, the owner would not check the queue if this process died with the lock. */
 static void leave_a_trace(struct sf_qp *qp)
 {
     qp->next_look = sf_now() + 1000000;
     atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-    /* release: a process that sees the flag also sees the queue pair waiting (acquire in sv_progress) */
+    /* release: pairs with the acquire in sv_progress(), so a process that sees the flag also sees that the queue pair waits */
     atomic_store_explicit(&sv_lib.fabric->cqs[qp->send_cq % SF_CQS].waiting, 1, memory_order_release);
 }
 
@@ -53,13 +52,13 @@ static void run_one(uint32_t q, struct sv_later *later)
     if (mine)
         sf_lock_send(v, qp);
     else {
-        /* Set before trying the lock: its holder checks `kick` after it has released the lock. */
+        /* before trying the lock, because the holder checks `kick` after it has released the lock */
         atomic_store_explicit(&qp->kick, 1, memory_order_seq_cst);
         if (!sf_try_lock(v, &qp->lock))
             return;
     }
     for (;;) {
-        /* A kick after this check is handled below: its sender set it before it tried the lock, which this thread still holds. */
+        /* clear the kick only if it is set; a later kick is seen after the unlock below */
         if (atomic_load_explicit(&qp->kick, memory_order_relaxed))
             atomic_exchange_explicit(&qp->kick, 0, memory_order_seq_cst);
         if (!mine)
@@ -74,7 +73,7 @@ static void run_one(uint32_t q, struct sv_later *later)
 
 __attribute__((noinline)) static void execute_settle(struct sv_later *later)
 {
-    /* The loop ends, because each round adds only queue pairs that were not in ERR before. */
+    /* this ends, because each round adds only queue pairs that were not in ERR */
     while (sv_later_any(later)) {
         struct sv_later now = *later;
         later->count = later->flush_count = later->dead_count = 0;
@@ -92,7 +91,7 @@ void sv_run(uint32_t q)
     struct sv_later later;
     if (q >= SF_QPS)
         return;
-    later.count = later.flush_count = later.dead_count = 0; /* the other members are valid only up to these counts */
+    later.count = later.flush_count = later.dead_count = 0; /* members beyond these counts are not read */
     run_one(q, &later);
     if (sv_later_any(&later))
         execute_settle(&later);
@@ -103,7 +102,7 @@ void sv_flush_receives(uint32_t q)
     struct sf_fabric *f = sv_lib.fabric;
     struct sf_qp *qp = &f->qps[q];
     if (qp->srq)
-        return; /* a shared receive queue keeps its requests, which belong to all its queue pairs */
+        return; /* a shared receive queue keeps its receives */
     sf_lock_receive(&sv_lib.view, &qp->receive, &f->cqs[qp->receive_cq % SF_CQS]);
     for (;;) {
         uint64_t done = atomic_load_explicit(&qp->receive.done, memory_order_relaxed);
@@ -133,7 +132,7 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    /* Another thread can reset this queue pair and connect it again only with this lock. */
+    /* under this lock no other thread can reset and reconnect the queue pair */
     sf_lock_send(&sv_lib.view, qp);
     bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
     if (meant)
@@ -147,12 +146,12 @@ void sv_finish_failing(uint32_t q)
     sv_flush_receives(q);
 }
 
-/* Check a queue pair that waits. Returns when to check this queue pair next. */
+/* Checks a queue pair that waits. Returns when to check it next. */
 static uint64_t look_at(uint32_t q, uint64_t now)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
     if (atomic_load_explicit(&qp->state, memory_order_acquire) == IBV_QPS_ERR) {
-        /* `softverbs fault remove` has brought the queue pair to ERR (cli/cable.c); the owner, this process, flushes it */
+        /* `softverbs fault remove` has brought the queue pair to ERR (cli/cable.c), and its owner must flush it */
         atomic_store_explicit(&qp->waiting, 0, memory_order_relaxed);
         sv_run(q);
         sv_flush_receives(q);
@@ -162,7 +161,8 @@ static uint64_t look_at(uint32_t q, uint64_t now)
         sv_run(q);
     if (atomic_load_explicit(&qp->waiting, memory_order_acquire) == 0)
         return 0;
-    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS; /* no progress, and no known time: check again after LOOK_AGAIN_NS */
+    /* the request waits for no particular time: check again after LOOK_AGAIN_NS */
+    return qp->next_look > now ? qp->next_look : now + LOOK_AGAIN_NS;
 }
 
 uint64_t sv_progress(uint32_t cq)

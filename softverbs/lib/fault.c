@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Applies the rules of `softverbs fault`. The rules are in the fabric's file, and may be added and removed while programs run.
+ * Applies the rules of `softverbs fault`, which are in the fabric's file, and may change while programs run.
  *
- * Random decisions are reproducible. A rule's decision about a message is a hash of the rule's seed, the sender's device, the ordinal of
- * the queue pair among those that were created on the device, and the ordinal of the message on that queue pair. So one seed has the same
- * effect on the same program, however its processes are scheduled. Rules that count matches (the n-th, every n-th) count over all queue
- * pairs together; restrict a rule to one (--qp, --device) if the result must not depend on scheduling.
+ * Random decisions are reproducible. A decision is a hash of the rule's seed, the sender's device, the ordinal of the queue pair among
+ * those created on the device, and the ordinal of the message on the queue pair. So a seed has the same effect on the same program, however
+ * its processes are scheduled. Rules that count matches count over all queue pairs. If their effect must not depend on scheduling, restrict
+ * them to one queue pair (--qp, --device).
  */
 #include "engine.h"
 
@@ -13,8 +13,7 @@
 
 static inline uint64_t fault_mix(uint64_t x)
 {
-    /* Make each bit of x affect all bits: multiplying by an odd number spreads bits upwards, shifting spreads them downwards; each is done
-     * twice. */
+    /* Each bit of x affects all bits: multiplying by an odd number spreads bits upwards, shifting spreads them downwards. */
     x ^= x >> 32;
     x *= UINT64_C(0xd6e8feb86659fd93);
     x ^= x >> 32;
@@ -24,15 +23,15 @@ static inline uint64_t fault_mix(uint64_t x)
 
 uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
 {
-    /* Each word is added to the hash of the words before it, so that (1, 2) and (2, 1) differ. The constant is added because
-     * the hash of 0 is 0. */
+    /* Each word is added to the hash of the words before, so that (1, 2) and (2, 1) differ. The constant is there because the hash of 0 is
+     * 0. */
     uint64_t x = fault_mix(seed + UINT64_C(0x9e3779b97f4a7c15));
     x = fault_mix(x + a);
     x = fault_mix(x + UINT64_C(0x9e3779b97f4a7c15) + b);
     return fault_mix(x + UINT64_C(0x9e3779b97f4a7c15) + c);
 }
 
-/* Whether a matching rule applies this time. `dice`: the random number for this rule and this message. */
+/* Whether a matching rule applies now. `dice`: the random number for this rule and message. */
 static bool fault_strikes(struct sf_fault *r, uint64_t dice)
 {
     uint64_t turn = atomic_fetch_add_explicit(&r->matches, 1, memory_order_relaxed) + 1;
@@ -74,7 +73,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
             continue;
         if (!fault_concerns(r, device, host) || (r->qp_num && r->qp_num != qp->number))
             continue;
-        /* The kind is a part of the hash: otherwise rules of two kinds with the same seed would always select the same messages. */
+        /* with the kind, because otherwise rules of two kinds with the same seed would select the same messages */
         uint64_t dice = sv_dice(r->seed + ((uint64_t)kind << 56), device, qp->ordinal, message);
         if (!fault_strikes(r, dice))
             continue;
@@ -82,7 +81,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
         case SF_FAULT_DROP: verdict->drop = true; break;
         case SF_FAULT_CORRUPT:
             verdict->corrupt = true;
-            verdict->dice = fault_mix(dice); /* hashed again, so that the choice of the byte does not depend on the choice of the message */
+            verdict->dice = fault_mix(dice); /* hashed again, because the byte must not depend on which message was selected */
             break;
         case SF_FAULT_DELAY: verdict->delay_ns += r->nanoseconds; break;
         case SF_FAULT_WITHHOLD: verdict->hold_ns += r->nanoseconds; break;

@@ -10,17 +10,15 @@ bool sv_to_error(struct sf_qp *qp)
     do {
         if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
             return false;
-        /* seq_cst: pairs with the load that sv_post_recv makes after it has posted a request, so that one of the two flushes the request */
+        /* seq_cst: pairs with the load in sv_post_recv() after the post, so that one of the two flushes the receive */
     } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
     if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
         atomic_store_explicit(&sv_lib.fabric->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
     return true;
 }
 
-/* Order of the steps: a peer that executes them may be killed between any two, while the owner sleeps. So the events are written and the
- * owner is woken first, and the state changes last. If the peer is killed before it has written the events, nothing has happened. If it is
- * killed later, the owner does the rest when it reads the events or wakes up (sv_finish_failing). A peer holds no lock of the queue pair
- * here; before a reset the owner waits for the peer (sv_quiesce). */
+/* A peer that does this may be killed between any two steps, while the owner sleeps. So it writes the events and wakes the owner first, and
+ * changes the state last. If the peer is killed in between, the owner changes the state (sv_finish_failing). */
 void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -28,11 +26,12 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
     if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
         return;
-    /* IBV_EVENT_CQ_ERR stands for no event */
+    /* IBV_EVENT_CQ_ERR means: no event */
     sv_async_qp(q, (event != IBV_EVENT_CQ_ERR ? 1u << event : 0) | (qp->srq ? 1u << IBV_EVENT_QP_LAST_WQE_REACHED : 0));
     if (qp->owner != sv_lib.view.process) {
         struct sf_cq *sends = &f->cqs[qp->send_cq % SF_CQS], *receives = &f->cqs[qp->receive_cq % SF_CQS];
-        /* release: a process that sees `failing` or `waiting` also sees the events (acquire in sv_finish_failing and sv_progress) */
+        /* release: pairs with the acquires in sv_finish_failing() and sv_progress(), so a process that sees `failing` or `waiting` sees the
+         * events */
         atomic_store_explicit(&qp->failing, qp->connection, memory_order_release);
         atomic_store_explicit(&sends->waiting, 1, memory_order_release);
         atomic_store_explicit(&receives->waiting, 1, memory_order_release);
@@ -46,7 +45,6 @@ void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
     sv_later_run(later, q);
 }
 
-/* Bring a queue pair to ERR because its completion queue has overrun. */
 static void fail_overrun(uint32_t q, uint32_t cq, struct sv_later *later)
 {
     if (atomic_load_explicit(&sv_lib.fabric->cqs[cq % SF_CQS].dead, memory_order_relaxed))
@@ -78,13 +76,13 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
         sv_log(SV_INFO, "queue pair 0x%06x: a request failed: %s", qp->number, ibv_wc_status_str(status));
         if (qp->type == IBV_QPT_RC)
             sv_fail_qp(q, IBV_EVENT_CQ_ERR, later);
-        else { /* unless a peer has brought the queue pair to ERR meanwhile */
+        else { /* unless a peer has brought the queue pair to ERR */
             uint32_t ready = IBV_QPS_RTS;
             atomic_compare_exchange_strong_explicit(&qp->state, &ready, IBV_QPS_SQE, memory_order_release, memory_order_relaxed);
         }
     }
     if (!qp->signal_all && !(s->flags & IBV_SEND_SIGNALED) && status == IBV_WC_SUCCESS) {
-        /* release: the request was read before its slot counts as done */
+        /* release: the request was read before its slot becomes free */
         atomic_store_explicit(&qp->send_done, done + 1, memory_order_release);
         return;
     }
@@ -105,9 +103,8 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     fail_overrun(q, qp->send_cq, later);
 }
 
-/* The service level that a datagram's completion shows. RoCE version 2 has no service level. Adapters of the ConnectX family report in this
- * field which header precedes the data: 8, plus 1 for IPv6 or 2 for IPv4. libibverbs has no other field for it, and UCX 1.13 drops
- * datagrams over IPv4 without it. */
+/* The service level in a datagram's completion. On RoCE version 2, which has none, ConnectX adapters report here which header precedes the
+ * data: 8, plus 1 for IPv6 or 2 for IPv4. Without this, UCX 1.13 drops datagrams over IPv4. */
 static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s)
 {
     if (target->type != IBV_QPT_UD)
@@ -119,9 +116,8 @@ static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s
     return sv_over_ipv4(s) ? 8 | 2 : 8 | 1;
 }
 
-/* Called by every process that takes a receive or finds none, because the process that crossed the limit may have been killed before it
- * sent the event. The event is sent before the limit is disarmed, so at worst it is sent twice. The owner arms the limit under the same
- * lock. */
+/* Called by every process that takes a receive or finds none, because a process that crossed the limit may have been killed. The event is
+ * sent before the limit is disarmed, so it may be sent twice, but is not lost. */
 void sv_tell_limit(uint32_t index)
 {
     struct sf_srq *srq = &sv_lib.fabric->srqs[index % SF_SRQS];
@@ -135,7 +131,6 @@ void sv_tell_limit(uint32_t index)
     atomic_store_explicit(&srq->watermark, 0, memory_order_relaxed);
 }
 
-/* End the receive at `done` of the locked receive queue. */
 void sv_end_receive(struct sv_job *j, enum ibv_wc_status status, uint64_t bytes)
 {
     struct sf_qp *t = j->target;

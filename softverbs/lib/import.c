@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Importing objects of another process. libibverbs imports through the kernel's device file, which does not exist here: context->cmd_fd,
- * which programs pass to each other for this purpose, is connected to no driver.
+ * Imports of objects of other processes, which are not supported. libibverbs imports through the kernel's device file, but here
+ * context->cmd_fd is connected to no driver.
  */
 #include "lib.h"
 
@@ -18,7 +18,7 @@ SV_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
 {
     struct stat file;
 
-    if (fstat(cmd_fd, &file) || !S_ISCHR(file.st_mode)) { /* the same test as in rdma-core: can the descriptor be a device? */
+    if (fstat(cmd_fd, &file) || !S_ISCHR(file.st_mode)) { /* the same test as in rdma-core: whether the descriptor can be a device */
         sv_refuse(EINVAL, "ibv_import_device: %d is not the descriptor of a device: pass the cmd_fd of an opened device", cmd_fd);
         return NULL;
     }

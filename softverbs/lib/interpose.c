@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds the functions of libc that this library replaces by functions of the same names. All are looked up when the library is loaded, so
- * that no signal handler has to look one up. A call before that looks up its own function.
+ * Finds the functions of libc that this library replaces. All are looked up when the library is loaded, so that no signal handler needs to
+ * look one up. An earlier call looks up its own function.
  */
 #include "interpose.h"
 
@@ -16,7 +16,7 @@ uintptr_t sv_next(enum sv_call call)
         [SV_CLOSEDIR] = "closedir", [SV_SCANDIR] = "scandir",
     };
     static _Atomic(uintptr_t) found[SV_CALLS];
-    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* every thread finds the same value */
+    uintptr_t function = atomic_load_explicit(&found[call], memory_order_relaxed); /* relaxed: every thread finds the same value */
 
     if (!function) {
         function = (uintptr_t)dlsym(RTLD_NEXT, names[call]);

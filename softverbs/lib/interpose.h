@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Functions with the names of libc's functions that are found before libc's own (paths.c, listing.c).
+ * Functions with the names of libc's functions, which the loader finds before libc's (paths.c, listing.c).
  *
- * They are declared with their linker names, because headers may turn `stat` into `stat64`, or `open` into a checked form of it. Functions
- * with 64 in their names are the same as those without where a word has 64 bits.
+ * They are declared with their linker names, because headers may replace `stat` by `stat64`, or `open` by a checked form. On 64-bit
+ * machines, functions with 64 in their names are the same as those without.
  */
 #ifndef SV_INTERPOSE_H
 #define SV_INTERPOSE_H
@@ -15,7 +15,7 @@
 
 _Static_assert(sizeof(struct stat) == sizeof(struct stat64) && sizeof(struct dirent) == sizeof(struct dirent64) && sizeof(off_t) == 8,
                "a machine of 64 bits");
-/* interpose.c: the function that would be called without this library: libc's, or that of another interposing library. */
+/* interpose.c: the function that this library replaces, of libc or of another interposing library. */
 enum sv_call {
     SV_ACCESS,
     SV_FACCESSAT,

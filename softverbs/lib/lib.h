@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library inside the program: its objects, and the functions that its files call of each other. A table in docs/design.md says what
- * each file is for, and which file may call which.
+ * The library inside the program: its objects, and the functions that its files call of each other. docs/design.md has a table of the
+ * files, and says which file may call which.
  *
- * Every object of a program begins with libibverbs' structure for it, and has the index of its entry in the fabric's tables.
+ * Every object begins with libibverbs' structure for it, and has the index of its entry in the fabric's tables.
  */
 #ifndef SOFTVERBS_LIB_H
 #define SOFTVERBS_LIB_H
@@ -19,32 +19,32 @@
 /* ---- The library in this process ------------------------------------------------------------------------------- */
 struct sv_library {
     pthread_mutex_t mutex; /* protects what follows; taken when objects are made and destroyed, never while data moves */
-    bool joined;           /* this process is on a fabric; also read without the mutex: sv_joined() */
-    uint32_t life;         /* increased in a forked child: objects with an older value belong to the parent */
+    bool joined;           /* this process is on a fabric; sv_joined() reads it without the mutex */
+    uint32_t life;         /* increased in a forked child: objects with a lower value belong to the parent */
     struct sf_view view;
     struct sf_fabric *fabric;
     const struct sv_profile *profile;
     uint32_t host;
-    struct sv_qp **qps;   /* indexed by entry, SF_QPS pointers, each may be NULL. Written under mutex; pollers read it with acquire */
+    struct sv_qp **qps;   /* [SF_QPS], by entry; may be NULL. Written under mutex; pollers read with acquire. */
     struct sv_cq **cqs;   /* by entry */
     struct sv_srq **srqs; /* by entry */
 };
 extern struct sv_library sv_lib;
 
-/* setup.c: join the fabric $SOFTVERBS_FABRIC as host $SOFTVERBS_HOST, if that has not been done. Returns 0, or an errno whose reason is
- * logged. A forked child has not joined; it may join as a process of its own, without its parent's objects. */
+/* setup.c: joins the fabric $SOFTVERBS_FABRIC as host $SOFTVERBS_HOST, unless this process has joined. Returns 0, or an errno whose reason
+ * was logged. A forked child may join as a process of its own, without its parent's objects. */
 int sv_join(void);
 
-/* log.c: prints to stderr, according to SOFTVERBS_LOG=error|info|debug. A refusal is logged at `info`, with the limit, the profile that
-   sets it, and where it is documented. */
+/* log.c: prints to stderr, according to SOFTVERBS_LOG=error|info|debug. Refusals are logged at `info`, with the limit, the profile that
+ * sets the limit, and where it is documented. */
 enum sv_level { SV_ERROR = 1, SV_INFO = 2, SV_DEBUG = 3 };
 extern int sv_level;
 void sv_log_line(enum sv_level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 #define sv_log(level, ...) ((level) <= sv_level ? sv_log_line(level, __VA_ARGS__) : (void)0)
-/* The page that explains the keys of profiles, to be named in messages. */
+/* The page about the keys of profiles, for messages. */
 #define SV_DOCUMENTED "softverbs/docs/profiles.md"
 
-/* Logs the refusal and sets errno: `return sv_refuse(ENOMEM, ...), NULL`. Returns the errno. */
+/* Logs a refusal, sets errno, and returns the errno. Usage: `return sv_refuse(ENOMEM, ...), NULL`. */
 int sv_refuse(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 static inline bool sv_joined(void)
@@ -61,27 +61,27 @@ struct sv_device {
 struct sv_context {
     uint32_t device, entry, life;
     int async_read, async_write;
-    _Atomic uint32_t objects;   /* how many objects of the context exist */
-    struct verbs_context verbs; /* verbs.context is what the program sees; the ABI requires it to be last */
+    _Atomic uint32_t objects;   /* number of existing objects of the context */
+    struct verbs_context verbs; /* what the program sees is verbs.context; the ABI requires this member to be last */
 };
 static inline struct sv_context *sv_context_of(struct ibv_context *c)
 {
     return sv_container(c, struct sv_context, verbs.context);
 }
 
-/* Whether the entry of an object of this context belongs to this process. It does not if this is a forked child and its parent made the
- * object. Then only the program's own structure is freed, and nothing on the fabric changes. */
+/* Whether an object's entry on the fabric belongs to this process. In a forked child, objects of its parent do not: then only the program's
+ * structure is freed, and the fabric is not changed. */
 static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
 {
     return sv_joined() && sv_context_of(context)->life == sv_lib.life &&
            atomic_load_explicit(owner, memory_order_relaxed) == sv_lib.view.process;
 }
 
-/* Where a queue of this process lies. Other processes read the same values on the fabric. The owner uses these private copies, so that it
- * writes only to its own slots even if another process overwrites the values on the fabric. */
+/* The location of a queue of this process. The owner uses this private copy of the values on the fabric, so that it writes only to its own
+ * slots even if another process overwrites those values. */
 struct sv_ring {
     char *base;
-    uint64_t offset;           /* in the fabric's file; 0: there is no queue */
+    uint64_t offset;           /* in the fabric's file; 0: no queue */
     uint32_t mask, stride;     /* slots minus 1; bytes of a slot */
     uint32_t limit, sge_limit; /* the most unpolled requests; the most elements of a request */
 };
@@ -97,22 +97,22 @@ static inline size_t sv_ring_bytes(const struct sv_ring *r)
 struct sv_pd {
     struct ibv_pd base;
     uint32_t entry;
-    _Atomic uint32_t users; /* how many regions, queue pairs, shared receive queues and address handles use this domain */
+    _Atomic uint32_t users; /* number of regions, queue pairs, shared receive queues and address handles that use this domain */
 };
 
 struct sv_mr {
     struct ibv_mr base;
     uint32_t entry;
-    void *mapped; /* a mapping of a dmabuf, which is unmapped on deregistration */
+    void *mapped; /* the mapping of a dmabuf; unmapped on deregistration */
     size_t mapped_bytes;
 };
 
 struct sv_channel {
-    struct ibv_comp_channel base; /* base.fd is an epoll descriptor for the next two descriptors: it is readable when one of them is */
+    struct ibv_comp_channel base; /* base.fd is an epoll set of the pipe and the timer */
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
     uint64_t timer_at; /* when the timer expires, ns; 0: not set. Under mutex */
-    uint32_t life;     /* value of sv_lib.life when the channel was made */
+    uint32_t life;     /* sv_lib.life when the channel was made */
 };
 
 struct sv_cq {
@@ -125,18 +125,18 @@ struct sv_cq {
     struct sv_ring ring; /* its slots are struct sf_cqe; changed under `poll` */
     struct sv_channel *channel;
     pthread_mutex_t poll;  /* held by consumers */
-    uint64_t look_again;   /* ns; under poll: queue pairs that wait are not looked at before this time */
+    uint64_t look_again;   /* ns; under poll: when to check waiting queue pairs again */
     struct sf_cqe current; /* the completion that the extended interface has polled */
     bool reading;
     uint32_t turns;            /* polls that found something */
     uint32_t idle;             /* consecutive polls that found nothing */
     uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
-    uint64_t wall_ahead;       /* ns: how far the time of day is ahead of CLOCK_MONOTONIC */
-    _Atomic uint32_t told;     /* 1: an event for completions that were in the queue before it was armed was sent, and not read yet */
+    uint64_t wall_ahead;       /* ns: how far the wall clock is ahead of CLOCK_MONOTONIC */
+    _Atomic uint32_t told;     /* 1: an event was sent for completions that were in the queue when it was armed, and was not read yet */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
-    bool failed;            /* the queue's one asynchronous event was delivered; under sv_lib.mutex */
-    _Atomic uint32_t users; /* how many queue pairs use it */
+    bool failed;            /* the event for the queue's overrun was delivered; under sv_lib.mutex */
+    _Atomic uint32_t users; /* number of queue pairs that use this queue */
 };
 
 struct sv_srq {
@@ -145,12 +145,12 @@ struct sv_srq {
     struct sf_srq *shared;
     struct sv_ring ring; /* changed under `post` */
     pthread_mutex_t post;
-    _Atomic uint64_t polled; /* requests whose completion was polled: their slots are free */
+    _Atomic uint64_t polled; /* requests whose completions were polled, so that their slots are free */
     uint32_t async_delivered;
     _Atomic uint32_t users;
 };
-/* How many slots are in use after `posted` requests were posted. acquire: if a slot is free, its request has been read (release in
- * free_slots() and sf_advance()). */
+/* The number of slots in use after `posted` requests were posted. acquire: pairs with the releases in free_slots() and sf_advance(), so a
+ * free slot has been read. */
 static inline uint64_t sv_srq_used(const struct sv_srq *srq, uint64_t posted)
 {
     return posted - atomic_load_explicit(&srq->polled, memory_order_acquire) -
@@ -166,12 +166,11 @@ struct sv_qp {
     struct sf_qp *shared;
     struct sv_ring send, receive;
     pthread_mutex_t post_send, post_receive;
-    _Atomic uint64_t send_polled; /* requests of the send queue whose slots are free, because their completions or those of later requests
-                                     have been polled */
+    _Atomic uint64_t send_polled; /* number of send requests whose slots are free, because their completions or later ones were polled */
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
-    uint32_t told, told_in;  /* which of SV_ONCE_EVENTS the program has read, and in which connection; under sv_lib.mutex */
+    uint32_t told, told_in;  /* the events of SV_ONCE_EVENTS that the program has read, and in which connection; under sv_lib.mutex */
     struct ibv_qp_attr attr; /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;
     struct sv_builder *builder; /* for wr.c; may be NULL */
@@ -180,7 +179,7 @@ struct sv_qp {
 struct sv_ah {
     struct ibv_ah base;
     struct ibv_ah_attr attr;
-    uint32_t device; /* the peer's device, found when the handle was made; SF_NO_DEVICE: messages are lost */
+    uint32_t device; /* the peer's device; SF_NO_DEVICE: messages are lost */
 };
 
 /* ---- cq.c, complete.c, poll.c ------------------------------------------------------------------------------------------ */
@@ -189,43 +188,42 @@ int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
-/* poll.c: take the next completion, and free its slots. If there is none, first run queue pairs whose time has come. False: none. The
- * caller holds cq->poll. */
+/* poll.c: takes the next completion, and frees its slots. If there is none, first runs queue pairs whose time has come. False: none. With
+ * cq->poll. */
 bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);
-/* poll.c: remove the unpolled completions of a queue pair. The caller holds cq->poll and the queue pair's locks. */
+/* poll.c: removes the unpolled completions of a queue pair. With cq->poll and the queue pair's locks. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
-/* Whether a thread whose poll found nothing should yield: after some tens of microseconds without a completion, the process for which it
- * waits may need this core. The caller holds cq->poll, and yields after it has released it. */
+/* Whether a thread whose poll found nothing should yield: after some tens of microseconds without a completion, the peer may need this
+ * core. With cq->poll; yield after releasing it. */
 static inline bool sv_tired(struct sv_cq *cq, bool found)
 {
     enum { PATIENCE = 1000 };
     cq->idle = found ? 0 : cq->idle + 1;
     return cq->idle >= PATIENCE && cq->idle % (PATIENCE / 10) == 0;
 }
-/* Publish a completion, and wake the owner if it sleeps. `intent` may be NULL; otherwise its kind, index and done name a work queue, which
- * advances in the same step. The caller, in any process, holds the lock of that work queue. */
+/* Publishes a completion, and wakes the owner if it sleeps. `intent` (may be NULL): the work queue to advance in the same step, by kind,
+ * index and done. The caller holds the lock of that work queue. */
 void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 
 /* ---- pipe.c, alarm.c, async.c --------------------------------------------------------------------------------- */
-/* Takes a pipe into which other processes write events. Returns 0 or an errno. The writing end never blocks, the reading end does. A pipe
- * that was given back stays open, and is taken again later. So a descriptor number on the fabric names one of these pipes as long as the
- * process lives. */
+/* Takes a pipe for events from other processes. Returns 0 or an errno. Writing never blocks, reading does. A pipe that is given back stays
+ * open, because other processes know its descriptor's number. */
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end of one of these pipes of this process */
-/* Remove from a pipe the events of an object that is being destroyed: those of this `kind` (struct sv_event), and for kind 3 only types
+/* Removes from a pipe the events of an object that is being destroyed: those of this `kind` (struct sv_event). For kind 3, only the types
  * whose bits are set in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
-/* sf_signal (fabric/signal.c) with this process's view. Failures are logged. False: not sent. */
+/* sf_signal() (fabric/signal.c) with this process's view. Logs failures. False: not sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
 bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* all with one write, or none */
-/* Sends an asynchronous event to the process that opened a context (entry in contexts). */
+/* Sends an asynchronous event to the process that opened a context (an entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
-/* Send events of a queue pair (`types`: bits) with one write, so that a killed process has sent all or none. The program reads each of
- * SV_ONCE_EVENTS at most once in a connection, however often it is sent. */
+/* Sends events of a queue pair (`types`: bits) with one write, so that a killed process has sent all or none. The program reads each of
+ * SV_ONCE_EVENTS at most once in a connection. */
 void sv_async_qp(uint32_t qp, uint32_t types);
-/* As sv_async_qp(), for a queue pair of this process and one event of SV_ONCE_EVENTS. The event is not sent if the program has read one of
- * this type already; it replaces an unread one. */
+/* As sv_async_qp(), for a queue pair of this process and one event of SV_ONCE_EVENTS. Replaces an unread event of this type, and sends
+ * nothing if the program has read one. */
 void sv_async_own(uint32_t qp, enum ibv_event_type);
 /* Bits 1 << enum ibv_event_type. */
 enum {
@@ -237,28 +235,29 @@ enum {
                    1 << IBV_EVENT_SQ_DRAINED | 1 << IBV_EVENT_PATH_MIG | 1 << IBV_EVENT_PATH_MIG_ERR | 1 << IBV_EVENT_QP_LAST_WQE_REACHED,
     SV_SRQ_EVENTS = 1 << IBV_EVENT_SRQ_ERR | 1 << IBV_EVENT_SRQ_LIMIT_REACHED,
 };
-/* Removes the unread events of an object of this context that is being destroyed. */
+/* Removes the unread events of an object that is being destroyed. */
 void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint32_t generation);
-/* Set a channel's timer to `at` (ns; 0 and ~0: never), unless it expires earlier already. True: it has expired since the last call. */
+/* Sets a channel's timer to `at` (ns; 0 and ~0: never), unless it expires earlier. sv_alarm_rang(): whether it has expired since the last
+ * call. */
 void sv_alarm_set(struct sv_channel *, uint64_t at);
 bool sv_alarm_rang(struct sv_channel *);
-/* Make the channel of `cq`, if it has one, wake its owner at `until` (ns), because a queue pair that completes there waits until then. */
+/* Makes the channel of `cq`, if it has one, wake its owner at `until` (ns), when a queue pair of this queue must be checked. */
 void sv_wake_at(uint32_t cq, uint64_t until);
 
 /* ---- post.c, execute.c ---------------------------------------------------------------------------------------- */
 int sv_post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **bad);
 int sv_post_recv(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
 int sv_post_srq_recv(struct ibv_srq *, struct ibv_recv_wr *, struct ibv_recv_wr **bad);
-/* Run the send queue of an entry as far as possible, in this process. Flush it if the queue pair is in ERR. The caller holds no lock. */
+/* Executes the send queue of an entry as far as possible, or flushes it if the queue pair is in ERR. Hold no lock. */
 void sv_run(uint32_t qp);
-/* Bring a queue pair of this process to ERR and flush it, if a peer has begun to do this. */
+/* If a peer has begun to bring a queue pair of this process to ERR, completes this and flushes the queue pair. */
 void sv_finish_failing(uint32_t qp);
-/* Completes all posted receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
+/* Completes all receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
 void sv_flush_receives(uint32_t qp);
-/* Run the queue pairs of this process that wait for a point in time and complete on `cq` (entry; SF_NO_DEVICE: any). Returns when to check
- * again (ns), or 0 if none waits. */
+/* Runs the queue pairs of this process that wait for a time and complete on `cq` (an entry; SF_NO_DEVICE: any). Returns when to check again
+ * (ns); 0: none waits. */
 uint64_t sv_progress(uint32_t cq);
-/* Wait until every access to this process's memory that began before the call has ended. */
+/* Waits until all accesses to this process's memory that have begun are over. */
 void sv_quiesce(void);
 /* Bytes of a slot, for sf_qp.send_stride and sf_receive_queue.stride. */
 static inline uint32_t sv_send_stride(uint32_t sges, uint32_t inline_bytes)
@@ -272,18 +271,18 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 }
 
 /* ---- sysfs.c, for paths.c: once joined -------------------------------------------------------------------------- */
-/* The text of a device's file. Returns as snprintf(), or -1: no device of this host has such a file. */
+/* Writes the text of a device's file. Returns as snprintf() does; -1: no device of this host has such a file. */
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
 /* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
 bool sv_sysfs_directory(const char *path);
-/* The name of entry `index` (from 0) of a directory for which sv_sysfs_directory() is true; "." and ".." are left out. False: there are no
- * more. */
+/* Returns the name of entry `index` of a directory, counted from 0 without "." and "..". The path has passed sv_sysfs_directory(). False:
+ * no more entries. */
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder);
-/* Whether a device of this host has this device node ("uverbs0"), and the node's number. */
+/* Whether a device of this host has the device node `name` ("uverbs0"); `number` gets its number. */
 bool sv_device_node(const char *name, uint32_t *number);
 
 /* ---- memory.c --------------------------------------------------------------------------------------------------- */
-/* Whether the memory can be registered: 0, EFAULT if it is not mapped, or the errno with which the profile refuses it. */
+/* Whether this memory can be registered: 0, EFAULT if it is not mapped, or the errno of the profile. */
 int sv_memory_check(const void *address, size_t bytes, bool writable);
 
 /* ---- pd.c mr.c ah.c srq.c qp.c states.c ------------------------------------------------------------------------- */
@@ -291,37 +290,37 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *);
 int sv_dealloc_pd(struct ibv_pd *);
 struct ibv_srq *sv_create_srq(struct ibv_pd *, struct ibv_srq_init_attr *);
 struct ibv_qp *sv_create_qp(struct ibv_context *, struct ibv_qp_init_attr_ex *); /* for ibv_create_qp() and ibv_create_qp_ex() */
-/* states.c: take all locks of a queue pair, so that no thread posts to it, runs it, or (with `pollers`) polls its completions. */
+/* states.c: takes all locks of a queue pair, so that no thread posts to it, executes it, or (with `pollers`) polls its completions. */
 void sv_enter_qp(struct sv_qp *, bool pollers);
 void sv_leave_qp(struct sv_qp *, bool pollers);
-/* Reset a queue pair: remove posted requests and unpolled completions. Call it between sv_enter_qp() with `pollers` and sv_leave_qp(). */
+/* Resets a queue pair: removes its requests and unpolled completions. Call it between sv_enter_qp() with `pollers` and sv_leave_qp(). */
 void sv_reset_qp(struct sv_qp *);
-/* states.c: the device that an address leads to, or SF_NO_DEVICE. For a global address, *gid (`gid` may be NULL) is the index of the GID in
- * that device's table. */
+/* states.c: returns the device of an address, or SF_NO_DEVICE. For a global address, *gid (`gid` may be NULL) gets the GID's index in that
+ * device's table. */
 uint32_t sv_find_port(const struct ibv_ah_attr *, uint32_t *gid);
-/* states.c: checks port, is_global and sgid_index of an address: 0, or the errno to fail with. */
+/* states.c: checks the port, is_global and sgid_index of an address. Returns 0 or an errno. */
 int sv_check_route(uint32_t device, const struct ibv_ah_attr *, const char *verb);
 void sv_wr_install(struct sv_qp *, uint64_t send_ops); /* wr.c: fills the function pointers of ex */
 void sv_wr_remove(struct sv_qp *);
 void sv_cq_ex_install(struct sv_cq *); /* cq_ex.c: fills the function pointers of ex */
 
 /* ---- fault.c ------------------------------------------------------------------------------------------------------ */
-/* What the fault rules do to a message of a queue pair. All 0: no rule applies. */
+/* What the fault rules do to a message. All 0: no rule applies. */
 struct sv_verdict {
     bool drop, corrupt, overtaken;
     uint64_t delay_ns, hold_ns;
-    uint64_t dice; /* a random number of this message, which selects the byte that is corrupted */
+    uint64_t dice; /* a random number of this message, which selects the corrupted byte */
 };
 void sv_judge_slow(uint32_t qp, uint64_t message, struct sv_verdict *);
 int sv_refused_slow(enum sf_verb, uint32_t device);
-/* A pseudo-random number that depends only on the four arguments. The profile's loss_ppm is decided by
- * sv_dice(fabric->seed, qp->device, qp->ordinal | frame << 32, message) % 1000000. */
+/* A pseudo-random number that depends only on the arguments. The profile's loss_ppm uses sv_dice(fabric->seed, qp->device, qp->ordinal |
+ * frame << 32, message) % 1000000. */
 uint64_t sv_dice(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 static inline bool sv_rules(void)
 {
     return atomic_load_explicit(&sv_lib.fabric->fault_count, memory_order_relaxed) != 0;
 }
-/* The errno with which a fault rule makes this call fail, or 0. */
+/* The errno with which a fault rule makes this call fail; 0: none. */
 static inline int sv_refused(enum sf_verb verb, uint32_t device)
 {
     return sv_rules() ? sv_refused_slow(verb, device) : 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * opendir and scandir of /sys/class/infiniband, for programs that find their devices there. As in paths.c, libc's function is called first.
- * If it finds nothing, the directory of this host's devices is listed instead (sysfs.c).
+ * opendir and scandir of /sys/class/infiniband, for programs that look for devices there. As in paths.c, libc's function is called first.
+ * Only if it finds no directory, the devices of this host are listed (sysfs.c).
  */
 #include "interpose.h"
 
@@ -12,14 +12,14 @@
 
 enum { SLOTS = 32 };
 static struct slot {
-    _Atomic uintptr_t stream; /* 0: free; TAKEN while it is filled in */
+    _Atomic uintptr_t stream; /* 0: free; TAKEN: being filled in */
     char path[256];
     uint32_t at;
     struct dirent entry;
 } slots[SLOTS];
 #define TAKEN ((uintptr_t)1)
 
-/* Called when libc's function has failed: whether the path is one of the emulated directories. If not, errno is unchanged. */
+/* Whether the path is an emulated directory. Called when libc's function has failed. If not, errno stays unchanged. */
 static bool listing_ours(const char *path)
 {
     static const char sys[] = "/sys/class/infiniband";
@@ -41,7 +41,7 @@ static struct slot *slot_of(const DIR *stream)
     return NULL;
 }
 
-/* The entry of a directory: "." and ".." come first. */
+/* Reads an entry of a directory, in which "." and ".." come first. */
 static bool listing_entry(const char *path, uint32_t index, struct dirent *e)
 {
     bool folder = true, there = true;
@@ -71,9 +71,9 @@ CALL(DIR *, opendir, const char *path)
         if (!atomic_compare_exchange_strong_explicit(&slots[i].stream, &none, TAKEN, memory_order_acquire, memory_order_relaxed))
             continue;
         stream = call("/");
-        strcpy(slots[i].path, path); /* it fits: listing_ours() has checked */
+        strcpy(slots[i].path, path); /* fits, as listing_ours() has checked */
         slots[i].at = 0;
-        /* release: the slot is filled in (acquire in slot_of) */
+        /* release: pairs with the acquire in slot_of() */
         atomic_store_explicit(&slots[i].stream, (uintptr_t)stream, memory_order_release);
         return stream;
     }
@@ -106,7 +106,7 @@ CALL(int, closedir, DIR *stream)
 {
     struct slot *s = slot_of(stream);
 
-    if (s) /* release: the slot is read before libc can reuse the stream's address (acquire in opendir) */
+    if (s) /* release: the slot was read before libc can use the stream's address again; pairs with the acquire in opendir */
         atomic_store_explicit(&s->stream, 0, memory_order_release);
     return ((int (*)(DIR *))sv_next(SV_CLOSEDIR))(stream);
 }

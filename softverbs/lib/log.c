@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * SOFTVERBS_LOG: what the library prints on standard error. By default only errors.
+ * SOFTVERBS_LOG: prints messages of the library on standard error; by default only errors.
  */
 #include "lib.h"
 
@@ -13,7 +13,7 @@
 
 int sv_level = SV_ERROR;
 
-/* A line is one write(), so that lines of several processes do not mix. */
+/* One write() for each line, so that lines of several processes do not mix. */
 static void log_line(const char *format, va_list list)
 {
     char text[1024];
@@ -28,7 +28,7 @@ static void log_line(const char *format, va_list list)
         ssize_t n = write(STDERR_FILENO, text + done, length - done);
 
         if (n < 0 && errno != EINTR)
-            return; /* standard error is closed, so no message can be printed */
+            return; /* standard error is closed */
         if (n > 0)
             done += (size_t)n;
     }

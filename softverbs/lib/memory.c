@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Checks which memory can be registered. The whole range must be mapped, and writable if the region is to be written to. Some profiles
- * distinguish memory from mmap and memory from malloc, because Apple's library refuses the heap. Apple's library finds the kind by the tag
- * of a mapping. Here the kind is found by the mapping itself, and by what the C library's allocator writes before its blocks.
+ * Checks whether memory can be registered. The whole range must be mapped, and writable if the region is to be written. Some profiles
+ * distinguish memory from mmap and from malloc, because Apple's library refuses the heap. Apple's library recognizes the heap by the tag of
+ * a mapping. Here it is recognized by the mapping itself, and by what the C library's allocator writes before its blocks.
  *
- * These count as heap: the mapping called [heap]; blocks for which glibc's malloc has made a mapping of their own; the arenas of threads
- * other than the first. Memory of other allocators (musl's, jemalloc's, a sanitizer's) counts as a mapping.
+ * Heap is: the mapping called [heap]; blocks for which glibc's malloc has made their own mappings; arenas of other threads than the first.
+ * Memory of other allocators (musl's, jemalloc's, a sanitizer's) counts as mapped memory.
  */
 #include "lib.h"
 
@@ -26,8 +26,8 @@ struct mapping {
     bool anonymous; /* not a mapping of a file */
 };
 
-/* From Linux 6.11 on, the kernel can be asked about one address (PROCMAP_QUERY of linux/fs.h, which older headers lack). For older kernels,
- * all mappings up to the address are read as text. */
+/* Since Linux 6.11 the kernel answers for one address (PROCMAP_QUERY of linux/fs.h, which older headers lack). For older kernels, the list
+ * of mappings is read up to the address. */
 struct map_query {
     uint64_t size, flags, address;                       /* in */
     uint64_t start, end, bits, page_size, offset, inode; /* out */
@@ -67,7 +67,7 @@ static int memory_query(struct maps *m, uint64_t address, struct mapping *to)
     if (ioctl(m->fd, MAP_QUERY, &q)) {
         if (errno != ENAMETOOLONG)
             return -errno;
-        q.name_size = 0; /* only files have long names; do not ask for the name again */
+        q.name_size = 0; /* only files have such long names; do not ask for the name */
         q.name = 0;
         name[0] = '/';
         if (ioctl(m->fd, MAP_QUERY, &q))
@@ -84,7 +84,7 @@ static int memory_query(struct maps *m, uint64_t address, struct mapping *to)
     return 0;
 }
 
-/* The next line of the text, or NULL at its end. */
+/* Returns the next line of the text; NULL at its end. */
 static char *memory_line(struct maps *m)
 {
     for (;;) {
@@ -100,7 +100,7 @@ static char *memory_line(struct maps *m)
         m->filled -= m->used;
         m->used = 0;
         if (m->filled == sizeof m->buffer)
-            return NULL; /* cannot happen: a path has at most 4096 bytes */
+            return NULL; /* not reached: a path has at most 4096 bytes */
         do
             n = read(m->fd, m->buffer + m->filled, sizeof m->buffer - m->filled);
         while (n < 0 && errno == EINTR);
@@ -110,7 +110,7 @@ static char *memory_line(struct maps *m)
     }
 }
 
-/* START-END rwxp OFFSET MAJOR:MINOR INODE NAME */
+/* Parses a line: START-END rwxp OFFSET MAJOR:MINOR INODE NAME */
 static bool memory_parse(char *text, struct mapping *to)
 {
     char *p = text, *end;
@@ -134,7 +134,7 @@ static bool memory_parse(char *text, struct mapping *to)
     return true;
 }
 
-/* The mapping at an address, or the next one after it. The addresses of successive calls must ascend. */
+/* Finds the mapping at an address, or the next one. Addresses of successive calls must ascend. */
 static int find_mapping(struct maps *m, uint64_t address, struct mapping *to)
 {
     char *text;
@@ -155,22 +155,22 @@ static int find_mapping(struct maps *m, uint64_t address, struct mapping *to)
 }
 
 /* ---- The C library's allocator ---------------------------------------------------------------------------------- */
-/* What glibc writes before a block: the size of the preceding chunk, and the block's own size with flags in the low bits. */
+/* What glibc writes before a block: the size of the chunk before, and the block's own size, with flags in its low bits. */
 struct chunk {
     uint64_t before, size;
 };
 enum { CHUNK_MAPPED = 2, CHUNK_FLAGS = 7 };
 #define ARENA_SPAN (UINT64_C(64) << 20)       /* a thread's arena begins at a multiple of this */
-enum { SCAN_PAGES = 4096, SCAN_BATCH = 256 }; /* in a larger block only the first 16 MiB are recognized as heap */
+enum { SCAN_PAGES = 4096, SCAN_BATCH = 256 }; /* in larger blocks only the first 16 MiB are recognized as heap */
 
 /* The beginning of an arena other than the first. */
 struct arena {
-    uint64_t state;    /* address of the arena's state; in the first part of an arena it follows this structure */
+    uint64_t state;    /* address of the arena's state; in the first part of an arena the state follows this structure */
     uint64_t previous; /* the previous part, or 0 */
     uint64_t size, accessible;
 };
 
-/* Read memory that may not be mapped: the kernel reads it, and the call fails. A load would raise SIGSEGV. */
+/* Reads memory that may be unmapped. The system call then fails, where a load would raise SIGSEGV. */
 static bool memory_peek(uint64_t address, void *to, size_t bytes)
 {
     struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
@@ -178,7 +178,7 @@ static bool memory_peek(uint64_t address, void *to, size_t bytes)
     return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)bytes;
 }
 
-/* Whether the words before `block` are those of a block that glibc has mapped, and that contains the range. */
+/* Whether the words before `block` belong to a block that glibc has mapped, and that contains the range. */
 static bool maps_block(const struct chunk *c, uint64_t block, uint64_t address, uint64_t bytes)
 {
     uint64_t size = c->size & ~(uint64_t)CHUNK_FLAGS, start = block - sizeof *c - c->before;
@@ -192,11 +192,11 @@ static bool in_mapped_block(const struct mapping *m, uint64_t address, uint64_t 
     uint64_t page = address - address % SF_PAGE, lowest = m->start;
     struct chunk seen[SCAN_BATCH];
 
-    /* The address may be the start of such a block, or the aligned address that posix_memalign() returned. The words before the start of a
-       page may lie in another mapping. */
+    /* The address may be the start of such a block, or the aligned result of posix_memalign(). The words before it may be in another
+     * mapping. */
     if (address % sizeof *seen == 0 && memory_peek(address - sizeof *seen, seen, sizeof *seen) && maps_block(seen, address, address, bytes))
         return true;
-    /* The address may be inside such a block. A block begins at the start of a page, so check the starts of the pages before. */
+    /* The address may be inside such a block. Blocks begin at the start of a page, so check the starts of the pages before it. */
     if (page - lowest > (uint64_t)SCAN_PAGES * SF_PAGE)
         lowest = page - (uint64_t)SCAN_PAGES * SF_PAGE;
     for (;;) {

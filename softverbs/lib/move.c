@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies data from one process's memory to another's, in a single copy by cross-memory attach, in the calling thread.
+ * Copies data between the memory of two processes by cross-memory attach: in one copy, in the calling thread.
  *
  * All addresses come from requests and regions of programs. They are checked against the region's entry, and the system call checks that
- * they are mapped. The system call is used even within one process: if the program has unmapped the memory, its request fails, and the
- * library does not crash.
+ * they are mapped. The system call is used even within one process, so that the request fails, and the library does not crash, if the
+ * program has unmapped the memory.
  */
 #include "engine.h"
 
@@ -41,12 +41,12 @@ static bool add_piece(struct sv_place *p, uint64_t address, uint64_t bytes)
 bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access)
 {
     if (bytes == 0)
-        return true; /* the standard requires that the key of an empty range is not checked */
+        return true; /* the standard requires this: the key of an empty range is not checked */
     uint32_t index = key >> 8;
     if (index >= SF_MRS)
         return false;
     struct sf_mr *mr = &sv_lib.fabric->mrs[index];
-    /* Read after this queue was marked busy (deliver.c); pairs with `live` = 0 before sv_quiesce() in ibv_dereg_mr. */
+    /* after this queue was marked busy (deliver.c); pairs with `live` = 0 before sv_quiesce() in ibv_dereg_mr() */
     if (atomic_load_explicit(&mr->live, memory_order_seq_cst) == 0 || atomic_load_explicit(&mr->owner, memory_order_relaxed) != process)
         return false;
     if ((mr->generation & 0xff) != (key & 0xff) || mr->pd != pd || (mr->access & access) != access)
@@ -56,7 +56,7 @@ bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t ke
     uint64_t offset = address - mr->iova;
     const uint64_t wrap = UINT64_C(1) << 32;
     if (sv_lib.profile->huge_region == SV_HUGE_WRAPS && mr->length >= wrap) {
-        /* this kind of device computes offsets modulo 2^32 */
+        /* this device computes offsets modulo 2^32 */
         offset %= wrap;
         if (offset + bytes > wrap)
             return add_piece(p, mr->address + offset, wrap - offset) && add_piece(p, mr->address, offset + bytes - wrap);
@@ -69,7 +69,6 @@ static pid_t pid_of(uint32_t process)
     return sf_reach(sv_lib.fabric, process);
 }
 
-/* Removes `bytes` from the front. */
 static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
 {
     while (bytes > 0 && *first < p->count) {
@@ -84,7 +83,6 @@ static void move_advance(struct sv_place *p, int *first, uint64_t bytes)
     }
 }
 
-/* Shorten the place to its first `bytes`. */
 static void move_cut(struct sv_place *p, uint64_t bytes)
 {
     uint64_t left = bytes;
@@ -99,7 +97,7 @@ static void move_cut(struct sv_place *p, uint64_t bytes)
     p->bytes = bytes;
 }
 
-/* Yama's ptrace scope; 0 if there is no Yama. */
+/* Returns Yama's ptrace scope; 0: this kernel has no Yama. */
 static int yama_scope(void)
 {
     char digit = '0';
@@ -112,7 +110,7 @@ static int yama_scope(void)
     return digit - '0';
 }
 
-/* Log why the memory of another process cannot be accessed. Each process logs it only once, because all its requests fail in this way. */
+/* Logs, once for each process, why the memory of another process cannot be accessed. */
 static enum sv_moved move_denied(pid_t pid, int error)
 {
     static _Atomic int told;
@@ -135,7 +133,7 @@ static enum sv_moved move_denied(pid_t pid, int error)
     return SV_MOVED_DENIED;
 }
 
-/* After a fault, find out on which side it was, by reading a byte at the current address of the other process. */
+/* After EFAULT, finds out which side is unmapped, by reading a byte of the other process. */
 static bool other_faults(pid_t pid, const struct iovec *there)
 {
     char byte;
@@ -143,10 +141,9 @@ static bool other_faults(pid_t pid, const struct iovec *there)
     return process_vm_readv(pid, &here, 1, &probe, 1, 0) != 1;
 }
 
-/* One copy between this process (`here`) and another one. The thread sanitizer takes a call of the C library's function for an access of
- * the calling thread to `here`. That is right for sends and receives, whose memory belongs to the device until they complete. It is wrong
- * for RDMA writes and reads: peers may make any number of them to the same memory at once, and no sanitizer sees what a real device does.
- * So those make the system call directly; but not with the address sanitizer, which also checks `here` in the library's function. */
+/* Copies between this process (`here`) and another one. The thread sanitizer treats the C library's call as an access of this thread to
+ * `here`. For RDMA writes and reads this is wrong, because several peers may access the same memory at once. So these use the system call
+ * directly. */
 static ssize_t copy(pid_t pid, bool out, bool one_sided, const struct iovec *here, unsigned long hn, const struct iovec *there,
                     unsigned long tn)
 {
@@ -157,12 +154,12 @@ static ssize_t copy(pid_t pid, bool out, bool one_sided, const struct iovec *her
 
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes, bool one_sided)
 {
-    if (bytes == 0) { /* an empty message is checked, too: it must not reach a dead process either */
+    if (bytes == 0) { /* an empty message must not reach a dead process either */
         uint32_t other = source->process == sv_lib.view.process ? target->process : source->process;
         return other == sv_lib.view.process || sf_alive(sv_lib.fabric, other) ? SV_MOVED : SV_MOVED_DEAD;
     }
     if (bytes > source->bytes || bytes > target->bytes)
-        return SV_MOVED_SOURCE; /* the request's length differs from the sum of its elements: another process has overwritten it */
+        return SV_MOVED_SOURCE; /* another process has overwritten the request: its length differs from the sum of its elements */
     bool out = source->process == sv_lib.view.process;
     struct sv_place *here = out ? source : target, *there = out ? target : source;
     pid_t pid = pid_of(there->process);
@@ -174,7 +171,7 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
     for (uint64_t left = bytes; left > 0;) {
         unsigned long hn = (unsigned long)(here->count - h), tn = (unsigned long)(there->count - t);
         ssize_t n = copy(pid, out, one_sided, here->piece + h, hn, there->piece + t, tn);
-        if (n > 0) { /* usually all bytes were moved; but one system call moves less than 2 GiB */
+        if (n > 0) { /* usually everything; but a call moves less than 2 GiB */
             left -= (uint64_t)n;
             if (left == 0)
                 break;
@@ -188,9 +185,9 @@ enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t
             return SV_MOVED_DEAD;
         if (n < 0 && (errno == EPERM || errno == ENOSYS))
             return move_denied(pid, errno);
-        /* EFAULT, or nothing was moved: the program has unmapped registered memory */
+        /* EFAULT, or nothing was moved: registered memory was unmapped */
         if (there->process != sv_lib.view.process && !sf_alive(sv_lib.fabric, there->process))
-            return SV_MOVED_DEAD; /* another program has the receiver's process number now */
+            return SV_MOVED_DEAD; /* another program has the process number now */
         bool other = other_faults(pid, &there->piece[t]);
         return other == out ? SV_MOVED_TARGET : SV_MOVED_SOURCE;
     }
@@ -245,8 +242,8 @@ void sv_quiesce(void)
 {
     struct sf_fabric *f = sv_lib.fabric;
     uint32_t me = sv_lib.view.process;
-    /* A process that marks its queue busy after this point sees that the region is gone; processes that marked theirs before are waited
-     * for. Pairs with the sequentially consistent increment of `busy` and load of `live`. */
+    /* seq_cst: a process that marks its queue busy after this sees that the region is gone; the loop waits for processes that did so
+     * before. */
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {
         struct sf_qp *qp = &f->qps[i];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory regions: making, changing and destroying them. A region is an entry that executors of requests find by its key and check at every
- * use. An executor first marks its queue busy, and then reads `live`. So when `live` is 0 and all busy queues have been waited for
- * (sv_quiesce), no executor accesses the memory any more.
+ * Makes, changes and destroys memory regions. Executors of requests find a region's entry by its key, and check it at every use. An
+ * executor marks its queue busy before it reads `live`. So after `live` is set to 0, and all busy queues were waited for (sv_quiesce), no
+ * executor accesses the memory.
  */
 #include "lib.h"
 
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* the kernel's ENOTSUPP, which no header defines: NVIDIA's driver returns it when one of its dmabufs is mapped */
+/* ENOTSUPP of the kernel, which no header defines; NVIDIA's driver returns it when its dmabufs are mapped */
 enum { KERNELS_ENOTSUPP = 524 };
 
 #undef ibv_reg_mr
@@ -49,7 +49,7 @@ static int check_access(unsigned int access)
     return 0;
 }
 
-/* Check the range: its size, whether it is mapped, and whether this kind of memory can be registered. */
+/* Checks the size of the range, whether it is mapped, and whether this kind of memory can be registered. */
 static int check_memory(const void *address, size_t length, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -60,7 +60,7 @@ static int check_memory(const void *address, size_t length, unsigned int access)
         return sv_refuse(EINVAL,
                          "ibv_reg_mr: address %p with length %zu bytes reaches beyond the end of the address space: check the length",
                          address, length);
-    /* As in the kernel, the pages of the range count: an empty range in the middle of a page has one page. */
+    /* As in the kernel, pages count: an empty range inside a page has one page. */
     if (length == 0 && start % SF_PAGE == 0)
         return sv_refuse(EINVAL, "ibv_reg_mr: the length is 0; expected at least 1 byte");
     if (length > p->real_mr_size)
@@ -88,7 +88,7 @@ static int check_memory(const void *address, size_t length, unsigned int access)
     return 0;
 }
 
-/* Fill in the entry. It is not live yet, so no executor reads it. */
+/* Fills in the entry, which is not live yet, so that no executor reads it. */
 static void mr_describe(struct sf_mr *e, const void *address, size_t length, uint64_t iova, unsigned int access)
 {
     e->access = access & ~(unsigned int)IBV_ACCESS_OPTIONAL_RANGE;
@@ -99,19 +99,18 @@ static void mr_describe(struct sf_mr *e, const void *address, size_t length, uin
 
 static void go_live(struct sf_mr *e)
 {
-    /* release: pairs with the acquire of the executor that finds the region by its key (move.c) */
+    /* release: pairs with the acquire in move.c */
     atomic_store_explicit(&e->live, 1, memory_order_release);
 }
 
 static void go_dead(struct sf_mr *e)
 {
-    /* seq_cst, as an executor's write of `busy` before its read of `live`: either the executor sees this 0, or sv_quiesce() sees that the
-     * executor is busy */
+    /* seq_cst: either an executor sees this 0, or sv_quiesce() sees that the executor is busy */
     atomic_store_explicit(&e->live, 0, memory_order_seq_cst);
     sv_quiesce();
 }
 
-/* Make a region. All checks but the device's limit were done. NULL: see errno. */
+/* Makes a region. The caller has made all checks except the device's limit. NULL: see errno. */
 static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -156,14 +155,14 @@ static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, ui
     return mr;
 }
 
-/* The checks that every registration begins with. True: refused, with errno. */
+/* The first checks of every registration. True: refused, and errno is set. */
 static bool mr_refused(struct ibv_pd *pd)
 {
     uint32_t device = sv_context_of(pd->context)->device;
     int err;
 
     if (!sv_mine(pd->context, &sv_lib.fabric->pds[sv_container(pd, struct sv_pd, base)->entry].owner)) {
-        errno = ENODEV; /* a forked child uses its parent's domain */
+        errno = ENODEV; /* a forked child cannot use its parent's domain */
         return true;
     }
     err = sv_refused(SF_VERB_REG_MR, device);
@@ -174,7 +173,7 @@ static bool mr_refused(struct ibv_pd *pd)
     return err;
 }
 
-/* Both addresses of a region must have the same offset in their pages, because hardware translates whole pages. */
+/* Both addresses of a region need the same offset in their pages, because hardware translates whole pages. */
 static bool same_place(uint64_t a, uint64_t b)
 {
     if ((a ^ b) % SF_PAGE == 0)
@@ -203,7 +202,7 @@ SV_PUBLIC struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length
     return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access);
 }
 
-/* The size of a descriptor's file; for a dma-buf, the offset of its end. */
+/* Returns the size of a descriptor's file; for a dma-buf, the offset of its end. */
 static int64_t size_of(int fd)
 {
     struct stat st;
@@ -302,7 +301,7 @@ SV_PUBLIC int ibv_dereg_mr(struct ibv_mr *base)
     return 0;
 }
 
-/* If the device finds an error, the region stays unchanged. */
+/* If this fails, the region stays unchanged. */
 SV_PUBLIC int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
 {
     struct sv_mr *mr = mr_of(base);

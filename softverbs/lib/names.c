@@ -10,7 +10,7 @@
 #include <rdma/ib_user_verbs.h>
 #include <string.h>
 
-/* The names of the InfiniBand specification, in the form in which programs print them. */
+/* The names in the InfiniBand specification, as programs usually print them. */
 static const char *const statuses[] = {
     [IBV_WC_SUCCESS] = "success",
     [IBV_WC_LOC_LEN_ERR] = "local length error",
@@ -160,7 +160,7 @@ SV_PUBLIC enum ibv_rate mbps_to_ibv_rate(int mbps)
 }
 
 /* ---- An address ------------------------------------------------------------------------------------------------ */
-/* The Ethernet address that a frame to this GID would be sent to. There are no VLANs. */
+/* Finds the Ethernet address for frames to this GID. There are no VLANs. */
 SV_PUBLIC int ibv_resolve_eth_l2_from_gid(struct ibv_context *context, struct ibv_ah_attr *attr, uint8_t mac[6], uint16_t *vid)
 {
     uint32_t device = sf_find_gid(sv_lib.fabric, attr->grh.dgid.raw, NULL);
@@ -269,7 +269,7 @@ void ibv_copy_path_rec_to_kern(struct ib_user_path_rec *to, struct ibv_sa_path_r
     to->mtu = from->mtu;
 }
 
-/* ---- Fork: memory here is not pinned, so nothing has to be done for it ------------------------------------------ */
+/* ---- Fork: memory is not pinned, so there is nothing to do ---- */
 SV_PUBLIC int ibv_dontfork_range(void *base, size_t size);
 SV_PUBLIC int ibv_dofork_range(void *base, size_t size);
 

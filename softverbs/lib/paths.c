@@ -25,7 +25,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* ---- Our answer ------------------------------------------------------------------------------------------------ */
+/* ---- Answers ---- */
 struct file {
     bool node; /* true: a device node; false: a text, or a directory */
     bool directory;
@@ -36,13 +36,13 @@ struct file {
 
 static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband";
 
-/* Called when libc's function has failed: whether the path is one of the emulated files. If not, errno is unchanged. */
+/* Whether the path is an emulated file. Called when libc's function has failed. If not, errno stays unchanged. */
 static bool paths_ours(const char *path, struct file *file)
 {
     int error = errno;
     bool yes = false;
 
-    if (error != ENOENT && error != EACCES) /* these two errors also prove that the string at `path` can be read */
+    if (error != ENOENT && error != EACCES) /* with these two errors, the string at `path` is readable */
         return false;
     file->directory = false;
     file->node = !strncmp(path, nodes, sizeof nodes - 1);
@@ -79,9 +79,9 @@ static int paths_look(int result, const char *path, struct stat *buffer)
     buffer->st_nlink = file.directory ? 2 : 1;
     buffer->st_blksize = 4096;
     if (file.node)
-        buffer->st_rdev = makedev(231, 192 + file.number); /* the numbers that Linux gives to the first 32 */
+        buffer->st_rdev = makedev(231, 192 + file.number); /* the device numbers of Linux for the first 32 */
     else if (!file.directory)
-        buffer->st_size = 4096; /* the size that sysfs reports for every file */
+        buffer->st_size = 4096; /* as sysfs reports for every file */
     return 0;
 }
 
@@ -133,7 +133,7 @@ CALL(int, stat, const char *path, struct stat *buffer)
     return paths_look(((int (*)(const char *, struct stat *))sv_next(SV_STAT))(path, buffer), path, buffer);
 }
 
-CALL(int, lstat, const char *path, struct stat *buffer) /* the emulated files have no links, so lstat() is like stat() */
+CALL(int, lstat, const char *path, struct stat *buffer) /* no emulated file is a link */
 {
     return paths_look(((int (*)(const char *, struct stat *))sv_next(SV_LSTAT))(path, buffer), path, buffer);
 }
@@ -161,8 +161,7 @@ CALL(int, fstatat, int at, const char *path, struct stat *buffer, int flags)
     return paths_look(((int (*)(int, const char *, struct stat *, int))sv_next(SV_FSTATAT))(at, path, buffer, flags), path, buffer);
 }
 
-/* The stat of programs that were built with a glibc before 2.33. Where a word has 64 bits, versions 0 and 1 of the structure are the
-   same. */
+/* stat() of programs built with a glibc before 2.33. On 64-bit machines versions 0 and 1 of the structure are the same. */
 CALL(int, __xstat, int version, const char *path, struct stat *buffer)
 {
     if (version == 0 || version == 1)
@@ -179,13 +178,13 @@ CALL(int, __lxstat, int version, const char *path, struct stat *buffer)
     return -1;
 }
 
-#define TAKE_MODE(mode) /* the argument is present only if the flags ask for it */ \
-    mode_t mode = 0;                                                               \
-    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {                     \
-        va_list more;                                                              \
-        va_start(more, flags);                                                     \
-        mode = va_arg(more, mode_t);                                               \
-        va_end(more);                                                              \
+#define TAKE_MODE(mode) /* the argument is there only if the flags require it */ \
+    mode_t mode = 0;                                                             \
+    if (flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE) {                   \
+        va_list more;                                                            \
+        va_start(more, flags);                                                   \
+        mode = va_arg(more, mode_t);                                             \
+        va_end(more);                                                            \
     }
 
 CALL(int, open, const char *path, int flags, ...)

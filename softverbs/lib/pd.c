@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Whether the profile allows protection domains: 0, or the errno to fail with. */
+/* Checks whether a protection domain may be allocated: returns 0 or an errno. */
 static int pd_allowed(uint32_t device)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -35,7 +35,7 @@ struct ibv_pd *sv_alloc_pd(struct ibv_context *context)
     struct sv_pd *pd;
     int entry;
 
-    if (!sv_lib.joined || ctx->life != sv_lib.life) { /* a forked child uses its parent's device */
+    if (!sv_lib.joined || ctx->life != sv_lib.life) { /* a forked child cannot use its parent's device */
         errno = ENODEV;
         return NULL;
     }

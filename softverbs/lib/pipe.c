@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The pipes through which events reach a program. Another process finds the number of a writing end on the fabric, opens it and keeps it
- * open (fabric/signal.c). That number must never become the number of another descriptor of the program, so a pipe is not closed when its
- * channel is destroyed, but kept for the next channel. There are as many pipes as were ever in use at the same time.
+ * Pipes for events to a program. Another process reads the number of a writing end on the fabric, opens it and keeps it open
+ * (fabric/signal.c). So this number must never name another descriptor of the program: when a channel is destroyed, its pipe stays open,
+ * and is used for the next channel.
  */
 #include "lib.h"
 
@@ -19,12 +19,12 @@ static struct resting {
     int read_end, write_end;
 } * resting;
 enum { NUMBERS = 1 << 16 };
-/* a bit for each descriptor that is a writing end; for higher numbers the answer is always yes */
+/* a bit for each descriptor that is a writing end; higher numbers count as writing ends */
 static _Atomic uint64_t ours[NUMBERS / 64];
-static pid_t owner; /* the process that made the list; in a forked child, the pipes lead to its parent */
+static pid_t owner; /* the process that made the list; in a forked child the pipes belong to its parent */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Open the pipe a second time, with O_NONBLOCK; the program's own descriptor keeps its flags. -1: the pipe is empty. */
+/* Opens a pipe a second time, with O_NONBLOCK, because the program's descriptor must keep its flags. -1: the pipe is empty. */
 static int look_into(int fd)
 {
     char path[32];
@@ -81,7 +81,7 @@ int sv_pipe_take(int *read_end, int *write_end)
         *read_end = r->read_end;
         *write_end = r->write_end;
         free(r);
-        pipe_empty(*read_end); /* drops messages that a slow process sent to the pipe's previous user */
+        pipe_empty(*read_end); /* drops late messages to the pipe's previous user */
         return 0;
     }
     if (pipe2(fd, O_CLOEXEC))
@@ -114,11 +114,11 @@ bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size
 {
     int err;
 
-    /* A forked child that goes on polling its copy of a queue must not wake programs of its parent. */
+    /* a forked child must not wake programs through its copies of its parent's queues */
     if (!sv_joined() || fd < 0)
         return false;
     if (process == sv_lib.view.process && !sv_pipe_ours(fd))
-        return false; /* the number on the fabric was overwritten by another process, and names some descriptor of the program */
+        return false; /* another process has overwritten the number, which names another descriptor */
     err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
         sv_log(SV_ERROR, "an asynchronous event for process %d is lost: %s",
@@ -131,12 +131,12 @@ void sv_pipe_give(int read_end, int write_end)
     struct resting *r;
 
     if (owner != getpid())
-        return;                  /* a forked child's copy: its parent reads from the pipe, so the child must not */
-    fcntl(read_end, F_SETFL, 0); /* the program may have changed it */
+        return;                  /* in a forked child: the parent reads from the pipe, so the child must not */
+    fcntl(read_end, F_SETFL, 0); /* the program may have changed the flags */
     pipe_empty(read_end);
     r = malloc(sizeof *r);
     if (!r)
-        return; /* the pipe stays open and unused */
+        return; /* the pipe stays open, unused */
     *r = (struct resting){.read_end = read_end, .write_end = write_end};
     pthread_mutex_lock(&mutex);
     r->next = resting;
@@ -161,7 +161,7 @@ void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, 
                 continue;
             if (count == room) {
                 struct sv_event *more = realloc(kept, (room = room * 2 + 64) * sizeof *more);
-                if (!more) { /* this event and the rest stay in the pipe; the reader drops what is stale */
+                if (!more) { /* this event and later ones stay in the pipe; the reader drops stale ones */
                     sv_signal(sv_lib.view.process, write_end, e);
                     room = count;
                     continue;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Takes completions out of a completion queue, in its owner.
+ * Takes completions out of a completion queue, in the process that owns it.
  *
- * As on a real device, a slot of a work queue becomes free when a completion for it, or for a later request, is polled. So a program that
- * never requests a completion fills its send queue.
+ * As on a real device, a slot of a work queue becomes free when its completion, or a later one, is polled. So a program that never requests
+ * a completion fills its send queue.
  */
 #include "engine.h"
 
@@ -19,15 +19,13 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     /* acquire: pairs with the release in sv_complete */
     if (__atomic_load_n(&e->turn, __ATOMIC_ACQUIRE) == consumed + 1)
         return e;
-    /* If no completion arrives for long, the producer may have died between writing the count and the turn. */
+    /* After a long time without a completion: the producer may have died between writing the count and the turn. */
     if (cq->idle % SELDOM != SELDOM - 1)
         return NULL;
     uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
-    return there - 1 > cq->ring.mask ? NULL : e; /* there is no new completion; or another process has overwritten a count, so that there
-                                                    seem to be more than the queue holds */
+    return there - 1 > cq->ring.mask ? NULL : e; /* no new completion; or another process has overwritten the count */
 }
 
-/* Frees the slots that a polled completion covers. */
 static void free_slots(const struct sf_cqe *e)
 {
     if (e->srq != 0) {
@@ -38,15 +36,16 @@ static void free_slots(const struct sf_cqe *e)
     }
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
     if (!qp || qp->base.qp_num != e->qp_num)
-        return; /* another process has overwritten the entry. There is no other cause, because destroying or resetting a queue pair removes
-                   its completions */
+        /* another process has overwritten the entry: destroying or resetting a queue pair removes its completions, so this cannot happen
+         * otherwise */
+        return;
     const struct sv_ring *ring = e->receive ? &qp->receive : &qp->send;
     _Atomic uint64_t *polled = e->receive ? &qp->receive_polled : &qp->send_polled;
     uint64_t from = atomic_load_explicit(polled, memory_order_relaxed);
     uint64_t to = from + (uint32_t)(e->slot - (uint32_t)from) + 1;
     if (to - from > ring->mask + UINT64_C(1) || !ring->base)
-        return; /* the completion does not belong to this queue: another process has overwritten the entry */
-    /* acquire: the requests are read below; pairs with the release in post.c */
+        return; /* another process has overwritten the entry */
+    /* acquire: pairs with the release in post.c; the requests are read below */
     if (to > atomic_load_explicit(e->receive ? &qp->shared->receive.posted : &qp->shared->send_posted, memory_order_acquire))
         return;
     if (sv_lib.profile->frame_bytes) {
@@ -56,24 +55,22 @@ static void free_slots(const struct sf_cqe *e)
                                         : ((struct sf_send *)sv_ring_slot(ring, p))->length);
         atomic_fetch_sub_explicit(e->receive ? &qp->frames_receive : &qp->frames_send, sum, memory_order_relaxed);
     }
-    /* release: the slots are read before they are written again (acquire in post.c) */
+    /* release: pairs with the acquire in post.c; the slots were read before they are written again */
     atomic_store_explicit(polled, to, memory_order_release);
 }
 
-/* A receive that failed brings its queue pair to ERR. If the process that wrote the completion was killed before it could do that, this
- * function does it. */
+/* Brings the queue pair of a failed receive to ERR, in case the process that wrote the completion was killed before it did so. */
 __attribute__((noinline)) static void receive_failed(struct sv_cq *cq, const struct sf_cqe *e)
 {
     struct sv_qp *qp = __atomic_load_n(&sv_lib.qps[e->qp % SF_QPS], __ATOMIC_ACQUIRE);
     if (!qp || qp->base.qp_num != e->qp_num || qp->base.qp_type == IBV_QPT_UD)
         return;
-    /* release: as in sv_fail_qp(). The next poll that finds no completion handles it, even if queue pairs were checked just before. */
+    /* release: as in sv_fail_qp(). The next poll without a completion handles this, even if queue pairs were checked just before. */
     atomic_store_explicit(&qp->shared->failing, qp->shared->connection, memory_order_release);
     atomic_store_explicit(&cq->shared->waiting, 1, memory_order_release);
     cq->look_again = 0;
 }
 
-/* Do what polling a completion causes: free its slots, and bring a queue pair whose receive failed to ERR. */
 static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
 {
     free_slots(e);
@@ -81,13 +78,13 @@ static void poll_done(struct sv_cq *cq, const struct sf_cqe *e)
         receive_failed(cq, e);
 }
 
-/* Remove all unpolled completions of one queue pair, with the same effect on slots as polling them; completions of other queue pairs stay.
- * It goes from the newest to the oldest: those that stay move towards the newest, and the oldest slots become free. */
+/* Removes the unpolled completions of one queue pair. Slots become free as if they had been polled. The remaining completions move towards
+ * the newest, so that the oldest slots become free. */
 void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
 {
     struct sf_cq *s = cq->shared;
-    sf_lock_cq(&sv_lib.view,
-               s); /* held by threads that write slots, and by those that read them without the consumers' lock (wanted_unpolled()) */
+    /* Threads that write slots hold this lock, and so do those that read them without the consumers' lock (wanted_unpolled()). */
+    sf_lock_cq(&sv_lib.view, s);
     uint64_t from = atomic_load_explicit(&s->consumed, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&s->produced, memory_order_relaxed), free = to;
     if (to - from > cq->ring.mask + UINT64_C(1))
@@ -105,30 +102,29 @@ void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
         }
         free--;
     }
-    if (free != from) /* release: as in sv_poll_cq */
+    if (free != from) /* release: as in sv_poll_cq() */
         atomic_store_explicit(&s->consumed, free, memory_order_release);
     sf_unlock(&sv_lib.view, &s->lock);
 }
 
-/* Run queue pairs whose time has come. True: there is a new completion. */
+/* Runs queue pairs whose time has come. True: there is a new completion. */
 static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 {
     if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
         return false;
-    /* not at each poll, because it takes longer than a poll */
+    /* not in each poll, because it takes longer than a poll */
     uint64_t now = sf_now(), after;
     if (now < cq->look_again)
         return false;
     uint64_t again = sv_progress(cq->entry);
-    if (again && cq->channel) /* set the timer, in case this is the last look before the program sleeps */
+    if (again && cq->channel) /* this may be the last check before the program sleeps */
         sv_wake_at(cq->entry, again);
     after = sf_now();
     cq->look_again = after + (4 * (after - now) > LOOK_PAUSE_NS ? 4 * (after - now) : LOOK_PAUSE_NS);
     return atomic_load_explicit(&cq->shared->produced, memory_order_acquire) != consumed;
 }
 
-/* Check waiting queue pairs when the queue is empty, and sometimes when it is not: otherwise they would never run while the queue always
- * has completions. */
+/* Also checks waiting queue pairs now and then when the queue has completions; otherwise they might never run. */
 static const struct sf_cqe *poll_next_or_new(struct sv_cq *cq, uint64_t consumed)
 {
     enum { SELDOM = 64 };
@@ -147,7 +143,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
 {
     struct sv_cq *cq = (struct sv_cq *)base;
     if (cq->life != sv_lib.life) {
-        errno = ENODEV; /* a forked child uses its parent's queue */
+        errno = ENODEV; /* a forked child cannot use its parent's queue */
         return -1;
     }
     if (sv_rules()) {
@@ -180,7 +176,7 @@ int sv_poll_cq(struct ibv_cq *base, int entries, struct ibv_wc *wc)
         poll_done(cq, e);
         consumed++;
     }
-    if (n > 0) /* release: the slots have been read (acquire in sv_complete()) */
+    if (n > 0) /* release: pairs with the acquire in sv_complete(); the slots were read */
         atomic_store_explicit(&cq->shared->consumed, consumed, memory_order_release);
     bool tired = sv_tired(cq, n > 0);
     pthread_mutex_unlock(&cq->poll);

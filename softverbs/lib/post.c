@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Posting requests. If the request itself is wrong, the call fails and nothing is posted. If its memory or its peer is the problem, a
- * completion reports the error.
+ * Posts requests. If the request itself is wrong, the call fails and nothing is posted. If its memory or its peer is wrong, a completion
+ * reports the error.
  */
 #include "engine.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* A forked child has copies of its parent's queue pairs, but may not use them. */
+/* For a forked child, which may not use its copies of its parent's queue pairs. */
 static int post_forked(void)
 {
     return sv_refuse(ENODEV, "a forked child cannot use its parent's queues: open the device anew");
@@ -30,8 +30,8 @@ static uint32_t post_operation(uint32_t type, uint32_t opcode)
     }
 }
 
-/* Whether a request exceeds the depth in frames; then it is refused, or accepted and lost, as the profile says. 0: there is room. A lost
- * request is visible nowhere, so the first loss is logged at any log level; a refusal has its errno. */
+/* Checks the depth in frames. 0: there is room, or the profile says that the request is accepted and lost (*lose). A lost request is not
+ * visible to the program, so the first one is logged at any log level. */
 static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
 {
     static _Atomic int said;
@@ -107,7 +107,7 @@ static int write_send(struct sv_qp *qp, const struct ibv_send_wr *wr, uint64_t p
         const struct sv_ah *ah = (const struct sv_ah *)wr->wr.ud.ah;
         slot->ud_device = ah->device;
         slot->ud_qp = wr->wr.ud.remote_qpn;
-        /* The high bit asks for the queue pair's own key. */
+        /* the high bit means: use the queue pair's own key */
         slot->ud_qkey = wr->wr.ud.remote_qkey & UINT32_C(0x80000000) ? s->qkey : wr->wr.ud.remote_qkey;
         slot->ud_hop = (uint32_t)(ah->attr.sl & 0xf) << 24;
         if (ah->attr.is_global)
@@ -149,7 +149,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
                       : state == IBV_QPS_INIT ? "INIT"
                                               : "RTR");
     for (; wr && r == 0; wr = wr->next) {
-        /* acquire: a slot that is free has been read (release in free_slots()) */
+        /* acquire: pairs with the release in free_slots(); a free slot was read */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
             r = sv_refuse(ENOMEM,
                           "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion for them was polled; poll "
@@ -161,7 +161,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
         if ((r = write_send(qp, wr, posted, &lose)) != 0)
             break;
         if (!lose)
-            /* release: a process that sees the count sees the request (acquire in execute_drain) */
+            /* release: pairs with the acquire in execute_drain(), so a process that sees the count sees the request */
             atomic_store_explicit(&s->send_posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&qp->post_send);
@@ -182,7 +182,7 @@ static void write_receive(const struct sv_ring *ring, const struct ibv_recv_wr *
         slot->sge[i] = (struct sf_sge){wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey};
 }
 
-/* `kind` and `number` name the queue in error messages. */
+/* `kind` and `number`: the queue, for error messages. */
 static int check_receive(const char *kind, uint32_t number, const struct sv_ring *ring, const struct ibv_recv_wr *wr, uint64_t unpolled,
                          uint64_t *length)
 {
@@ -201,7 +201,7 @@ static int check_receive(const char *kind, uint32_t number, const struct sv_ring
     return 0;
 }
 
-/* Runs the peer's send queue if it waits for the receive that was just posted. */
+/* Executes the peer's send queue if it waits for the receive that was just posted. */
 static void serve_sender(const struct sf_qp *s)
 {
     struct sf_qp *peer = &sv_lib.fabric->qps[s->peer_qp % SF_QPS];
@@ -258,12 +258,12 @@ int sv_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr
         if (lose)
             continue;
         write_receive(&qp->receive, wr, posted, length);
-        /* release: a process that sees the count sees the request (acquire in take_receive) */
+        /* release: pairs with the acquire in take_receive() */
         atomic_store_explicit(&s->receive.posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&qp->post_receive);
     if (posted != before) {
-        /* Pairs with the stores of `wanted` before the last look in take_receive, and of ERR in sv_fail_qp. */
+        /* pairs with the stores of `wanted` in take_receive() and of ERR in sv_fail_qp() */
         atomic_thread_fence(memory_order_seq_cst);
         if (atomic_load_explicit(&s->wanted, memory_order_relaxed) && atomic_exchange(&s->wanted, 0))
             serve_sender(s);
@@ -293,12 +293,12 @@ int sv_post_srq_recv(struct ibv_srq *base, struct ibv_recv_wr *wr, struct ibv_re
         if (r)
             break;
         write_receive(&srq->ring, wr, posted, length);
-        /* release: as in sv_post_recv */
+        /* release: as in sv_post_recv() */
         atomic_store_explicit(&s->queue.posted, ++posted, memory_order_release);
     }
     pthread_mutex_unlock(&srq->post);
     if (posted != before) {
-        /* Pairs with the stores before the last look in take_receive. */
+        /* pairs with the stores in take_receive() */
         atomic_thread_fence(memory_order_seq_cst);
         if (atomic_load_explicit(&s->waiting, memory_order_relaxed) && atomic_exchange(&s->waiting, 0))
             for (uint32_t i = 0; i < f->qp_top && i < SF_QPS; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The functions that libibverbs offers to its drivers (version IBVERBS_PRIVATE_34). Programs are linked with libmlx5, libefa or librdmacm,
- * which import these symbols, so the symbols must exist or the program does not start. Here drivers have nothing to drive: registering a
- * driver has no effect, and everything else fails. These functions use no arguments, so they declare none.
+ * The functions that libibverbs offers to its drivers (version IBVERBS_PRIVATE_34). Programs linked with libmlx5, libefa or librdmacm start
+ * only if these symbols exist. There are no drivers here: registering one has no effect, and everything else fails. No function uses its
+ * arguments, so none are declared.
  */
 #include "lib.h"
 
@@ -27,25 +27,25 @@
     {                          \
     }
 
-/* A variable that drivers write when they clean up. softverbs does not read it. */
+/* Drivers write this variable. softverbs does not read it. */
 SV_PUBLIC extern bool verbs_allow_disassociate_destroy;
 bool verbs_allow_disassociate_destroy;
 
-/* The number of attributes of a command: none. */
+/* Always 0: a command has no attributes. */
 SV_PUBLIC unsigned __ioctl_final_num_attrs(void);
 unsigned __ioctl_final_num_attrs(void)
 {
     return 0;
 }
 
-/* its callers take a negative result as "does not exist" */
+/* the callers take a negative result as "does not exist" */
 SV_PUBLIC int ibv_read_ibdev_sysfs_file(void);
 int ibv_read_ibdev_sysfs_file(void)
 {
     return -1;
 }
 
-/* Drivers before version 34 called this. It can be looked up, but nothing is linked with it any more. */
+/* Called by drivers before version 34. Programs can look this symbol up, but nothing is linked with it. */
 SV_PUBLIC void sv_register_old_driver(void);
 void sv_register_old_driver(void)
 {

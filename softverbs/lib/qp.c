@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: created, queried, destroyed. Their states are in states.c.
+ * Creates, queries and destroys queue pairs. states.c has their states.
  *
- * A queue pair gets exactly as many requests and elements as requested, with two exceptions. If the profile counts frames, the depth is the
- * first of the profile's steps that is at least what was requested. If the profile's inline data grows, it is as much as a slot has room
- * for. The result is written into the caller's attributes, and reported by ibv_query_qp().
+ * A queue pair gets exactly as many requests and elements as requested, with two exceptions. If the profile counts frames, the depth is
+ * rounded up to one of the profile's steps. If the profile's inline data grows, it gets as much as fits into a slot. The result is written
+ * into the caller's attributes, and reported by ibv_query_qp().
  */
 #include "lib.h"
 
@@ -21,7 +21,7 @@ static int too_many(const char *what, uint32_t asked, uint32_t most, const char 
                      DOCUMENTED);
 }
 
-/* The depth of one queue; *frames is its depth in frames if the profile counts them, otherwise 0. */
+/* Computes the depth of a queue. *frames gets its depth in frames if the profile counts frames, otherwise 0. */
 static int grant_depth(const char *what, uint32_t *depth, uint32_t *frames)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -59,7 +59,7 @@ static int qp_grant(struct grant *g, bool shared_receive)
     struct ibv_qp_cap *cap = &g->cap;
     int error;
 
-    if (shared_receive) /* such a queue pair has no receive queue of its own */
+    if (shared_receive) /* no receive queue of its own */
         cap->max_recv_wr = cap->max_recv_sge = 0;
     if (cap->max_send_sge > p->max_sge)
         return too_many("max_send_sge", cap->max_send_sge, p->max_sge, "max_sge");
@@ -153,7 +153,7 @@ static bool qp_take_ring(struct sv_ring *r)
     return r->offset != 0;
 }
 
-/* ---- Making one -------------------------------------------------------------------------------------------------- */
+/* ---- Creating ---- */
 static int qp_rings(struct sv_qp *qp, const struct grant *g, bool shared_receive)
 {
     struct sf_qp *q = qp->shared;
@@ -162,7 +162,7 @@ static int qp_rings(struct sv_qp *qp, const struct grant *g, bool shared_receive
     q->send_limit = g->cap.max_send_wr;
     q->send_sge_limit = g->cap.max_send_sge;
     q->inline_limit = g->cap.max_inline_data;
-    q->mtu = 128u << sv_lib.profile->active_mtu; /* a datagram is at most as long as the port's MTU; a connection sets its own */
+    q->mtu = 128u << sv_lib.profile->active_mtu; /* a datagram is at most as long as the port's MTU; connected queue pairs set their own */
     q->frame_depth_send = g->frames_send;
     q->frame_depth_receive = g->frames_receive;
     q->receive.stride = sv_receive_stride(g->cap.max_recv_sge);
@@ -190,9 +190,8 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* Take an entry of the table. No process can reach the queue pair before it is in INIT. But a process that waited for one of the entry's
- * locks, while the entry was a different queue pair, may still get that lock for a moment. So the locks are held while the entry is filled
- * in. */
+/* Takes an entry of the table. The locks are held meanwhile: a process that waited for one of them when the entry was another queue pair
+ * may still get it for a moment. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -249,7 +248,7 @@ static void qp_publish(struct sv_qp *qp, struct sv_qp *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.qps[qp->entry] == qp)
-        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* pollers read it with acquire */
+        __atomic_store_n(&sv_lib.qps[qp->entry], as, __ATOMIC_RELEASE); /* pollers read this with acquire */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -272,7 +271,7 @@ struct ibv_qp *sv_create_qp(struct ibv_context *context, struct ibv_qp_init_attr
     int error;
 
     if (!sv_joined() || sv_context_of(context)->life != sv_lib.life) {
-        errno = ENODEV; /* a forked child uses its parent's device */
+        errno = ENODEV; /* a forked child cannot use its parent's device */
         return NULL;
     }
     if ((error = sv_refused(SF_VERB_CREATE_QP, device)) != 0 || (error = check_type(a->qp_type)) != 0 || (error = check_extended(a)) != 0 ||
@@ -353,7 +352,7 @@ SV_PUBLIC struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
     return qp;
 }
 
-/* ---- The end ----------------------------------------------------------------------------------------------------- */
+/* ---- Destroying ---- */
 SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
 {
     struct sv_qp *qp = sv_container(base, struct sv_qp, base);
@@ -364,11 +363,11 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
         return errno = error;
     if (!mine) {
         if (qp->life == sv_lib.life)
-            qp_publish(qp, NULL); /* another process has overwritten the entry's owner; pollers must still not find the freed queue pair */
+            qp_publish(qp, NULL); /* another process has overwritten the entry's owner; pollers must not find the freed queue pair */
         goto gone;
     }
-    /* While all its locks are held, no thread works on the queue pair, and in RESET none begins to. Pollers look it up under their
-     * completion queue's lock, which is held, too, so they do not find it afterwards. */
+    /* No thread works on the queue pair while its locks are held, and none begins to in RESET. Pollers look it up under a lock that is held
+     * here, too. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
     qp_publish(qp, NULL);
@@ -398,15 +397,15 @@ gone:
 SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
 {
     struct sv_qp *qp = sv_container(base, struct sv_qp, base);
-    (void)mask; /* the mask says which attributes the caller needs; all are available at no cost */
+    (void)mask; /* the mask says what the caller needs; all attributes are available at no cost */
 
-    pthread_mutex_lock(&qp->post_send); /* the same lock as in ibv_modify_qp() */
+    pthread_mutex_lock(&qp->post_send); /* as in ibv_modify_qp() */
     *attr = qp->attr;
     attr->qp_state = atomic_load_explicit(&qp->shared->state, memory_order_acquire);
     pthread_mutex_unlock(&qp->post_send);
     attr->cur_qp_state = attr->qp_state;
     attr->cap = qp->init.cap;
-    attr->sq_draining = 0; /* a queue that stops has drained */
+    attr->sq_draining = 0; /* a stopped queue has drained */
     base->state = attr->qp_state;
     *init = qp->init;
     return 0;
@@ -415,7 +414,7 @@ SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 SV_PUBLIC int ibv_query_qp_data_in_order(struct ibv_qp *base, enum ibv_wr_opcode opcode, uint32_t flags)
 {
     (void)base, (void)opcode, (void)flags;
-    return 0; /* data-in-order is not guaranteed: only a completion tells that all data has arrived */
+    return 0; /* not guaranteed: data is complete only when there is a completion */
 }
 
 SV_PUBLIC int ibv_query_ece(struct ibv_qp *base, struct ibv_ece *ece)
@@ -428,7 +427,7 @@ SV_PUBLIC int ibv_set_ece(struct ibv_qp *base, struct ibv_ece *ece)
 {
     (void)base;
     if (ece->vendor_id == 0 && ece->options == 0 && ece->comp_mask == 0)
-        return 0; /* no options are set */
+        return 0; /* no options */
     return sv_refuse(EOPNOTSUPP, "ibv_set_ece: enhanced connection establishment is not supported");
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a device reports about itself: its limits, from the profile; its port; its GID and P_Key tables.
+ * What a device reports about itself: its limits (from the profile), its port, its GID and P_Key tables.
  */
 #include "entry.h"
 
@@ -33,7 +33,7 @@ static int as_int(uint64_t count)
     return count < INT_MAX ? (int)count : INT_MAX;
 }
 
-/* 0, or the errno with which a query about this port fails. */
+/* Returns 0, or the errno with which a query about this port fails. */
 static int query_refused(const char *call, struct ibv_context *context, enum sf_verb verb, uint32_t port)
 {
     uint32_t device = sv_context_of(context)->device;
@@ -95,7 +95,7 @@ SV_PUBLIC int ibv_query_device(struct ibv_context *context, struct ibv_device_at
     return error;
 }
 
-/* The caller's structure may be shorter or longer than this library's: the common part is filled in, the rest is zeroed. */
+/* The caller's structure may be shorter or longer than this library's. The common part is filled in, and the rest is zeroed. */
 int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input, struct ibv_device_attr_ex *attr,
                        size_t bytes)
 {
@@ -120,7 +120,6 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
     return 0;
 }
 
-/* The clock of completion timestamps. */
 int sv_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
 {
     (void)context;
@@ -155,7 +154,7 @@ static void fill_port(uint32_t device, struct ibv_port_attr *attr)
         attr->flags = IBV_QPF_GRH_REQUIRED;
     } else {
         attr->lid = sf_lid(sv_lib.fabric, device);
-        attr->sm_lid = sf_lid(sv_lib.fabric, 0); /* the subnet manager is reported to run on the host of the first device */
+        attr->sm_lid = sf_lid(sv_lib.fabric, 0); /* the subnet manager is on the host of the first device */
     }
 }
 
@@ -172,7 +171,7 @@ int sv_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_att
     return 0;
 }
 
-/* for programs that were built before the structure got its last fields; newer programs call the context's operation */
+/* for programs built before the structure got its last fields; newer programs call the context's operation */
 #undef ibv_query_port
 SV_PUBLIC int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr)
 {
@@ -209,7 +208,7 @@ SV_PUBLIC int ibv_query_gid(struct ibv_context *context, uint8_t port, int index
         return -1;
     error = gid_entry(sv_context_of(context)->device, (uint32_t)index, &entry);
     if (error == ENODATA) {
-        memset(gid, 0, sizeof *gid); /* an unused entry is all zeros here */
+        memset(gid, 0, sizeof *gid); /* unused entries are zero */
         return 0;
     }
     if (error) {
@@ -238,7 +237,7 @@ SV_PUBLIC int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint
     return 0;
 }
 
-/* Returns all entries in use. As in the kernel, it fails if the caller has too little room. */
+/* Returns all used entries. As in the kernel, it fails if there is too little room. */
 SV_PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *to, size_t most, uint32_t flags, size_t bytes)
 {
     uint32_t device = sv_context_of(context)->device;
@@ -265,7 +264,7 @@ SV_PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_g
     return (ssize_t)count;
 }
 
-/* Private to libibverbs and its tools: 0 InfiniBand or RoCE v1, 1 RoCE v2. */
+/* Used by libibverbs and its tools: 0 for InfiniBand or RoCE v1, 1 for RoCE v2. */
 SV_PUBLIC int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned index, unsigned *type);
 int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned index, unsigned *type)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The library's life in a program: it joins a fabric when the program first asks for devices, handles forks, and leaves when the program
- * ends.
+ * Joins a fabric when the program first asks for devices, handles forks, and leaves the fabric when the program ends.
  *
  *   SOFTVERBS_FABRIC   name of the fabric; if it is not set there are no devices
  *   SOFTVERBS_HOST     name of the fabric's host that this program runs on; by default the first one
@@ -22,20 +21,19 @@
 struct sv_library sv_lib = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static bool handlers; /* the fork handlers are installed */
-static size_t mapped; /* size of the mapping of the fabric */
+static size_t mapped; /* bytes of the mapped fabric */
 static pid_t member;  /* the process that joined */
 
-/* Replace this process's view by a private copy of the fabric, so that its threads no longer affect other processes. The address stays the
- * same, so pointers into the view stay valid. */
+/* Replaces the mapping of the fabric by a private copy at the same address, so that this process's threads no longer affect other
+ * processes. */
 static void setup_part(void)
 {
-    /* The system call is used directly: the thread sanitizer treats mmap() as a write to the whole mapping, but the contents do not change
-       here. */
+    /* syscall() because the thread sanitizer treats mmap() as a write to the whole mapping, but its contents do not change */
     syscall(SYS_mmap, sv_lib.view.fabric, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, sv_lib.view.fd, 0L);
 }
 
-/* A child has the parent's memory, but not its entry on the fabric. So the child's copies of the parent's objects act on a private copy of
- * the fabric. If the child asks for devices, it joins as a process of its own. */
+/* A forked child has no entry on the fabric, so its copies of the parent's objects act on a private copy of the fabric. If the child asks
+ * for devices, it joins as a process of its own. */
 static void setup_before_fork(void)
 {
     pthread_mutex_lock(&sv_lib.mutex);
@@ -53,12 +51,12 @@ static void setup_in_child(void)
         return;
     setup_part();
     close(sv_lib.view.fd);
-    sv_lib.view.fd = -1; /* another descriptor may get this number */
+    sv_lib.view.fd = -1; /* the number may be used for another descriptor */
     sv_lib.joined = false;
     sv_lib.life++;
 }
 
-/* Let other processes access this process's memory, which needs the right to trace it. Yama's scope 1 gives this right only to ancestors,
+/* Lets other processes access this process's memory. They need the right to trace it. With Yama's scope 1, only ancestors have this right,
  * unless the process names others. Only root can trace a process that is not dumpable. */
 static void allow_access(void)
 {
@@ -103,7 +101,7 @@ static void free_tables(void)
 
 static int make_tables(void)
 {
-    free_tables(); /* a forked child still has the tables of its parent */
+    free_tables(); /* in a forked child, those of its parent */
     /* 8 bytes for each possible object; only touched pages use memory */
     sv_lib.qps = calloc(SF_QPS, sizeof *sv_lib.qps);
     sv_lib.cqs = calloc(SF_CQS, sizeof *sv_lib.cqs);
@@ -114,7 +112,7 @@ static int make_tables(void)
     return -ENOMEM;
 }
 
-/* A real device would not fail for this reason, so it is logged, once, at any log level. */
+/* Logged once, at any log level, because a real device would not fail for this reason. */
 static void no_room(const struct sf_view *view)
 {
     static _Atomic int said;
@@ -142,7 +140,7 @@ static int setup_join(void)
         sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric; `softverbs ls` lists the fabrics", name);
         return -EINVAL;
     }
-    /* The index of the host must be known when the process joins, and the names of hosts are on the fabric. */
+    /* Hosts are named on the fabric, and the host's index is needed to join. */
     err = sf_attach(&look, name, false, 0, &why);
     if (err) {
         sv_log(SV_ERROR, "no devices: cannot open fabric %s: %s", name, *why.text ? why.text : strerror(-err));
@@ -168,8 +166,8 @@ static int setup_join(void)
     sv_lib.fabric = sv_lib.view.fabric;
     mapped = SF_BYTES;
     member = getpid();
-    /* sf_attach() excludes the mapping from children. Without this call, something else could be mapped at its address in a child before
-     * setup_in_child() has run, for example the stack of a thread that another library starts in its child handler. */
+    /* sf_attach() excludes the mapping from children. Then something else could be mapped at this address in a child before
+     * setup_in_child() runs, such as the stack of a thread started in another library's child handler. */
     madvise(sv_lib.fabric, mapped, MADV_DOFORK);
     sv_lib.profile = &sv_lib.fabric->model.profile;
     sv_lib.host = host;
@@ -194,30 +192,30 @@ int sv_join(void)
     return -err;
 }
 
-/* Leave the fabric when the program ends. Other threads may still run and poll until the very end. For them the fabric stays at its address
- * as a private copy, while a second, shared mapping is used to give everything back. */
+/* Leaves the fabric when the program ends. Other threads may still poll. They get a private copy of the fabric at the same address, while a
+ * second, shared mapping is used to free everything. */
 __attribute__((destructor)) static void setup_leave(void)
 {
     struct timespec until;
     struct sf_view leaving;
     void *again;
 
-    /* The wait is limited: a thread may be stuck with the mutex, or this may be that thread, interrupted by a signal. The limit is by the
-       wall clock, because the thread sanitizer does not know the call that takes another clock. */
+    /* Limited, because a thread may be stuck with the mutex, perhaps this one, interrupted by a signal. By the wall clock, because the
+     * thread sanitizer does not know the call for other clocks. */
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec++;
     if (pthread_mutex_timedlock(&sv_lib.mutex, &until))
         return;
-    if (!sv_lib.joined || member != getpid()) /* a child that was made without the fork handlers has not joined */
+    if (!sv_lib.joined || member != getpid()) /* a child made without fork handlers has not joined */
         goto out;
     leaving = sv_lib.view;
     again = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, leaving.fd, 0);
     if (again == MAP_FAILED)
-        goto out; /* the remaining objects are freed by the next process that finds them */
+        goto out; /* the next process that finds the objects frees them */
     setup_part();
     leaving.fabric = again;
     sv_lib.view.fd = -1;
-    __atomic_store_n(&sv_lib.joined, false, __ATOMIC_RELAXED); /* sv_joined() reads it in threads that still run */
+    __atomic_store_n(&sv_lib.joined, false, __ATOMIC_RELAXED); /* sv_joined() reads this in threads that still run */
     sf_detach(&leaving);
 out:
     pthread_mutex_unlock(&sv_lib.mutex);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared receive queues: creating, changing, querying, destroying. post.c puts requests in, and execute.c takes them out.
+ * Creates, changes, queries and destroys shared receive queues. post.c puts requests in, and deliver.c uses them.
  */
 #include "lib.h"
 
@@ -22,7 +22,6 @@ static int srq_check(const struct sv_profile *p, const struct ibv_srq_attr *a)
     return 0;
 }
 
-/* False: no memory. */
 static bool srq_take_ring(struct sv_ring *r, uint32_t most, uint32_t stride)
 {
     uint32_t capacity = 1;
@@ -52,7 +51,7 @@ static int srq_enter_table(struct sv_srq *srq, uint32_t device, const struct ibv
     srq->life = sv_lib.life;
 
     struct sf_receive_queue *q = &srq->shared->queue;
-    sf_lock_receive(&sv_lib.view, q, NULL); /* a process may still be leaving the former queue in this entry */
+    sf_lock_receive(&sv_lib.view, q, NULL); /* a process may still hold the lock for the entry's former queue */
     srq->shared->pd = sv_container(pd, struct sv_pd, base)->entry;
     srq->shared->context = (int32_t)sv_context_of(pd->context)->entry;
     bool there = srq_take_ring(&srq->ring, a->max_wr, sv_receive_stride(a->max_sge));
@@ -75,7 +74,7 @@ static void srq_publish(struct sv_srq *srq, struct sv_srq *as)
 {
     pthread_mutex_lock(&sv_lib.mutex);
     if (as || sv_lib.srqs[srq->entry] == srq)
-        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* pollers read it with acquire */
+        __atomic_store_n(&sv_lib.srqs[srq->entry], as, __ATOMIC_RELEASE); /* pollers read this with acquire */
     pthread_mutex_unlock(&sv_lib.mutex);
 }
 
@@ -88,7 +87,7 @@ struct ibv_srq *sv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *a)
 
     if (attr.max_sge == 0)
         attr.max_sge = 1;
-    error = ENODEV; /* a forked child uses its parent's domain */
+    error = ENODEV; /* a forked child cannot use its parent's domain */
     if (!sv_joined() || context->life != sv_lib.life)
         goto refused;
     if ((error = sv_refused(SF_VERB_CREATE_SRQ, context->device)) != 0 || (error = srq_check(sv_lib.profile, &attr)) != 0)
@@ -126,7 +125,7 @@ SV_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
     return sv_create_srq(pd, a);
 }
 
-/* Makes another ring, and moves the waiting requests into it. A request's slot is its position modulo the capacity. */
+/* Makes a new ring, and moves the posted requests into it. A request's slot is its position modulo the capacity. */
 static int srq_resize(struct sv_srq *srq, uint32_t most)
 {
     struct sf_receive_queue *q = &srq->shared->queue;
@@ -149,7 +148,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     if (sv_srq_used(srq, posted) > most || posted - done > before.mask + UINT64_C(1) || posted - done > after.mask + UINT64_C(1) ||
         atomic_load_explicit(&srq->shared->watermark, memory_order_relaxed) > most) {
         error = EINVAL;
-        before = after; /* the ring that is freed below */
+        before = after; /* free the new ring below */
     } else {
         for (uint64_t p = done; p != posted; p++)
             memcpy(sv_ring_slot(&after, p), sv_ring_slot(&before, p), after.stride);
@@ -164,7 +163,7 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     return error ? sv_refuse(error, "ibv_modify_srq: max_wr %u is too small: more receives are posted, or srq_limit is higher", most) : 0;
 }
 
-/* Arm the limit. If fewer requests than the limit are posted already, the event is sent at once. */
+/* Arms the limit. If fewer requests are posted, the event is sent at once. */
 static int srq_arm(struct sv_srq *srq, uint32_t limit)
 {
     struct sf_srq *s = srq->shared;
@@ -190,7 +189,7 @@ SV_PUBLIC int ibv_modify_srq(struct ibv_srq *base, struct ibv_srq_attr *a, int m
     int error = 0;
 
     if (srq->life != sv_lib.life)
-        return ENODEV; /* a forked child uses its parent's queue */
+        return ENODEV; /* a forked child cannot use its parent's queue */
     if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
         return sv_refuse(EINVAL, "ibv_modify_srq: the mask %#x has bits that softverbs does not know: leave them out", mask);
     if (mask & IBV_SRQ_MAX_WR)
@@ -230,8 +229,7 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair uses the shared receive queue any more. Another process that has not noticed this yet may still be reading it under
-     * this lock. */
+    /* No queue pair uses this queue any more, but a process that has not noticed this may still be reading it under this lock. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

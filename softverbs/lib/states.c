@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * ibv_modify_qp(): the states of a queue pair, the attributes that each transition requires and allows, and what a transition does.
+ * ibv_modify_qp(): the states of a queue pair, the attributes that each transition requires and allows, and the effects of a transition.
  *
- * The table is that of the InfiniBand specification (volume 1, 11.2.5.2) in the form that Linux enforces. Attributes are written with all
- * locks of the queue pair held, so that an executor sees all of a transition or nothing.
+ * The table is that of the InfiniBand specification (volume 1, 11.2.5.2), as Linux enforces it. Attributes are written with all locks of
+ * the queue pair held, so that an executor sees a transition completely or not at all.
  */
 #include "lib.h"
 
@@ -21,7 +21,7 @@ enum {
     LIVE = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | SECOND,
     LIVE_UD = IBV_QP_CUR_STATE | IBV_QP_QKEY,
     RETRIES = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
-    /* The bits that a program with rdma-core 44 can pass to the kernel. Higher bits are refused in every transition. */
+    /* The bits that rdma-core 44 passes to the kernel. Higher bits are refused in every transition. */
     KNOWN = (IBV_QP_DEST_QPN << 1) - 1,
 };
 
@@ -85,8 +85,7 @@ static enum kind kind_of(const struct sf_qp *q)
 }
 
 /* ---- Locks ----------------------------------------------------------------------------------------------------- */
-/* Two completion queues are locked in the order of their entries: another thread may reset a queue pair that uses the same two in opposite
-   roles. */
+/* Locks two completion queues in the order of their entries, because another thread may lock the same two in opposite roles. */
 static void lock_polls(struct sv_cq *a, struct sv_cq *b)
 {
     pthread_mutex_lock(a->entry < b->entry ? &a->poll : &b->poll);
@@ -114,11 +113,11 @@ void sv_enter_qp(struct sv_qp *qp, bool pollers)
     pthread_mutex_lock(&qp->post_send);
     pthread_mutex_lock(&qp->post_receive);
     if (pollers)
-        /* taken before the queues' locks, because a poller runs queues while it holds its own lock */
+        /* before the queues' locks, because a poller runs queues while it holds its lock */
         lock_polls(send_cq(qp), receive_cq(qp));
     sf_lock_send(&sv_lib.view, qp->shared);
     sf_lock_receive(&sv_lib.view, &qp->shared->receive, receive_cq(qp)->shared);
-    if (qp->base.srq) /* a process that takes a receive for this queue pair from the shared receive queue holds this lock */
+    if (qp->base.srq) /* held by a process that takes a receive from the shared receive queue for this queue pair */
         sf_lock_receive(&sv_lib.view, shared_receives(qp), receive_cq(qp)->shared);
 }
 
@@ -138,12 +137,12 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 }
 
 /* ---- Reset ----------------------------------------------------------------------------------------------------- */
-/* Unpolled completions are removed, as mlx4, mlx5 and hns do, so that none of them is found after the queue pair is connected again or
-   another one is created. No new ones are written meanwhile: all locks under which they are written are held. */
+/* Removes unpolled completions, as mlx4, mlx5 and hns do, so that a later connection does not find them. New ones cannot be written,
+ * because the locks for that are held. */
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
-    /* first the state: a process that waits for a lock checks it when it gets the lock */
+    /* first, because a process that waits for a lock checks the state when it has the lock */
     atomic_store_explicit(&q->state, IBV_QPS_RESET, memory_order_release);
     q->connection = q->connection == UINT32_MAX ? 1 : q->connection + 1;
     q->broken = 0;
@@ -191,7 +190,7 @@ int sv_check_route(uint32_t device, const struct ibv_ah_attr *ah, const char *ve
     if (!ah->is_global) {
         if (p->link_layer == IBV_LINK_LAYER_ETHERNET)
             return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet an address needs a GID (pingpongs: -g 1, perftest: -x 1)", verb);
-        return 0; /* addressed by LID alone: a fabric is one subnet */
+        return 0; /* by LID alone, because a fabric is one subnet */
     }
     int bad = p->bad_gid_errno ? p->bad_gid_errno : EINVAL;
     if (ah->grh.sgid_index >= d->gid_count || memcmp(d->gids[ah->grh.sgid_index].raw, none, 16) == 0)
@@ -208,12 +207,12 @@ uint32_t sv_find_port(const struct ibv_ah_attr *ah, uint32_t *gid)
         *gid = index;
     if (sv_lib.profile->link_layer == IBV_LINK_LAYER_ETHERNET)
         return found;
-    /* InfiniBand switches forward by LID. The port with this LID accepts a global header only if it has the GID. */
+    /* InfiniBand switches forward by LID. The port accepts a global header only if it has that GID. */
     uint32_t port = sf_find_lid(sv_lib.fabric, ah->dlid);
     return ah->is_global && port != found ? SF_NO_DEVICE : port;
 }
 
-/* The device that an address leads to. If it leads to none, and the profile detects this at once: the errno. */
+/* Finds the device of an address. Returns an errno if there is none and the profile detects this. */
 static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *peer)
 {
     static const uint8_t none[16];
@@ -224,7 +223,7 @@ static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *pe
     int error = sv_check_route(device, ah, "ibv_modify_qp");
     if (error)
         return error;
-    if (!ah->is_global) { /* no port has this LID: requests will time out */
+    if (!ah->is_global) { /* if no port has this LID, requests will time out */
         *peer = sv_find_port(ah, NULL);
         return 0;
     }
@@ -295,7 +294,7 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
-/* Writes the attributes, and keeps what the program passed for ibv_query_qp(). */
+/* Writes the attributes, and keeps what ibv_query_qp() reports. */
 static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int mask, uint32_t peer)
 {
     struct sf_qp *q = qp->shared;
@@ -318,14 +317,14 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         said->path_mtu = a->path_mtu;
         q->mtu = 128u << a->path_mtu;
     }
-    if (q->type == IBV_QPT_UD) /* UD has no path MTU of its own: a datagram may be as long as the port's packets */
+    if (q->type == IBV_QPT_UD) /* UD has no path MTU: a datagram may be as long as the port's packets */
         q->mtu = 128u << sv_lib.profile->active_mtu;
     if (mask & IBV_QP_DEST_QPN) {
         q->peer_number = said->dest_qp_num = a->dest_qp_num;
         q->peer_qp = sf_number_entry(a->dest_qp_num);
     }
     if (mask & IBV_QP_RQ_PSN)
-        q->receive_psn = said->rq_psn = a->rq_psn & 0xffffff; /* Linux cuts it to 24 bits, too */
+        q->receive_psn = said->rq_psn = a->rq_psn & 0xffffff; /* 24 bits, as in Linux */
     if (mask & IBV_QP_SQ_PSN)
         q->send_psn = said->sq_psn = a->sq_psn & 0xffffff;
     if (mask & IBV_QP_TIMEOUT)
@@ -346,7 +345,7 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         said->en_sqd_async_notify = a->en_sqd_async_notify;
 }
 
-/* Whether the transition from the current state is allowed. The caller holds the queue pair's locks. */
+/* Checks whether the transition is allowed. With the queue pair's locks. */
 static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const struct ibv_qp_attr *a, int mask)
 {
     const struct step *s = &steps[now][next];
@@ -366,7 +365,7 @@ static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const 
     return 0;
 }
 
-/* What must be done after the locks are released. */
+/* What is done after the locks were released. */
 static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
 {
     struct sf_qp *q = qp->shared;
@@ -374,7 +373,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
     if (next == IBV_QPS_RTS)
         sv_run(qp->entry);
     if (was == IBV_QPS_INIT && next == IBV_QPS_RTR && q->type != IBV_QPT_UD) {
-        /* A peer that has posted too early is run now, so that it need not wait for its next check. */
+        /* run a peer that has posted too early, instead of waiting for its next check */
         const struct sf_qp *peer = &sv_lib.fabric->qps[q->peer_qp % SF_QPS];
         if (peer->owner != 0 && peer->number == q->peer_number && atomic_load_explicit(&peer->waiting, memory_order_relaxed))
             sv_run(q->peer_qp % SF_QPS);
@@ -383,7 +382,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         return;
     sv_run(qp->entry); /* flushes */
     sv_flush_receives(qp->entry);
-    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request also brings the queue pair to ERR at this moment */
+    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request brings the queue pair to ERR at the same time */
         sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
@@ -401,7 +400,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
     uint32_t peer = SF_NO_DEVICE, device = sv_context_of(base->context)->device;
 
     if (qp->life != sv_lib.life)
-        return errno = ENODEV; /* a forked child uses its parent's queue pair */
+        return errno = ENODEV; /* a forked child cannot use its parent's queue pair */
     int error = sv_refused(SF_VERB_MODIFY_QP, device);
     if (error)
         return errno = error;
@@ -411,7 +410,8 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         ((mask & IBV_QP_CUR_STATE) && (uint32_t)attr->cur_qp_state > IBV_QPS_ERR))
         return sv_refuse(EINVAL, "ibv_modify_qp: qp_state or cur_qp_state is not one of IBV_QPS_RESET to IBV_QPS_ERR");
 
-    /* Only a reset needs the pollers' locks: a program may call this between ibv_start_poll() and ibv_end_poll(), which hold them. */
+    /* Only a reset takes the pollers' locks, because a program may call this between ibv_start_poll() and ibv_end_poll(), which hold them.
+     */
     bool reset = (mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET;
     sv_enter_qp(qp, reset);
     uint32_t now = atomic_load_explicit(&q->state, memory_order_relaxed);
@@ -428,8 +428,8 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         sv_reset_qp(qp);
     } else {
         write_attributes(qp, attr, mask, peer);
-        /* release: a process that sees the state sees the attributes (acquire in deliver_hears()). A peer's request may
-         * have brought the queue pair to ERR since its state was read; then it stays in ERR. */
+        /* release: pairs with the acquire in deliver_hears(), so a process that sees the state sees the attributes. If a peer has brought
+         * the queue pair to ERR meanwhile, it stays in ERR. */
         uint32_t still = now;
         if (!atomic_compare_exchange_strong(&q->state, &still, next) && next != IBV_QPS_ERR)
             error = sv_refuse(EINVAL, "ibv_modify_qp: the queue pair has just failed: its state is %s; bring it to RESET, or destroy it",
@@ -439,16 +439,16 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         base->state = attr->qp_state;
 out:
     sv_leave_qp(qp, reset);
-    /* Wait until no more data arrives. Without the locks, because a process that is moving a message may wait for one of them. */
+    /* Wait until no more data arrives. Without the locks, for which a process that moves data may wait. */
     if (!error && now != next && (next == IBV_QPS_RESET || next == IBV_QPS_ERR))
         sv_quiesce();
     if (atomic_load_explicit(&q->kick, memory_order_seq_cst))
-        sv_run(qp->entry); /* a process wanted to run the queue pair while it was locked */
+        sv_run(qp->entry); /* a process tried to execute the queue pair while it was locked */
     if (error)
         return errno = error;
     if (mask & IBV_QP_STATE)
         sv_log(SV_DEBUG, "queue pair 0x%06x: %s to %s", base->qp_num, state_name(now), state_name(next));
-    /* While this thread holds the locks, no request is under way: so the queue has drained as soon as it stops. */
+    /* No request is under way while this thread holds the locks, so the stopped queue has drained. */
     if (now == IBV_QPS_RTS && next == IBV_QPS_SQD && (mask & IBV_QP_EN_SQD_ASYNC_NOTIFY) && attr->en_sqd_async_notify)
         sv_async_qp(qp->entry, 1 << IBV_EVENT_SQ_DRAINED);
     after_step(qp, now, next);

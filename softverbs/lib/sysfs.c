@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Files of /sys that libibverbs reads for programs. softverbs' devices have no such files, so they are answered from the fabric; all other
- * files are read from the file system.
+ * Files of /sys that libibverbs reads for programs. Those of softverbs' devices are made from the fabric; all others are read from the file
+ * system.
  */
 #include "lib.h"
 
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* no public header declares these functions any more */
+/* no public header declares these functions */
 SV_PUBLIC const char *ibv_get_sysfs_path(void);
 SV_PUBLIC int ibv_read_sysfs_file(const char *directory, const char *file, char *text, size_t bytes);
 
@@ -33,7 +33,8 @@ static bool sysfs_there(uint32_t device)
     return !atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed);
 }
 
-/* The device whose directory the path is in, and the rest of the path; NULL: the path is not in the directory of a device of this host. */
+/* Returns the device in whose directory the path is, and the rest of the path. NULL: the path is not in a directory of this host's devices.
+ */
 static const struct sv_device_model *sysfs_model(const char *path, const char **rest)
 {
     static const char root[] = "/sys/class/infiniband/";
@@ -111,8 +112,8 @@ int sv_sysfs_text(const char *path, char *text, size_t bytes)
     return model ? sysfs_print(model, rest, text, bytes) : -1;
 }
 
-/* The level of the directory `path`, with or without '/' at its end. 0: the root; 1: the directory of a device; 2 and more: below that; -1:
- * it is no directory of a device of this host. */
+/* Returns the level of a directory, with or without '/' at its end. 0: the root; 1: a device; 2 and more: below it; -1: not a directory of
+ * this host's devices. */
 static int sysfs_directory(const char *path)
 {
     static const char root[] = "/sys/class/infiniband";
@@ -175,7 +176,7 @@ bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, 
         return index < 4 && snprintf(name, bytes, "%s", below[index]) > 0;
     }
     case 5: return index == 0 && snprintf(name, bytes, "types") > 0;
-    default: { /* numbered files */
+    default: { /* files with numbers as names */
         char whole[320], text[128];
         *folder = false;
         const char *last = folders[at - 1];
@@ -205,7 +206,7 @@ bool sv_device_node(const char *name, uint32_t *number)
     return false;
 }
 
-/* Bytes of the text, without the newline at its end, or -1. */
+/* Returns the length of the text without the newline at its end, or -1. */
 int ibv_read_sysfs_file(const char *directory, const char *file, char *text, size_t bytes)
 {
     const struct sv_device_model *model;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The ibv_wr_* interface: between wr_start and wr_complete, requests are collected with copies of their elements and inline data.
- * wr_complete posts them as one chain. An error is remembered until then, and nothing is posted.
+ * The ibv_wr_* interface. Between wr_start and wr_complete, requests are collected, with copies of their elements and inline data.
+ * wr_complete posts them as one chain. After an error nothing is posted.
  *
- * The arrays `requests`, `elements` and `bytes` grow as needed, and are kept for the next time. Elements and bytes are referred to by
- * index, because the arrays move when they grow; wr_complete turns indices into pointers.
+ * The arrays grow as needed, and are used again. While they grow they move, so requests refer to elements and bytes by index; wr_complete
+ * converts indices to pointers.
  */
 #include "lib.h"
 
@@ -15,13 +15,13 @@
 struct built {
     struct ibv_send_wr wr;
     size_t first; /* index of the request's first element */
-    size_t byte;  /* index of the request's inline data; the request then has one element, which stands for the data */
+    size_t byte;  /* index of the inline data; the request then has one element, which stands for the data */
 };
 
 struct sv_builder {
     pthread_mutex_t mutex; /* held from wr_start to wr_complete or wr_abort */
     int error;
-    size_t requests, elements, bytes; /* how many are collected */
+    size_t requests, elements, bytes; /* number of collected ones */
     size_t request_room, element_room, byte_room;
     struct built *request;
     struct ibv_sge *element;
@@ -38,7 +38,7 @@ static void *wr_grow(void *array, size_t *room, size_t wanted, size_t one)
     size_t count = *room ? *room : 16;
     void *larger;
 
-    if (array && wanted <= *room) /* NULL means failure, so an array is allocated even if nothing is wanted */
+    if (array && wanted <= *room) /* also allocates if nothing is wanted, because NULL means failure */
         return array;
     while (count < wanted)
         count *= 2;
@@ -48,7 +48,7 @@ static void *wr_grow(void *array, size_t *room, size_t wanted, size_t one)
     return larger;
 }
 
-/* The request to which setters apply; NULL after an error. */
+/* Returns the request to which setters apply; NULL after an error. */
 static struct built *wr_last(struct sv_builder *builder)
 {
     if (builder->error)
@@ -70,7 +70,7 @@ static void wr_start(struct ibv_qp_ex *ex)
     builder->requests = builder->elements = builder->bytes = 0;
 }
 
-/* Free slots of the send queue. ibv_post_send() finds at least as many, unless another thread posts meanwhile. */
+/* Returns the number of free slots in the send queue. ibv_post_send() finds at least as many, unless another thread posts. */
 static uint64_t wr_room(const struct sv_qp *qp)
 {
     uint64_t posted = atomic_load_explicit(&qp->shared->send_posted, memory_order_relaxed);
@@ -89,7 +89,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 
     if (error || !builder->requests)
         goto out;
-    /* Post all requests or none: ibv_post_send() would post the part of the chain that fits. */
+    /* Post all or nothing: ibv_post_send() would post the part that fits. */
     if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
         error = sv_refuse(ENOMEM,
                           "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests: poll completions first, or ask "
@@ -134,7 +134,7 @@ static struct ibv_send_wr *wr_add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcod
     memset(one, 0, sizeof *one);
     one->wr.wr_id = ex->wr_id;
     one->wr.opcode = opcode;
-    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* the inline flag is set only by the setter of inline data */
+    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* set only by the setters of inline data */
     return &one->wr;
 }
 
@@ -267,7 +267,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     }
     larger = wr_grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);
     if (larger)
-        builder->byte = larger; /* set at once, because realloc() has freed the old array */
+        builder->byte = larger; /* at once, because realloc() has freed the old array */
     sge = larger ? add_elements(builder, one, 1) : NULL;
     if (!sge) {
         builder->error = ENOMEM;
@@ -302,7 +302,7 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t num
 }
 
 /* ---- The queue pair's pointers --------------------------------------------------------------------------------- */
-/* qp.c has checked that the device and this type of queue pair support `send_ops`. */
+/* qp.c has checked that the device and the type of queue pair support `send_ops`. */
 void sv_wr_install(struct sv_qp *qp, uint64_t send_ops)
 {
     struct ibv_qp_ex *ex = &qp->ex;
@@ -355,7 +355,7 @@ void sv_wr_remove(struct sv_qp *qp)
     free(builder);
 }
 
-/* NULL: the queue pair was not made for this interface. */
+/* Returns NULL if the queue pair was not created for this interface. */
 SV_PUBLIC struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
 {
     struct sv_qp *own = sv_container(qp, struct sv_qp, base);

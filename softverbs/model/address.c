@@ -26,7 +26,7 @@ bool sv_mac_parse(const char *text, uint8_t mac[6])
         mac[i] = (uint8_t)(high << 4 | low);
         any |= mac[i];
     }
-    return *text == 0 && any && !(mac[0] & 1); /* a multicast address cannot be that of an interface */
+    return *text == 0 && any && !(mac[0] & 1); /* no interface has a multicast address */
 }
 
 bool sv_guid_parse(const char *text, uint64_t *guid)
@@ -78,14 +78,14 @@ static void link_local(uint8_t raw[16], uint64_t id)
         raw[8 + i] = (uint8_t)(id >> (56 - 8 * i));
 }
 
-/* The second link-local address of an interface. It looks random, but is always the same for one MAC. */
+/* The second link-local address of an interface: looks random, but depends only on the MAC. */
 static uint64_t private_id(const uint8_t mac[6])
 {
     uint64_t x = sv_eui64(mac) + UINT64_C(0x9e3779b97f4a7c15);
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     x ^= x >> 31;
-    return x & ~(UINT64_C(3) << 56); /* clears the bits that mean "group" and "universally administered" */
+    return x & ~(UINT64_C(3) << 56); /* clears the bits "group" and "universally administered" */
 }
 
 static uint8_t *address_add(struct sv_device_model *d)
@@ -100,10 +100,10 @@ static uint8_t *address_add(struct sv_device_model *d)
 bool sv_gids_derive(struct sv_device_model *d, const struct sv_addresses *a, const struct sv_profile *p)
 {
     uint8_t *raw;
-    bool other = false; /* whether another fe80:: address was given, which the interface then has instead of private_id() */
+    bool other = false; /* the interface was given another fe80:: address, which replaces private_id() */
     memset(d->gids, 0, sizeof d->gids);
     d->gid_count = 0;
-    if (p->link_layer == SV_LINK_INFINIBAND) { /* InfiniBand: the GID of the port's GUID is the only one; its IP addresses are not GIDs */
+    if (p->link_layer == SV_LINK_INFINIBAND) { /* on InfiniBand only the GID of the port's GUID, because IP addresses are no GIDs */
         link_local(address_add(d), d->guid);
         d->gids[0].unreachable = p->first_gid_unreachable;
         return true;

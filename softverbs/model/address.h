@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Addresses of a device: its MAC, its GUID, its table of GIDs. Inside the model only.
+ * Addresses of a device: its MAC, its GUID, its table of GIDs. Private to the model.
  */
 #ifndef SOFTVERBS_MODEL_ADDRESS_H
 #define SOFTVERBS_MODEL_ADDRESS_H
@@ -11,7 +11,7 @@
 
 enum { SV_ADDRESS_TEXT = 48 };
 
-/* The addresses that a topology file gives an interface. */
+/* An interface's addresses in a topology file. */
 struct sv_addresses {
     unsigned v4_count, v6_count;
     uint8_t v4[SV_GIDS][4];
@@ -24,12 +24,12 @@ void sv_mac_text(const uint8_t mac[6], char text[SV_ADDRESS_TEXT]);
 void sv_guid_text(uint64_t guid, char text[SV_ADDRESS_TEXT]);
 void sv_gid_text(const uint8_t raw[16], char text[SV_ADDRESS_TEXT]);
 
-/* The EUI-64 of a MAC: the interface's half of its fe80:: address, and the GUID of a device for which none is given. */
+/* The EUI-64 of a MAC: the second half of the interface's fe80:: address, and the default GUID. */
 uint64_t sv_eui64(const uint8_t mac[6]);
 
-/* Fills the device's GID table by the profile's rules. The entries may be: the GID made from the MAC, IPv4-mapped GIDs, a second fe80::
- * address, and other IPv6 addresses. On InfiniBand only the GID made from the GUID. `mac` and `guid` are set. False: the device would have
- * more than SV_GIDS entries. */
+/* Fills the device's GID table by the profile's rules. `mac` and `guid` are set. On InfiniBand there is only the GID of the GUID. Otherwise
+ * there may be the GID of the MAC, IPv4-mapped GIDs, a second fe80:: address, and other IPv6 addresses. False: more than SV_GIDS entries.
+ */
 bool sv_gids_derive(struct sv_device_model *, const struct sv_addresses *, const struct sv_profile *);
 
 /* Makes a device's name by the profile's pattern; false: it is too long. */

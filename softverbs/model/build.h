@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * Functions that make and check topologies. For the model only.
+ * Makes and checks topologies. Private to the model.
  */
 #ifndef SOFTVERBS_MODEL_BUILD_H
 #define SOFTVERBS_MODEL_BUILD_H
 
 #include "address.h"
 
-/* Makes switch N and the other built-in topologies; -ENOENT, and no text in `why`, if word[0] is none of them. */
+/* Makes switch N and the other built-in topologies. -ENOENT, without a text in `why`: word[0] is none of them. */
 int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 
-/* Checks the whole topology: names, addresses and GUIDs are unique, cables have two ends. Zeroes what is not used. */
+/* Checks a whole topology: names, addresses and GUIDs are unique, and cables have two ends. Zeroes what is not used. */
 int sv_topology_check(struct sv_topology *, const char *origin, struct sv_why *);
 
-/* Whether all indices and names of a topology can be used. It comes from a file that other processes write. */
+/* Whether all indices and names of a topology are valid. It may come from a file that other processes write. */
 bool sv_topology_sane(const struct sv_topology *);
 
 /* The size of "HOST/INTERFACE", the place of a device. */

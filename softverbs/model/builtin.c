@@ -2,14 +2,14 @@
  *
  * The topologies that need no file: switch N, mesh N, ring N, chain N.
  *
- * Interfaces are en2, en3, ... as on a Mac, where en0 and en1 are Ethernet and Wi-Fi. On a switch each host has en2 and an address of
- * 192.168/16. The two ends of a cable have addresses of 169.254/16, as two Macs have them without configuration: cable C (from 0) has
- * 169.254.C+1.1 and .2.
+ * Interfaces are en2, en3, ... as on a Mac, where en0 and en1 are Ethernet and Wi-Fi. On a switch each host has en2, with an address of
+ * 192.168/16. The ends of a cable have addresses of 169.254/16, like two Macs without configuration: cable C (from 0) has 169.254.C+1.1 and
+ * .2.
  *
- * mesh N: every host has a cable to every other. If N is even, both ends of a cable are the same interface of their hosts, and host 0
- * reaches host J over en(J+1). If N is odd that is impossible, so host I reaches host I+K (mod N) over en(K+1).
+ * mesh N: every two hosts have a cable. If N is even, both ends of a cable are interfaces of the same name, and host 0 reaches host J over
+ * en(J+1). For odd N this is impossible, so host I reaches host I+K (mod N) over en(K+1).
  * ring N: en2 leads to the next host's en3. Two hosts share one cable, from en2 to en2.
- * chain N: en2 of each host but the first leads to the host before it, and its last interface leads to en2 of the host after it.
+ * chain N: en2 of each host except the first leads to the host before, and its last interface leads to en2 of the host after.
  */
 #include "build.h"
 #include "input.h"
@@ -32,7 +32,7 @@ static void add_host(struct sv_topology *t, unsigned ports)
         struct sv_device_model *d = &t->devices[t->device_count++];
         d->host = (uint16_t)h;
         snprintf(d->interface, sizeof d->interface, "en%u", port + 2);
-        /* 0x36: a locally administered address, like those of a Mac's ports */
+        /* 0x36: locally administered, as on a Mac's ports */
         const uint8_t mac[6] = {0x36, 's', 'v', (uint8_t)(h >> 8), (uint8_t)h, (uint8_t)port};
         memcpy(d->mac, mac, 6);
         d->cable = SV_NO_CABLE;
@@ -63,8 +63,8 @@ static bool builtin_cable(struct sv_topology *t, unsigned number, uint32_t from,
     return builtin_address(t, from, 169, 254, net, end, p) && builtin_address(t, to, 169, 254, net, end + 1, p);
 }
 
-/* The port of host i that leads to host j. For an even N, the ports are like the rounds of a tournament in which every two hosts meet once,
- * numbered so that host 0 meets host j in round j - 1. */
+/* The port of host i to host j. For an even N, ports are like rounds of a tournament in which every two hosts meet once: host 0 meets host
+ * j in round j - 1. */
 static unsigned mesh_port(unsigned n, unsigned i, unsigned j)
 {
     if (n % 2)
@@ -106,7 +106,7 @@ static bool build_ring(struct sv_topology *t, unsigned n, const struct sv_profil
     return fits;
 }
 
-/* The first and the last host have one port, the others two. So if all ports are numbered in order, cable C joins ports 2C and 2C + 1. */
+/* The first and the last host have one port, the others two. So if ports are numbered in order, cable C joins ports 2C and 2C + 1. */
 static bool build_chain(struct sv_topology *t, unsigned n, const struct sv_profile *p)
 {
     bool fits = true;

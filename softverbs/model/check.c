@@ -17,7 +17,7 @@ const char *sv_place(const struct sv_topology *t, uint32_t device, char place[SV
     return place;
 }
 
-/* A value that must be unique among devices, and the device that has it. */
+/* A value that must be unique, and the device that has it. */
 struct claim {
     uint8_t what[16];
     uint32_t device;
@@ -38,7 +38,7 @@ static size_t check_collect(const struct sv_topology *t, enum claimed kind, stru
         const struct sv_device_model *d = &t->devices[i];
         for (unsigned g = 0; kind == GIDS && g < d->gid_count; g++) {
             if (memcmp(d->gids[g].raw, none, 16) == 0)
-                continue; /* empty entries may repeat */
+                continue; /* empty entries need not be unique */
             memcpy(claims[n].what, d->gids[g].raw, 16);
             claims[n++].device = i;
         }
@@ -106,7 +106,7 @@ static int check_names(const struct sv_topology *t, const char *origin, struct s
 
 int sv_topology_check(struct sv_topology *t, const char *origin, struct sv_why *why)
 {
-    /* `origin` may be the topology's own name, which is cleared. */
+    /* a copy, because `origin` may be the topology's name, which is cleared */
     char from[256];
     snprintf(from, sizeof from, "%s", origin);
     int rc = check_names(t, from, why);

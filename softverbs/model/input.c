@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading files and JSON that users write, and error messages about their mistakes.
+ * Reads files and JSON that users write, and makes error messages about them.
  */
 #include "input.h"
 
@@ -30,7 +30,7 @@ int sv_read_file(const char *path, char **text, size_t *bytes, struct sv_why *wh
         rc = errno;
         return sv_fail(why, rc, "cannot read %s: %s", path, strerror(rc));
     }
-    /* The file is read and not mapped, because it may be a pipe, and another process may truncate it meanwhile. */
+    /* read, not mapped: it may be a pipe, and another process may truncate it */
     size_t room = 64 << 10, got = 0;
     for (;;) {
         char *more = realloc(all, room);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keys of a profile. The ranges are limited by the size of a fabric's tables (SV_FABRIC_*) and by the fields of the verbs.
+ * The keys of a profile. Ranges are limited by the sizes of a fabric's tables (SV_FABRIC_*), and by the fields of verbs.
  */
 #include "keys.h"
 
@@ -30,7 +30,7 @@ static const struct sv_word unpluggeds[] = {{"stalls", SV_UNPLUGGED_STALLS}, {"c
 #define MEMORY(f, meaning) {"memory", #f, SV_KEY_NUMBER, FIELD(memory.f), 0, 4095, NULL, meaning}
 /* clang-format on */
 
-/* Limits end at SV_FABRIC_* - 1, because entry 0 of each of the fabric's tables is never used. */
+/* Limits are at most SV_FABRIC_* - 1, because entry 0 of each table is not used. */
 const struct sv_key sv_keys[] = {
     TEXT("", name, "name of the profile, as messages print it"),
     TEXT("", summary, "one sentence about it"),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The keys of a profile: one table, by which files are read and printed. docs/profiles.md lists them.
+ * The keys of a profile: one table, which is used to read and print files. docs/profiles.md lists them.
  */
 #ifndef SOFTVERBS_MODEL_KEYS_H
 #define SOFTVERBS_MODEL_KEYS_H
@@ -11,9 +11,9 @@ enum sv_key_type {
     SV_KEY_TEXT,   /* a string, shorter than `bytes` */
     SV_KEY_NUMBER, /* from `least` to `most` */
     SV_KEY_FLAG,   /* true or false */
-    SV_KEY_WORD,   /* one of the strings in `words` */
-    SV_KEY_WORDS,  /* an array of strings in `words`; each sets a bit of the field */
-    SV_KEY_STEPS,  /* an array of ascending numbers from `least` to `most`; another field has their count */
+    SV_KEY_WORD,   /* one of `words` */
+    SV_KEY_WORDS,  /* an array of `words`; each sets a bit of the field */
+    SV_KEY_STEPS,  /* an array of ascending numbers from `least` to `most`; another field has its length */
 };
 
 struct sv_word {
@@ -22,7 +22,7 @@ struct sv_word {
 };
 
 struct sv_key {
-    const char *group; /* the JSON object that contains the key; "" is the outermost one */
+    const char *group; /* the JSON object that has the key; "": the outermost one */
     const char *name;  /* of the key */
     enum sv_key_type type;
     size_t offset, bytes; /* of the field in struct sv_profile */
@@ -33,13 +33,13 @@ struct sv_key {
 extern const struct sv_key sv_keys[];
 extern const size_t sv_key_count;
 
-/* The allowed values of a key, in words: "a number from 1 to 12". */
+/* Describes a key's allowed values: "a number from 1 to 12". */
 void sv_key_allowed(const struct sv_key *key, char *text, size_t bytes);
 
-/* The list of all keys with the built-in profiles' values, for docs/profiles.md. malloc'ed. */
+/* Returns the list of all keys, with the built-in profiles' values, for docs/profiles.md. Free it. */
 char *sv_profile_table(void);
 
-/* The built-in profiles as JSON (made from ../profiles by embed.py). */
+/* The built-in profiles as JSON. embed.py makes this table from ../profiles. */
 struct sv_builtin_profile {
     const char *name;
     const unsigned char *json;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Prints a topology as MLX's hostfile: a list of hosts. Each has its row of the matrix of devices. A row has, for every host, the device
- * that leads there, and null for the host itself and for hosts that no device leads to.
+ * Prints a topology as MLX's hostfile, a list of hosts. Each host has its row of the matrix of devices: for every host the device that
+ * leads there, or null for itself and for hosts without a cable.
  *
- * For a pair of hosts, MLX uses one device at each host. The two devices must be the ends of one cable, so only the host with the lower
- * number chooses the cable.
+ * For a pair of hosts, MLX uses one device at each. These must be the ends of one cable, so the host with the lower number chooses the
+ * cable.
  */
 #include "build.h"
 #include "input.h"
@@ -19,7 +19,7 @@ static uint32_t end_of(const struct sv_topology *t, uint32_t host)
     return (uint32_t)t->hosts[host].first_device + t->hosts[host].device_count;
 }
 
-/* A host's first device on the switch; -1: none. One whose port is down at the start is taken only if there is no other. */
+/* Returns a host's first device on the switch; -1: none. A device whose port is down at the start is the last choice. */
 static int32_t on_switch(const struct sv_topology *t, uint32_t host)
 {
     for (int up = 1; up >= 0; up--)
@@ -29,8 +29,8 @@ static int32_t on_switch(const struct sv_topology *t, uint32_t host)
     return -1;
 }
 
-/* Returns how many cables of host `a` lead to host `b`. *first: the first of them; one whose port is down at the start is taken only if
- * there is no other. */
+/* Returns the number of cables from host `a` to host `b`. *first gets the first one; a cable whose port is down at the start is the last
+ * choice. */
 static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t b, int32_t *first)
 {
     uint32_t count = 0;
@@ -45,7 +45,7 @@ static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t 
     return count;
 }
 
-/* Fills [from][to] with devices; -1: no device leads there. Returns whether any device leads anywhere. */
+/* Fills [from][to] with devices; -1: none. Returns whether there are any. */
 static bool matrix_fill(const struct sv_topology *t, int32_t *devices, struct sv_several *several)
 {
     uint32_t n = t->host_count;
@@ -75,7 +75,7 @@ static bool matrix_fill(const struct sv_topology *t, int32_t *devices, struct sv
     return any;
 }
 
-/* All hosts are on this machine, so programs that connect over IP connect on this machine. */
+/* All hosts are on this machine, so their IP address is this machine's. */
 static json_t *host_json(const struct sv_topology *t, uint32_t host, const int32_t *row)
 {
     json_t *rdma = json_array();

@@ -2,7 +2,7 @@
  *
  * Prints a topology as JSON, which can be read back, and as a graph for Graphviz dot.
  *
- * What is printed may come from a file that other processes write: indices are checked before they are used.
+ * The topology may come from a file that other processes write, so indices are checked before they are used.
  */
 #include "build.h"
 #include "input.h"
@@ -70,7 +70,7 @@ static int cables_json(const struct sv_topology *t, json_t *root)
         if (other == SV_SWITCH)
             bad |= json_array_append_new(joined, json_string(sv_place(t, i, place)));
         if (other < (int32_t)i)
-            continue; /* no cable, or printed at its other end */
+            continue; /* no cable, or printed at the other end */
         json_t *one = json_object();
         bad |= json_object_set_new(one, "from", json_string(sv_place(t, i, place)));
         bad |= json_object_set_new(one, "to", json_string(sv_place(t, (uint32_t)other, place)));
@@ -146,7 +146,7 @@ char *sv_topology_dot(const struct sv_topology *t)
     for (uint32_t h = 0; h < t->host_count; h++) {
         const struct sv_host_model *m = &t->hosts[h];
         fprintf(out, "    subgraph cluster_%u {\n    label=\"host %s\";\n", h, m->name);
-        /* a host without devices is shown too */
+        /* also shows a host without devices */
         if (m->device_count == 0)
             fprintf(out, "    h%u [label=\"no device\", shape=plaintext];\n", h);
         for (uint32_t i = m->first_device; i < (uint32_t)m->first_device + m->device_count; i++)

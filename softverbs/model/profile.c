@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reads a profile from JSON and writes it, by the table of keys.c.
+ * Reads and writes profiles as JSON, by the table of keys.c.
  */
 #include "input.h"
 #include "keys.h"
@@ -138,7 +138,7 @@ static int read_key(struct sv_profile *p, const struct sv_key *k, const json_t *
     return -EINVAL;
 }
 
-/* The names of keys that a group may have ("" is the outermost one, with the groups), for the error about another key. */
+/* Lists the keys of a group, for the error about another key. "" is the outermost group, with the names of the groups. */
 static void list_names(const char *group, char *text, size_t bytes)
 {
     const char *last = "";
@@ -175,7 +175,6 @@ static int profile_check_names(const json_t *object, const char *group, const ch
     return 0;
 }
 
-/* Checks that depend on several keys. */
 static int check_whole(const struct sv_profile *p, const char *origin, struct sv_why *why)
 {
     const struct {
@@ -249,7 +248,7 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
     return 0;
 }
 
-/* A pattern must contain {index} or {interface} at least once, so that two devices cannot get the same name. */
+/* A pattern must contain {index} or {interface}, so that two devices cannot have the same name. */
 static int check_pattern(const char *pattern, const char *origin, struct sv_why *why)
 {
     bool named = false, right = true;
@@ -289,7 +288,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
         goto out;
     }
     if (base) {
-        /* only built-in profiles can be extended, and no chain of them is longer than this, unless one extends itself */
+        /* only built-in profiles can be extended, so a longer chain is a profile that extends itself */
         rc = depth > 4 ? sv_fail(why, ELOOP, "%s: the profile extends itself: remove \"extends\", or name another profile there", origin)
                        : load_builtin(json_string_value(base), p, why, depth + 1);
         if (rc == -ENOENT) {
@@ -317,7 +316,7 @@ static int profile_parse(const char *text, size_t bytes, const char *origin, str
                 goto out;
         }
         const json_t *value = group ? json_object_get(group, k->name) : NULL;
-        /* a profile that extends another one must have its own name, so that messages can tell them apart */
+        /* a profile that extends another one must have its own name, for messages */
         if (!value && (!base || strcmp(k->name, "name") == 0)) {
             rc = sv_fail(why, EINVAL, "%s: %s%s%s is missing (%s). A file without \"extends\" has all keys", origin, k->group,
                          profile_dot(k), k->name, k->meaning);
@@ -381,7 +380,7 @@ int sv_profile_load(const char *name, struct sv_profile *p, struct sv_why *why)
 const char *const *sv_profile_names(void)
 {
     static const char *names[16];
-    /* Several threads may write this, but they all write the same values. */
+    /* several threads may write this, but always the same values */
     for (size_t i = 0; i < sv_builtin_profile_count && i < 15; i++)
         names[i] = sv_builtin_profiles[i].name;
     return names;

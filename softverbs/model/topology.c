@@ -28,7 +28,7 @@ struct reader {
     struct sv_why *why;
 };
 
-/* Checks that an object has only known keys: any other one is a typing error. */
+/* Checks that an object has only known keys: others are typing errors. */
 static int check_keys(struct reader *r, const json_t *object, const char *where, const char *const *keys)
 {
     const char *name;
@@ -81,7 +81,7 @@ static int read_addresses(struct reader *r, const json_t *value, const char *whe
         uint8_t raw[16] = {0};
         if (!json_is_string(one) || inet_pton(family, json_string_value(one), raw) != 1)
             return topology_wrong(r, where, key, one, allowed);
-        /* no interface can have the unspecified address or a multicast address */
+        /* no interface has the unspecified address or a multicast address */
         static const uint8_t none[16];
         if (memcmp(raw, none, 16) == 0 || (family == AF_INET ? raw[0] >= 224 : raw[0] == 0xff))
             return topology_wrong(r, where, key, one, "an address that an interface can have");
@@ -226,7 +226,7 @@ static int read_host(struct reader *r, const json_t *value, size_t number)
 
 /* ---- Cables and the switch ---- */
 
-/* Finds the device that "HOST/INTERFACE" or "HOST/DEVICE" names. */
+/* Finds the device named "HOST/INTERFACE" or "HOST/DEVICE". */
 static int read_place(struct reader *r, const json_t *value, const char *where, const char *key, uint32_t *device)
 {
     const struct sv_topology *t = r->t;
@@ -308,7 +308,7 @@ static int read_switch(struct reader *r, const json_t *value)
     return 0;
 }
 
-/* Decides which ports are up: a port is up if it has a cable, and neither it nor the port at the other end is set to "down". */
+/* Decides which ports are up: those with a cable, if neither end is set to "down". */
 static int settle_ports(struct reader *r)
 {
     struct sv_topology *t = r->t;
@@ -339,7 +339,7 @@ static int read_topology_name(struct reader *r, const json_t *value)
 {
     char *name = r->t->name;
     if (value) {
-        /* this name may have blanks between its words, as in "switch 8"; sv_name_valid() allows none */
+        /* unlike other names, this one may have blanks, as in "switch 8" */
         char packed[SV_NAME] = "";
         const char *s = json_string_value(value);
         size_t n = s ? strlen(s) : 0;

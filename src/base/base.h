@@ -24,14 +24,14 @@
 #define BASE_COLD         __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #if defined(__ELF__)
-/* A variable of this kind is read by one load, without a call. Use it for a few words only: a library that is loaded with dlopen() gets
- * little static TLS space. */
+/* Such a variable is read without a function call. Use it only for a few words: a library loaded with dlopen() gets little static TLS
+ * space. */
 #define BASE_THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
 #else
 #define BASE_THREAD_LOCAL _Thread_local
 #endif
 
-/* 1 in a build with that sanitizer, 0 in others. gcc and clang say so in different ways. */
+/* 1 in a build with the sanitizer, otherwise 0. gcc defines a macro, clang has __has_feature(). */
 #if !defined(__has_feature)
 #define BASE_HAS_FEATURE(x) 0
 #else
@@ -58,14 +58,14 @@ static inline uint64_t base_round_up(uint64_t n, uint64_t to)
  * code. Callers return the code unchanged. base_context() adds words in front of the stored text. */
 int base_fail(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
-/* Remedies for the end of an error text. MEMORY: there is no memory. THREAD: no thread or process can be started. FILES: no descriptor can
- * be made. BUG: weft is in a state that should be impossible. */
+/* Remedies for the end of an error text. MEMORY: out of memory. THREAD: a thread or process cannot be started. FILES: a descriptor cannot
+ * be opened. BUG: an impossible state. */
 #define BASE_MEMORY_HINT "; end other programs, or raise the limit on memory (ulimit -v)"
 #define BASE_THREAD_HINT "; this user may have too many processes and threads (ulimit -u)"
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
 #define BASE_BUG_HINT    "; this is a bug of weft: please report it"
 #if defined(__clang_analyzer__)
-/* An analyzer sees only one file at a time: tell it that these functions return the given code, which is negative. */
+/* An analyzer sees only one file at a time. This tells it that these functions return the given code, which is negative. */
 #define BASE_FAILURE(f, code, ...)   \
     ({                               \
         int code_ = (code);          \
@@ -77,7 +77,7 @@ int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 #define base_fail(code, ...)    BASE_FAILURE(base_fail, code, __VA_ARGS__)
 #define base_context(code, ...) BASE_FAILURE(base_context, code, __VA_ARGS__)
 #endif
-/* Returns `code`, and tells the compiler and analyzers that it is negative. */
+/* Tells the compiler and analyzers that `code` is negative. */
 static inline int base_failure(int code)
 {
     if (code >= 0)
@@ -89,7 +89,7 @@ void base_error_clear(void);
 /* strerror, thread-safe, for a negative or positive errno. */
 const char *base_strerror(int code);
 
-/* Overwrites a secret with zeros, also where the compiler sees that nobody reads them. */
+/* Overwrites a secret with zeros. The compiler cannot remove this store, although nobody reads the zeros. */
 static inline void base_wipe(void *at, size_t bytes)
 {
     __builtin_memset(at, 0, bytes);
@@ -97,16 +97,15 @@ static inline void base_wipe(void *at, size_t bytes)
 }
 
 /* --- numbers of errors (errno.c) ---
- * A status (0 or a negative errno) that goes to another node or to a GPU's kernel has Linux's number. base_status_out() changes this
- * system's number into Linux's, and base_status_in() does the opposite. They do not change other values than negative ones; a number that
- * the other side does not have becomes EIO. */
+ * Errno numbers differ between systems. A status (0 or a negative errno) is sent to other nodes and to GPU kernels with Linux's number.
+ * base_status_out() converts to Linux's number, base_status_in() converts from it. Unknown numbers become EIO. */
 struct base_number {
     int linux_number, own;
 };
 extern const struct base_number base_errnos[];
 extern const size_t base_errno_count;
-/* Translates an error or signal number by the table `all`: from this system's number to Linux's if `out`, otherwise from Linux's to this
- * system's. -1: the other side has no such number. */
+/* Looks up an error or signal number in the table `all`. `out`: converts this system's number to Linux's, otherwise Linux's to this
+ * system's. Returns -1 if the table has no such number. */
 int base_number_change(const struct base_number *all, size_t count, int number, bool out);
 int base_status_change(const struct base_number *all, size_t count, int status, bool out);
 static inline int base_status_out(int status)
@@ -127,7 +126,7 @@ static inline int base_status_in(int status)
 }
 
 /* --- numbers of signals (signal.c) ---
- * The same for a signal, or 0 for none. A signal that the other side does not have becomes BASE_SIGNAL_OTHER, which no system has. */
+ * Signal numbers are converted like errno numbers; 0 means no signal. Unknown signals become BASE_SIGNAL_OTHER, which no system uses. */
 #define BASE_SIGNAL_OTHER 100
 extern const struct base_number base_signals[];
 extern const size_t base_signals_count;
@@ -149,11 +148,11 @@ static inline int base_signal_in(int signal)
 #endif
 }
 
-/* --- logging (log.c): to stderr, one write a line, level from WEFT_LOG=error|warn|info|debug (default warn) --- */
+/* --- logging (log.c): to stderr, one write() for each line. WEFT_LOG=error|warn|info|debug sets the level (default warn) --- */
 enum base_log_level { BASE_LOG_ERROR, BASE_LOG_WARN, BASE_LOG_INFO, BASE_LOG_DEBUG };
 extern _Atomic int base_log_threshold;
 void base_log_set(const char *level); /* unknown names are ignored */
-void base_log_name(const char *name); /* the name at the start of each line, as in "node 3" */
+void base_log_name(const char *name); /* a prefix of each line, as in "node 3" */
 void base_log_write(enum base_log_level level, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 #define base_log(level, ...)                                                                                \
     do {                                                                                                    \
@@ -166,7 +165,7 @@ int64_t base_now_ns(void);    /* monotonic */
 int64_t base_cpu_ns(void);    /* processor time of this thread */
 int64_t base_recent_ns(void); /* monotonic, but may be about 30 us old; cheaper for frequent calls */
 void base_sleep_ns(int64_t ns);
-/* The time at which a relative time-out ends; INT64_MAX if the sum overflows. */
+/* Converts a relative time-out to a deadline; INT64_MAX on overflow. */
 static inline int64_t base_after(int64_t now, int64_t timeout_ns)
 {
     return timeout_ns > INT64_MAX - now ? INT64_MAX : now + timeout_ns;
@@ -177,13 +176,13 @@ static inline int64_t base_deadline(int64_t timeout_ns)
 }
 
 /* --- condition variables (cond.c) ---
- * Initialize every condition variable that base_cond_wait() waits for with base_cond_init(). base_cond_wait() waits until a signal, at
- * most until `deadline`, which is from base_deadline(): a change of the wall clock does not change the end. It may also return without a
- * signal, as pthread_cond_wait() does. False: the deadline has passed. */
+ * Initialize a condition variable with base_cond_init() before base_cond_wait(). The deadline is from base_deadline() and does not depend
+ * on the wall clock. base_cond_wait() returns false if the deadline has passed. As with pthread_cond_wait(), spurious wakeups are
+ * possible. */
 void base_cond_init(pthread_cond_t *cond);
 bool base_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline);
 
-/* Starts to fetch a cache line that the caller will write soon, and does not wait for it. `p` need not be a valid address. */
+/* Prefetches a cache line for writing. `p` need not be a valid address. */
 static inline void base_fetch_to_write(const void *p)
 {
 #if defined(__x86_64__)
@@ -204,7 +203,7 @@ static inline void base_relax(void)
 #endif
 }
 
-/* --- spinlock (spin.c): for critical sections of nanoseconds; yields when it must wait --- */
+/* --- spinlock (spin.c): for critical sections of nanoseconds; a waiting thread yields --- */
 typedef struct base_spin {
     _Atomic uint32_t held;
 } base_spin;
@@ -225,65 +224,65 @@ static inline void base_spin_unlock(base_spin *s)
 }
 
 /* --- the system (system.c): functions that differ between Linux and macOS --- */
-/* Sets memory to zero. Bytes that are zero already are not written, so pages that were never written still take no memory. */
+/* Sets memory to zero. Pages that are already zero are not written, so untouched pages still take no memory. */
 void base_clear(void *memory, size_t bytes);
 /* Wait while *word == seen, at most timeout_ns. The word may be in memory that several processes share. Spurious returns are allowed. */
 void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
 void base_futex_wake(_Atomic uint32_t *word, int count);
-/* Create anonymous shared memory of a fixed size that nobody can shrink. Returns a close-on-exec file descriptor. */
+/* Create anonymous shared memory of a fixed size. No process can shrink this memory. Returns a close-on-exec file descriptor. */
 int base_memory_fd(const char *name, uint64_t bytes, bool huge);
 /* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor; -ENODEV: the system is not Linux,
  * or its kernel was built without CONFIG_UDMABUF. */
 int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Check that a descriptor from another process is memory from base_memory_fd(), of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
-/* Whether an open file has the size that fstat() reports. For files of /proc and /sys this is false: fstat() reports 0 bytes, or a page.
- * Reads one byte. */
+/* Whether an open file really has the size that fstat() reports. Files of /proc and /sys do not: fstat() reports 0 bytes or a page for
+ * them. Reads one byte of the file. */
 bool base_size_is_true(int fd, uint64_t size);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
-void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* those processors as a bit set: bit i is processor i, up to 1023 */
-/* Keeps the calling thread on these processors. Changes nothing if the thread may use none of them, and on systems without such a call. */
+void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the processors that this process may use: bit i is processor i, up to 1023 */
+/* Restricts the calling thread to these processors. Does nothing if the thread may not use any of them, or if the system has no such
+ * call. */
 void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS]);
-uint64_t base_memory_total(void); /* bytes of the machine's memory, or the memory limit of this process's control group if that is less */
+uint64_t base_memory_total(void); /* bytes; the machine's memory or the limit of this process's control group, whichever is less */
 uint64_t base_memory_available(void);
 uint64_t base_cache_bytes(void); /* size of a processor's last-level cache; 0: not known */
 uint64_t base_memory_huge(void); /* bytes of free huge pages of 2 MiB; 0 if the system has none */
 int base_random(void *bytes, size_t len);
-/* Start a thread with all signals blocked: signals are for the program's own threads. Returns 0, or a negative errno without base_fail().
- */
+/* Start a thread with all signals blocked: only the program's own threads should handle signals. Returns 0, or a negative errno
+ * without base_fail(). */
 int base_thread(pthread_t *out, void *(*fn)(void *), void *arg);
 /* Let timed sleeps of this thread end at most `slack_ns` late, if the system supports it. Without this call Linux allows 50 us. */
 void base_wake_in_time(int64_t slack_ns);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
-/* Create two connected Unix stream sockets, both close-on-exec. */
 int base_socketpair(int fd[2]);
 /* --- descriptors over a Unix socket (descriptors.c) ---
  * Send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's buffer.
- * Received descriptors are close-on-exec, and the caller closes them; those that were not received are -1. `deadline` is from
- * base_deadline(). Return 0, or a negative errno without base_fail(); then no received descriptor is left open. -EMFILE: the bytes have
- * arrived, but this process has too many open files for the descriptors. */
+ * Received descriptors are close-on-exec, and the caller closes them. Missing descriptors are set to -1. `deadline` is from
+ * base_deadline(). Return 0, or a negative errno without base_fail(); on an error no received descriptor stays open. -EMFILE: the bytes
+ * have arrived, but this process has too many open files for the descriptors. */
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
-/* The same, but returns -EAGAIN instead of waiting until the socket has room. */
+/* As base_send_fds(), but returns -EAGAIN if the socket is full. */
 int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
-/* recv() without waiting. `*passed`: a descriptor that came with these bytes; -1: none. A call never returns bytes that were sent after a
- * descriptor together with that descriptor, so it gets at most one. */
+/* recv() without waiting. `*passed` is the descriptor that came with these bytes, or -1. One call receives at most one descriptor, because
+ * the kernel ends a read after the bytes that carry a descriptor. */
 ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
-/* A place: a non-blocking listening socket with a random abstract name, which contains `kind`. Processes of the same user and host connect
- * to it to send descriptors. The functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user. -ENOTSUP:
- * the system has no abstract names. None of them calls base_fail(). */
+/* A place is a non-blocking listening socket with a random abstract name that contains `kind`. Processes of the same user and host connect
+ * to the place and send descriptors. These functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user.
+ * -ENOTSUP: the system has no abstract names. They do not call base_fail(). */
 #define BASE_PLACE_NAME 64u
 int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
 int base_place_take(int place);      /* accept a connection: returns a socket to receive from */
 int base_place_go(const char *name); /* connect to a place: returns a socket to send on */
 /* User and process at the other end of a Unix socket, as the kernel reports them; *pid 0: not known. -ENOTSUP: not a Unix socket. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
-/* Number of bytes written to a TCP socket that the peer has not acknowledged; a negative errno if that is not known. */
+/* Number of bytes that were written to a TCP socket and are not acknowledged by the peer yet; or a negative errno. */
 int base_unacknowledged(int fd);
-int64_t base_round_trip_ns(int fd); /* of a TCP connection, as the kernel has measured it; 0: not known */
+int64_t base_round_trip_ns(int fd); /* the kernel's measurement for a TCP connection; 0: not known */
 /* Identifies this host, its boot, and the IPC and network namespaces. Two processes have the same id only if they can share memory. */
 void base_host_id(uint8_t id[16]);
 
@@ -296,14 +295,14 @@ int base_parse_duration(const char *text, int64_t *out_ns);
 /* Write a size as in "1.5 MiB" to `buf`, and return `buf`. */
 const char *base_format_bytes(uint64_t bytes, char *buf, size_t len);
 
-/* --- strings.c: strings one behind another, each with its zero byte --- */
+/* --- strings.c: a list of strings stored in one buffer, each with its zero byte --- */
 uint64_t base_strings_bytes(const char *const *list, uint32_t count);
 char *base_strings_put(char *at, const char *const *list, uint32_t count); /* returns the end */
 /* Whether these bytes are exactly `count` strings. Check bytes from outside before base_strings_take(). */
 bool base_strings_fit(const char *at, size_t bytes, uint64_t count);
 const char *base_strings_take(const char *at, const char **list, uint32_t count); /* sets list[0..count-1]; returns the end */
 
-/* --- grow.c: structs of the public interface to which later versions add fields --- */
+/* --- grow.c: versioned structs of the public interface: later versions may add fields --- */
 /* Copy a caller's struct `in` to `out`. The first field of `in` is the size of the struct in the caller's version of the header; fields
  * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. -EINVAL: the
  * size is below `least` or implausibly large. -E2BIG: a field that this version does not know is not zero. `name`: the struct's name, for

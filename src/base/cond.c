@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for a condition variable that end at a deadline. They use the monotonic clock: if somebody sets the wall clock, no wait ends
- * earlier or later.
+ * Waits for condition variables with a deadline. They use the monotonic clock, so setting the wall clock does not change a wait.
  */
 #include "base/base.h"
 
 #include <time.h>
 
-#ifdef __APPLE__ /* which has no pthread_condattr_setclock() */
+#ifdef __APPLE__ /* macOS has no pthread_condattr_setclock() */
 
 void base_cond_init(pthread_cond_t *cond)
 {

@@ -38,7 +38,7 @@ static int send_fds(int fd, const void *bytes, size_t len, const int *fds, unsig
             continue;
         return n == (ssize_t)len ? 0
                : n < 0           ? -errno
-                                 : -EPROTO; /* a message that fits into the socket's buffer is sent completely or not at all */
+                                 : -EPROTO; /* cannot happen: a message that fits into the socket's buffer is sent as a whole */
     }
 }
 
@@ -136,7 +136,7 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
 }
 
 #if defined(__linux__)
-/* Uses abstract names: they vanish with their socket, so no file is left behind. */
+/* An abstract name disappears with its socket, so no file is left behind. */
 static socklen_t place_address(const char *name, struct sockaddr_un *un)
 {
     size_t n = strnlen(name, BASE_PLACE_NAME - 1);

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * The numbers of errors differ between systems. What nodes send to each other, and what GPU kernels and readers of records see, has Linux's
- * numbers. The functions here change them into this system's numbers and back.
+ * Errno numbers differ between systems. Messages between nodes, GPU kernels and records use Linux's numbers. This file converts between
+ * them and this system's numbers.
  */
 #include "base/base.h"
 
 #include <errno.h>
 #include <limits.h>
 
-/* The errors that weft or the systems' calls use, with Linux's numbers. If a system has one number for two names, the first name in this
- * list counts. */
-/* Formatted by hand: clang-format would indent each line of the list more than the one before. */
+/* Linux's errno numbers. If this system uses one number for two names, the first of them in this list is used. */
+/* clang-format would indent each line more than the line before. */
 /* clang-format off */
 #define ERRORS(X) \
     X(EPERM, 1) X(ENOENT, 2) X(ESRCH, 3) X(EINTR, 4) X(EIO, 5) X(ENXIO, 6) X(E2BIG, 7) X(ENOEXEC, 8) X(EBADF, 9) \

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds a program and all processes that descend from it (struct base_family). On Linux, weft writes a number into the soft limit
- * RLIMIT_RTTIME of the program. All its descendants inherit this number, and other processes can read it. It stays the same when the parent
- * ends, and in a new session, a new process group or an empty environment. The limit itself has no effect: it ends real-time threads that
- * compute for so many microseconds without waiting, and the numbers used here stand for more than 140,000 years. A subreaper cannot replace
- * the mark: it gets the orphans of all programs, without knowing whose they are.
+ * Finds a program and all processes that descend from it (struct base_family). On Linux, weft writes a number, the mark, into the soft
+ * limit RLIMIT_RTTIME of the program. All descendants inherit the mark, even in a new session, a new process group or an empty environment,
+ * and other processes can read it. The limit itself has no effect: it is a time in microseconds for real-time threads, and the marks stand
+ * for more than 140,000 years. A subreaper is not enough: it gets the orphans of all programs, and cannot tell them apart.
  *
  * Only system calls are used here, because the guardian of a process with threads calls these functions after fork().
  */
@@ -20,7 +19,7 @@
 #if defined(__linux__)
 #include <sys/syscall.h>
 
-/* bits 60 to 63 of a mark are 4; bits 28 to 59 are a random number of the process that makes the mark; bits 0 to 27 count its marks */
+/* a mark: bits 60 to 63 are 4; bits 28 to 59 are random for each process that makes marks; bits 0 to 27 are a counter of that process */
 #define MARK_KIND  UINT64_C(4)
 #define MARK_SHIFT 60u
 #define MARK_COUNT 28u
@@ -60,7 +59,7 @@ void base_family_leave(void)
     set_mark(true, 0);
 }
 
-/* Whether a process is not just the remains of one that has ended. */
+/* Whether a process is neither dead nor a zombie. */
 static bool still_runs(pid_t pid)
 {
     char path[32] = "/proc/", stat[512];
@@ -111,7 +110,7 @@ unsigned base_family_signal(const struct base_family *f, unsigned count, int sig
     int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return 0;
-    /* A process that is created meanwhile has a higher number, which this loop has still to reach; except if the numbers begin again. */
+    /* A process created during this loop has a higher number, so the loop finds it too, unless the numbers wrap around. */
     for (long n; (n = syscall(SYS_getdents64, fd, entries, sizeof entries)) > 0;)
         for (long at = 0; at < n;) {
             const struct entry *e = (const struct entry *)(entries + at);
@@ -144,8 +143,8 @@ void base_family_leave(void)
 #define CHILDREN 256
 #define DEPTH    64u
 
-/* Signals a process's descendants that are in its session. A process that left the session is not followed: the helpers of this library do
- * so, and must outlive the program. */
+/* Signals all descendants in the same session. Processes that left the session are skipped: helpers of this library leave it because they
+ * must outlive the program. */
 static unsigned signal_children(pid_t pid, pid_t session, int signal, unsigned depth)
 {
     pid_t child[CHILDREN];
@@ -154,9 +153,9 @@ static unsigned signal_children(pid_t pid, pid_t session, int signal, unsigned d
     for (int i = 0; i < n && i < CHILDREN; i++) {
         if (child[i] <= 1 || getsid(child[i]) != session)
             continue;
-        kill(child[i], SIGSTOP); /* so that it does not leave children behind that nobody can find */
+        kill(child[i], SIGSTOP); /* stop it first, so that it cannot create children that this walk would miss */
         left += signal_children(child[i], session, signal, depth + 1);
-        struct proc_bsdinfo info; /* there is none of a process that has ended */
+        struct proc_bsdinfo info; /* proc_pidinfo() fails if the process has ended */
         left += kill(child[i], signal) == 0 && proc_pidinfo(child[i], PROC_PIDTBSDINFO, 0, &info, sizeof info) > 0;
         kill(child[i], SIGCONT);
     }
@@ -180,7 +179,7 @@ unsigned base_family_signal(const struct base_family *f, unsigned count, int sig
 #define BETWEEN_NS     INT64_C(2000000)
 #define ROUNDS_AT_ONCE 4u
 
-/* Sends a signal again and again until nobody is left, or the time is over. */
+/* Repeats a signal until no process is left or the time is over. */
 static void signal_rounds(const struct base_family *f, unsigned count, int signal, int64_t ns)
 {
     int64_t deadline = base_deadline(ns);

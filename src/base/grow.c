@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies structs of the public interface to which later versions add fields, so that a program built with one version works with another.
+ * Copies structs of the public interface between versions of the library that have different numbers of fields.
  */
 #include "base/base.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * XXH3. Short data is hashed by inline code. Long data is hashed with the widest vector instructions that this processor has: SSE2 alone
- * takes three times as long, and every byte that is sent may be hashed.
+ * XXH3. Short data is hashed by inline code. Long data is hashed with the processor's widest vector instructions, because SSE2 alone takes
+ * three times as long.
  */
 #ifndef WEFT_BASE_HASH_H
 #define WEFT_BASE_HASH_H
@@ -9,7 +9,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#ifdef WEFT_XXH_DISPATCH     /* set by meson.build where the xxHash library chooses the instructions at run time; arm64 has no choice */
+#ifdef WEFT_XXH_DISPATCH     /* set by meson.build if the xxHash library selects its instructions at run time (x86 only) */
 #define BASE_HASH_SHORT 240u /* XXH3 uses no vector instructions up to this length */
 /* Declared as in xxh_x86dispatch.h, which cannot be included together with xxhash.h's inline functions. */
 XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *input, size_t len, XXH64_hash_t seed);

@@ -29,7 +29,7 @@ void base_log_name(const char *name)
 void base_log_write(enum base_log_level level, const char *format, ...)
 {
     char line[1280];
-    size_t room = sizeof line - 1; /* keep one byte for the newline */
+    size_t room = sizeof line - 1; /* one byte is for the newline */
     int n = snprintf(line, room, "weft%s%s: %s: ", speaker[0] ? " " : "", speaker, names[level]);
     va_list args;
     va_start(args, format);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Implements process.h. Between fork and exec the child only makes system calls on memory that was prepared before: after vfork() it shares
- * its memory with a process that may have other threads.
+ * Implements process.h. After vfork() the child shares its memory with a process that may have other threads. So between fork and exec the
+ * child only makes system calls, with arguments that were prepared before.
  */
 #include "base/process.h"
 
@@ -22,8 +22,8 @@
 #include <spawn.h>
 #endif
 
-/* After vfork() the child uses this process's memory, and the calling thread waits until the child has executed its program or ended. So
- * the cost does not depend on the size of this process's memory. The thread sanitizer replaces vfork() by fork(). */
+/* vfork() does not copy the memory map, so its cost does not depend on the size of this process's memory. The calling thread waits until
+ * the child has called exec or ended. The thread sanitizer replaces vfork() by fork(). */
 #if defined(__linux__) && !BASE_THREAD_SANITIZER
 #define STANDS_STILL  true
 #define NEW_PROCESS() vfork() /* NOLINT: posix_spawn() cannot set the death signal */
@@ -32,7 +32,7 @@
 #define NEW_PROCESS() fork()
 #endif
 
-/* What setrlimit() takes: glibc declares an enumeration, other systems an int. */
+/* The type of setrlimit()'s first argument: glibc declares an enumeration, other systems an int. */
 #if defined(__GLIBC__)
 typedef __rlimit_resource_t limit_resource;
 #else
@@ -101,16 +101,16 @@ void base_dispositions_restore(const struct base_dispositions *d)
 
 /* --- start --- */
 
-/* What failed in the child. A child of vfork() writes this into the parent's memory, any other child into a pipe. */
+/* What failed in the child. A child of vfork() writes the report into the parent's memory, any other child into a pipe. */
 struct report {
     int32_t step, error;
 };
 struct prepared {
     const struct base_process *s;
-    int fds[3];    /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
-    int opened[4]; /* descriptors that were opened for the child's descriptors 0 to 2, and are closed here afterwards; -1: none */
-    int pipe[2];   /* for the report; exec closes it. -1: not needed, the child writes to `shared` */
-    volatile struct report *shared; /* volatile: the child of vfork() writes it, which the compiler does not know */
+    int fds[3];                     /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
+    int opened[4];                  /* opened for the child, to be closed here afterwards; -1: none */
+    int pipe[2];                    /* for the report; closed by exec. -1: the child writes to `shared` instead */
+    volatile struct report *shared; /* volatile: the compiler does not know that the child of vfork() writes here */
     const sigset_t *mask;
 };
 
@@ -136,8 +136,8 @@ static int process_open_pipe(struct prepared *p)
     return rc;
 }
 
-/* The child overwrites its descriptors 0 to 2 one by one. So descriptors with these numbers that it still needs are moved to higher numbers
- * first. */
+/* The child overwrites its descriptors 0 to 2. So descriptors with these numbers that are still needed are first moved to higher
+ * numbers. */
 static int process_prepare(struct prepared *p, const struct base_process *s, volatile struct report *shared)
 {
     int null = -1;
@@ -151,8 +151,7 @@ static int process_prepare(struct prepared *p, const struct base_process *s, vol
             return -errno;
         p->fds[i] = fd;
     }
-    /* A vfork() child of the intermediate process would write into the intermediate process's memory, not into this process's, so it needs
-     * the pipe. */
+    /* An orphan reports through a pipe: a vfork() child shares memory only with the intermediate process. */
     return STANDS_STILL && !s->orphan ? 0 : process_open_pipe(p);
 }
 
@@ -187,7 +186,8 @@ static int apply_settings(const struct prepared *p, pid_t parent, enum base_proc
         base_family_leave();
     if (s->dispositions)
         base_dispositions_restore(s->dispositions);
-    /* Before unblocking signals: a pending signal must not run a handler of the parent, which could change the parent's memory. */
+    /* Reset the handlers before signals are unblocked: a handler of the parent, run in a vfork() child, would change the parent's
+     * memory. */
     for (int sig = 1; sig < NSIG; sig++) {
         struct sigaction now;
         if (sigaction(sig, NULL, &now) == 0 && now.sa_handler != SIG_DFL && now.sa_handler != SIG_IGN) {
@@ -222,7 +222,7 @@ static _Noreturn void become(const struct prepared *p, pid_t parent)
     _exit(127);
 }
 
-/* vfork() is in a function of its own, so that no variable of the caller is in a register that the child may change. */
+/* A separate function, so that the vfork() child cannot change registers that hold the caller's variables. */
 static __attribute__((noinline)) pid_t make_process(const struct prepared *p)
 {
     pid_t parent = getpid();
@@ -232,9 +232,8 @@ static __attribute__((noinline)) pid_t make_process(const struct prepared *p)
     return pid;
 }
 
-/* Create a process that nobody waits for: an intermediate process creates it and ends when it runs. It does not lead its session, so it
- * cannot get a controlling terminal. The intermediate process uses fork(), since the address sanitizer does not support a vfork() in a
- * child of vfork(). */
+/* Double fork: the intermediate process ends when the orphan runs. The orphan does not lead its session, so it cannot get a controlling
+ * terminal. The first step is fork(), because the address sanitizer does not support a vfork() in a child of vfork(). */
 static pid_t make_orphan(const struct prepared *p)
 {
     pid_t pid = fork();
@@ -247,10 +246,10 @@ static pid_t make_orphan(const struct prepared *p)
     return pid;
 }
 
-/* Returns what failed in the child; nothing, if the child has executed its program. */
+/* Returns the child's report. The report is empty if the child has executed its program. */
 static struct report process_hear(struct prepared *p)
 {
-    if (p->pipe[0] < 0) /* vfork() returned after the child had ended or executed its program */
+    if (p->pipe[0] < 0) /* vfork(): the child has already ended or executed its program */
         return *p->shared;
     struct report r = {BASE_STEP_NONE, 0};
     close(p->pipe[1]);
@@ -285,7 +284,7 @@ static int process_start(const struct base_process *s, pid_t *pid, enum base_pro
         struct report r = process_hear(&p);
         rc = -r.error;
         *step = (enum base_process_step)r.step;
-        if (rc && s->number) /* before the child is reaped: until then no other process can get its number */
+        if (rc && s->number) /* before the child is reaped, because afterwards another process may get its number */
             atomic_store_explicit(s->number, 0, memory_order_seq_cst);
         if (rc && !s->orphan)
             base_process_reap(child);
@@ -297,14 +296,14 @@ static int process_start(const struct base_process *s, pid_t *pid, enum base_pro
 }
 
 #if defined(__APPLE__)
-/* macOS cannot create a pipe that is close-on-exec from the start. So POSIX_SPAWN_CLOEXEC_DEFAULT closes all other descriptors in the
- * child, including those that another thread is just creating. */
+/* macOS has no pipe2(), so another thread may just have created a pipe that is not close-on-exec yet. POSIX_SPAWN_CLOEXEC_DEFAULT closes
+ * such descriptors in the child, too. */
 static int spawn(const struct base_process *s, pid_t *pid)
 {
     posix_spawnattr_t how;
     posix_spawn_file_actions_t files;
     sigset_t back, mask;
-    /* Ignored signals stay ignored in the child. Of the saved signals, those that were not ignored get their default. */
+    /* Ignored signals stay ignored in the child. Saved signals get their default unless they were ignored when saved. */
     sigemptyset(&back);
     for (unsigned i = 0; s->dispositions && i < s->dispositions->count; i++)
         if (s->dispositions->action[i].sa_handler != SIG_IGN)

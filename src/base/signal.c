@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The numbers of signals differ between systems. What nodes send to each other, and what kernels and readers of records see, has Linux's
- * numbers. Here they are changed into this system's and back.
+ * Signal numbers differ between systems. Messages between nodes, GPU kernels and records use Linux's numbers. This file converts between
+ * them and this system's numbers.
  */
 #include "base/base.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The slow path of the spinlock. It yields the processor, since the holder may be waiting for one.
+ * The slow path of the spinlock. It yields the processor, because the holder may be waiting for a processor.
  */
 #include "base/base.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Strings one behind another, each with its zero byte, as they cross sockets and networks.
+ * Lists of zero-terminated strings in one buffer, as sent over sockets and networks.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Functions that differ between Linux and macOS: futexes, anonymous shared memory, processors, memory sizes, host identity, sockets. Those
- * about processes are in process.c.
+ * Functions that differ between Linux and macOS: futexes, anonymous shared memory, processors, memory sizes, host identity, sockets.
+ * Functions for processes are in process.c.
  */
 #include "base/base.h"
 
@@ -31,7 +31,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/sysctl.h>
-/* macOS 14.4 made these public as os_sync_wait_on_address(). The functions below also exist in earlier versions. */
+/* os_sync_wait_on_address() is public only since macOS 14.4. These private functions exist in earlier versions, too. */
 int __ulock_wait(uint32_t operation, void *addr, uint64_t value, uint32_t timeout_us);
 int __ulock_wake(uint32_t operation, void *addr, uint64_t wake_value);
 #define UL_COMPARE_AND_WAIT_SHARED 3
@@ -55,7 +55,7 @@ void base_clear(void *memory, size_t bytes)
     }
 }
 
-/* Set the size of shared memory. The limit on file sizes applies to it; check that first, because exceeding it raises SIGXFSZ. */
+/* Set the size of shared memory. RLIMIT_FSIZE is checked first, because a size above this limit raises SIGXFSZ. */
 static int set_size(int fd, const char *name, uint64_t bytes)
 {
     struct rlimit limit;
@@ -83,7 +83,7 @@ static int system_check_size(int fd, uint64_t bytes)
     return 0;
 }
 
-/* Hash the text with FNV-1a, twice with different seeds. The result identifies the host; it need not be secret. */
+/* Two FNV-1a hashes of the text with different seeds. The host's id need not be secret. */
 static void host_id_of(uint8_t id[16], const char *text)
 {
     for (unsigned half = 0; half < 2; half++) {
@@ -116,7 +116,7 @@ int base_pipe(int fd[2], int flags)
 int base_socketpair(int fd[2])
 {
 #if defined(__linux__)
-    int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd); /* atomically, as above */
+    int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd);
 #else
     int rc = socketpair(AF_UNIX, SOCK_STREAM, 0, fd);
     for (int i = 0; rc == 0 && i < 2; i++)
@@ -224,10 +224,10 @@ void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS])
         if (i >= BASE_CPU_WORDS * 64u || !(set[i / 64] >> (i % 64) & 1))
             CPU_CLR(i, &cpus);
     if (CPU_COUNT(&cpus) > 0)
-        sched_setaffinity(0, sizeof cpus, &cpus); /* running on these processors only makes the thread faster: an error is ignored */
+        sched_setaffinity(0, sizeof cpus, &cpus); /* an error is ignored: the placement only makes the thread faster */
 }
 
-/* Read a number from a file; `otherwise` if there is none. */
+/* Returns `otherwise` if the file has no number. */
 static uint64_t file_number(const char *path, uint64_t otherwise)
 {
     FILE *f = fopen(path, "re");
@@ -315,12 +315,12 @@ int64_t base_round_trip_ns(int fd)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
-    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) ? 0 : (int64_t)info.tcpi_rtt * 1000; /* microseconds, smoothed */
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) ? 0 : (int64_t)info.tcpi_rtt * 1000; /* tcpi_rtt is in microseconds */
 }
 
 void base_host_id(uint8_t id[16])
 {
-    /* The boot id is different for every machine and boot; the IPC and network namespaces are different for every container. */
+    /* Each boot of a machine has another boot id, and each container has other IPC and network namespaces. */
     char text[256] = "", ns[64];
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (f) {
@@ -480,7 +480,7 @@ bool base_size_is_true(int fd, uint64_t size)
     do
         n = pread(fd, &last, 1, size ? (off_t)(size - 1) : 0);
     while (n < 0 && errno == EINTR);
-    return n < 0 || (n > 0) == (size > 0); /* the code that reads the file reports a read error */
+    return n < 0 || (n > 0) == (size > 0); /* a read error is reported later, by the code that reads the file */
 }
 
 unsigned base_cpus(void)

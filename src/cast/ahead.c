@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * A target verifies the checksums of a block in another thread, while it still writes the block before. Without this, the writer would also
- * have to verify, and it is the slowest part of the chain when all data is in memory. The writer never waits for the other thread: it
- * verifies a block itself if that was not done yet.
+ * A thread of a target verifies the checksums of the next block while the main thread writes the current one. The main thread is the
+ * slowest part of the chain if all data is in memory. The main thread never waits for this thread: it verifies a block itself if necessary.
  */
 #include "cast/cast.h"
 
-/* Names a block of a round; not 0. */
+/* Identifies a block of a round; never 0. */
 static uint64_t tag_of(uint64_t round, uint64_t number)
 {
     return round << 48 | (number + 1);
 }
 
-/* Whether all pieces of files in the block are right. While this runs, the block's slot may be freed and the next block written into it.
- * Then the result does not matter, because the writer has verified the block itself. */
+/* Whether the checksums of all pieces of files in the block are right. The writer may free the slot while this function runs; then the
+ * writer has verified the block itself, and the result is not used. */
 static bool verify(struct cast *c, uint64_t round, uint64_t number)
 {
     const struct cast_block *b = cast_slot(c, number);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Puts blocks from a node to the next node of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot
- * K % CAST_SLOTS of every node, so a block is put from slot to slot and never copied. Each node has two kinds of words for each round. It
- * has a word `filled` for each slot, which counts the blocks that have arrived there; one word a slot, because blocks that are under way
- * together may arrive in any order. And it has one word `credits`, which counts the slots that the next node has freed. Words of an old
- * round are not used again.
+ * Sends blocks to the next node of the chain. Every node has a ring of CAST_SLOTS blocks. Block K of a round is in slot K % CAST_SLOTS of
+ * every node, so a block is put from slot to slot and never copied. For each round, a node has two kinds of words. A word `filled` for each
+ * slot counts the blocks that have arrived in the slot; blocks may arrive in any order, so one word for all slots is not enough. One word
+ * `credits` counts the slots that the next node has freed. Words of an old round are not reused.
  *
- * A thread puts the blocks while the calling thread reads or writes files, so the disk and the link are busy at the same time. The ring is
- * the queue between the two threads.
+ * A thread sends the blocks while the calling thread reads or writes files, so disk and link work at the same time. The ring is the queue
+ * between the two threads.
  */
 #include <string.h>
 
@@ -17,7 +16,7 @@
 
 uint64_t cast_word_at(struct cast *c, weft_gaddr word)
 {
-    /* acquire: the bytes of a block are read after its count. It pairs with the fabric's release when it adds to the word */
+    /* acquire: the bytes of a block are read after its count. Pairs with the release in the fabric's addition to the word */
     return atomic_load_explicit((_Atomic uint64_t *)weft_ptr(c->w, word, sizeof(uint64_t)), memory_order_acquire);
 }
 
@@ -51,7 +50,7 @@ void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns
     weft_wait_until(c->w, filled_word(c, c->rank, round, number), WEFT_GT, number / CAST_SLOTS, NULL, ns);
 }
 
-/* Add one to a word. It fails only for a word of another node that is gone or to which there is no route (tb). */
+/* Add one to a word. Fails only if the word's node is gone or has no route (tb). */
 static int add_one(struct cast *c, weft_gaddr word)
 {
     return weft_put_signal(c->w, WEFT_NULL, NULL, 0, word, 1, NULL);
@@ -70,7 +69,8 @@ void cast_give_credit(struct cast *c, uint32_t to, uint64_t round)
 
 /* --- the thread --- */
 
-/* Start to put a block to the same slot of the next node. Returns as weft_put_signal(); -EPROTO: the slot does not hold this block. */
+/* Start to send a block to the same slot of the next node. Returns as weft_put_signal(), or -EPROTO if the slot does not have this
+ * block. */
 static int put_block(struct cast_relay *r, uint64_t number, weft_op *op)
 {
     struct cast *c = r->c;
@@ -95,9 +95,10 @@ static void *relay_thread(void *arg)
             weft_wait_until(c->w, credit_word(c, r->round), WEFT_GT, put - CAST_SLOTS, NULL, LOOK_NS);
             continue;
         }
-        /* -EPROTO: the slot of this block is not free yet, so `op` is still in use */
+        /* -EPROTO: the next node's slot is not free, so `op` is still in use */
         int rc = put >= r->given + CAST_SLOTS ? -EPROTO : put_block(r, put, &r->op[put % CAST_SLOTS]);
-        /* give the round up, because the next node would wait for this block for ever. If that node is gone, the source notices it */
+        /* end the round, because the next node would wait for this block for ever. If the next node is gone, the source notices by
+         * itself */
         if (rc) {
             r->broken = true;
             break;
@@ -130,7 +131,7 @@ void cast_relay_stop(struct cast_relay *r)
     r->running = false;
     r->stop = true;
     for (uint64_t i = 0; i < CAST_SLOTS; i++)
-        cast_fill(r->c, r->round, i); /* ends a wait of this node; the words of this round are not used again */
+        cast_fill(r->c, r->round, i); /* wakes waiting threads of this node; these words are not used in later rounds */
     add_one(r->c, credit_word(r->c, r->round));
     pthread_join(r->thread, NULL);
     for (uint64_t i = 0; i < CAST_SLOTS; i++) {

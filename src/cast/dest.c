@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The destination DEST on a target: finds its path, and opens the folder that everything is written below. If DEST is the name of a file
- * and is a symbolic link, DEST becomes the path that the link leads to: the user has named the link, as with cp and scp, so the link stays.
- * Links below DEST are never followed (disk.c).
+ * The destination DEST on a target: finds its path, and opens the folder for all files. If DEST is the name of a file and a symbolic link,
+ * the file is written to the link's target and the link stays, as with cp and scp. Links below DEST are never followed (disk.c).
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -12,7 +11,7 @@
 
 #include "cast/cast.h"
 
-#define LINKS_MAX 40 /* as many as Linux follows in a path */
+#define LINKS_MAX 40 /* Linux's limit for a path */
 
 /* Make a folder and its missing parents. Returns 1 if it was made, 0 if it existed, or a negative errno. */
 static int make_path(char *path, mode_t mode)
@@ -29,11 +28,10 @@ static int make_path(char *path, mode_t mode)
     }
 }
 
-/* Print why DEST cannot be used on this host. */
 static int refuse_dest(struct cast_disk *d, const char *why)
 {
     d->failed = true;
-    cast_say(d->c, true, "%s: %s; this host gets nothing", d->c->config.dest, why);
+    cast_say(d->c, true, "%s: %s; nothing is written on this host", d->c->config.dest, why);
     return -EINVAL;
 }
 
@@ -65,8 +63,8 @@ static int fill_dest(struct cast_disk *d)
     return n < sizeof d->dest - 1 ? 0 : -ENAMETOOLONG;
 }
 
-/* Whether the only source is a file. To count the files of the list is not enough: one file may be the whole content of SRC/, or the only
- * one that could be read. */
+/* Whether the only source is a file. The number of files in the list does not tell: SRC/ may contain one file, or the other files could not
+ * be read. */
 static bool only_a_file(const struct cast_disk *d)
 {
     const struct cast_config *o = &d->c->config;
@@ -74,8 +72,8 @@ static bool only_a_file(const struct cast_disk *d)
     return o->head.sources == 1 && !cast_is_content(o->sources[0]) && l->count == 1 && l->entry[0].type == CAST_FILE;
 }
 
-/* In a folder like /tmp, anybody can make a link that leads to a file of this user. So there only links of this user and of the folder's
- * owner are followed, as Linux does it with fs.protected_symlinks. */
+/* In a folder like /tmp, any user can make a link that leads to this user's file. So in such folders only links of this user and of the
+ * folder's owner are followed, as with fs.protected_symlinks of Linux. */
 static bool may_follow(const char *folder, const struct stat *link)
 {
     struct stat st;
@@ -83,7 +81,7 @@ static bool may_follow(const char *folder, const struct stat *link)
            ((st.st_mode & (S_ISVTX | S_IWOTH)) != (S_ISVTX | S_IWOTH) || link->st_uid == geteuid() || link->st_uid == st.st_uid);
 }
 
-/* d->dest is a symbolic link: put the path that it leads to in its place. */
+/* Replace d->dest, which is a symbolic link, by the target of the link. */
 static int follow_link(struct cast_disk *d, const struct stat *link)
 {
     char target[sizeof d->dest], *name = strrchr(d->dest, '/') + 1;
@@ -94,7 +92,7 @@ static int follow_link(struct cast_disk *d, const struct stat *link)
     *name = '\0';
     if (!may_follow(d->dest, link))
         return refuse_dest(d, "another user has made this symbolic link, so it is not followed; remove it, or choose another name");
-    if (target[n - 1] == '/') /* a directory that exists would have been found before */
+    if (target[n - 1] == '/') /* an existing directory is handled earlier */
         return refuse_dest(d, "this symbolic link leads to a directory that does not exist; make the directory, or remove the link");
     size_t at = target[0] == '/' ? 0 : (size_t)(name - d->dest);
     if (at + (size_t)n >= sizeof d->dest)
@@ -148,7 +146,7 @@ int cast_dest_open(struct cast_disk *d)
         d->made = rc;
     }
     d->root = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* the folder is not made here: perhaps the link leads into a file system that is not mounted now */
+    /* the folder is not created, because the link may lead into a file system that is not mounted now */
     if (d->root < 0 && errno == ENOENT && links)
         return refuse_dest(d, "this symbolic link leads into a directory that does not exist; make the directory, or remove the link");
     return d->root < 0 && !(dry && errno == ENOENT) ? -errno : 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The files of a target. Every path below DEST is opened component by component, and no component may be a symbolic link, so nothing is
- * ever written outside DEST. The bytes of a file first go into a temporary file beside it, ".weft-cast-HASH.part". When all bytes are on
- * the disk, the temporary file is renamed to the file's name. If a cast was interrupted, the next one compares the temporary file with the
- * source's checksums and keeps the bytes that are right.
+ * ever written outside DEST. The bytes of a file first go into a temporary file in the same folder, ".weft-cast-HASH.part". When all bytes
+ * are on the disk, the temporary file is renamed. After an interrupted cast, the next one compares the temporary file with the source's
+ * checksums and keeps the right bytes.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,8 +14,8 @@
 
 #include "cast/cast.h"
 
-#define NAMING_BYTES (UINT64_C(64) << 20) /* when complete files have so many bytes together, they get their names */
-#define CACHE_BYTES  (UINT64_C(16) << 20) /* how many bytes of the open file stay in the page cache */
+#define NAMING_BYTES (UINT64_C(64) << 20) /* complete files are renamed when they have this size together */
+#define CACHE_BYTES  (UINT64_C(16) << 20) /* bytes of the open file that stay in the page cache */
 
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
 {
@@ -34,12 +34,11 @@ static void fail_all(struct cast_disk *d, uint32_t index, int error, const char 
     if (d->failed)
         return;
     d->failed = true;
-    cast_say(d->c, true, "%s: %s %s: %s; this host gets nothing more", index == CAST_ROOT ? d->dest : path_of(d, index, path, sizeof path),
-             "cannot", what, base_strerror(error));
+    cast_say(d->c, true, "%s: %s %s: %s; nothing more is written on this host",
+             index == CAST_ROOT ? d->dest : path_of(d, index, path, sizeof path), "cannot", what, base_strerror(error));
 }
 
-/* Bring state.partial up to date: the bytes that this target has of files that are not complete. Bytes of an unfinished file from an
- * earlier cast count from the start; if their comparison with the source finds a difference, they count no longer. */
+/* Update state.partial. Bytes of an unfinished file of an earlier cast count until a comparison with the source finds a difference. */
 static void count_partial(struct cast_disk *d, uint32_t index)
 {
     struct cast_file *f = &d->file[index];
@@ -66,7 +65,7 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
     count_partial(d, index);
     uint32_t parent = d->c->list.entry[index].parent;
     if (parent == CAST_ROOT ||
-        d->file[parent].state != CAST_GIVEN_UP) /* if the folder was given up, the message about the folder has told the reason */
+        d->file[parent].state != CAST_GIVEN_UP) /* if the folder was given up, the user already has a message about the folder */
         cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
 }
 
@@ -108,14 +107,14 @@ int cast_disk_folder(struct cast_disk *d, uint32_t index)
     return d->folder;
 }
 
-/* Set the mode of a file or folder; if somebody has put a symbolic link in its place, leave the link's target alone. */
+/* Set the mode of a file or folder, without following a symbolic link. */
 static int set_mode(int at, const char *name, mode_t mode)
 {
     if (fchmodat(at, name, mode, AT_SYMLINK_NOFOLLOW) == 0)
         return 0;
     if (errno != EOPNOTSUPP && errno != ENOTSUP && errno != EINVAL && errno != ENOSYS)
         return -errno;
-    /* older kernels cannot set the mode by name without following a link */
+    /* older kernels do not have AT_SYMLINK_NOFOLLOW for fchmodat() */
     int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     int rc = fd < 0 || fchmod(fd, mode) ? -errno : 0;
     if (fd >= 0)
@@ -186,7 +185,7 @@ static void compare_file(struct cast_disk *d, uint32_t index)
     bool there = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
     if (there && cast_disk_refuses(d, index, &st))
         return;
-    const bool follow = d->c->config.head.follow; /* the file may still grow: checksums at the end tell whether it is right */
+    const bool follow = d->c->config.head.follow; /* the file may still grow, so checksums at the end decide */
     if (there && S_ISREG(st.st_mode) && (uint64_t)st.st_size == e->size &&
         (d->c->config.head.flags & CAST_CHECKSUM || (follow && same_time(&st, e)))) {
         f->state = CAST_COMPARE;
@@ -234,7 +233,7 @@ void cast_disk_verify(struct cast_disk *d)
     d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++)
         if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
-            make_folder(d, i); /* the folder has its final mode already, which may forbid writing: allow it again */
+            make_folder(d, i); /* the folder already has its final mode, which may forbid writing: allow writing again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -255,7 +254,7 @@ static void close_open(struct cast_disk *d)
     struct cast_file *f = &d->file[d->open_index];
     if (f->state == CAST_WANTED) {
         f->have = d->at > f->have ? d->at : f->have;
-        f->verified = 0; /* while it is closed, other programs may write to it: its bytes are compared when it is opened again */
+        f->verified = 0; /* other programs may write to a closed file, so its bytes are compared when it is opened again */
         if (d->open_cut && ftruncate(d->open, (off_t)d->at))
             f->have = 0;
     }
@@ -264,7 +263,6 @@ static void close_open(struct cast_disk *d)
     count_partial(d, d->open_index);
 }
 
-/* Open the file that a record is about. False: it is not needed, or cannot be opened. */
 static bool open_file(struct cast_disk *d, uint32_t index)
 {
     struct cast_file *f = &d->file[index];
@@ -281,14 +279,17 @@ static bool open_file(struct cast_disk *d, uint32_t index)
         fd = -errno;
     if (fd < 0) {
         cast_disk_give_up(d, index, -fd,
-                          fd == -EBUSY ? "write the file, which another weft cast, or another node of this host, is writing" : "write");
+                          fd == -EBUSY
+                              ? "write the file, which another weft cast is writing (if it is this one, for another node of this host, "
+                                "put {node} into DEST; else run this command again later)"
+                              : "write");
         return false;
     }
     if (new)
         f->have = f->verified = 0;
 #if defined(POSIX_FADV_DONTNEED)
-    if (f->have) /* an unfinished file too: after a disk error, its cached pages may differ from the disk */
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* so that the bytes on the disk are compared */
+    if (f->have)                                      /* after a disk error, cached pages may differ from the disk */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* drop them, so that the bytes on the disk are compared */
 #endif
     d->open = fd;
     d->open_index = index;
@@ -313,7 +314,7 @@ static bool read_piece(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return true;
 }
 
-/* The existing file is wrong: stop comparing it. The target needs all bytes of the file. */
+/* Stop comparing an existing file that is wrong. The target needs all bytes of the file. */
 static void compare_no_more(struct cast_disk *d, uint32_t index)
 {
     close(d->open);
@@ -360,11 +361,11 @@ static void check_piece(struct cast_disk *d, const struct cast_record *r)
         compare_no_more(d, r->file);
         return;
     }
-    f->have = r->offset; /* the bytes from here on are needed, and are sent in the next round */
+    f->have = r->offset; /* the bytes from here on are sent in the next round */
     d->again = d->c->config.head.follow != 0;
 }
 
-/* Hand written pages to the disk early, and keep few of them in memory. */
+/* Start writeback early, and keep few pages in memory. */
 static void drop_cache(struct cast_disk *d)
 {
 #if defined(__linux__)
@@ -379,7 +380,7 @@ static void drop_cache(struct cast_disk *d)
 #endif
 }
 
-/* Before the first write: cut off what follows the bytes that are right. */
+/* Before the first write: truncate the file after its right bytes. */
 static bool cut(struct cast_disk *d)
 {
     if (!d->open_cut && ftruncate(d->open, (off_t)d->at)) {
@@ -427,7 +428,7 @@ static int set_times(int fd, const struct cast_entry *e)
     return futimens(fd, t);
 }
 
-/* Set the mode and time of a file that is right, where they differ. Only the owner can set them, and that may be another user. */
+/* Set the mode and time of a right file, if they differ. This fails if another user owns the file. */
 static int set_mode_and_time(int fd, const struct cast_entry *e)
 {
     struct stat st;
@@ -470,7 +471,7 @@ static void give_names(struct cast_disk *d)
     d->naming_bytes = 0;
 }
 
-/* The source cannot send the file, and has printed the reason. What has arrived stays for the next cast; an empty file is of no use. */
+/* The source cannot send the file, and has printed the reason. The received bytes stay for the next cast; an empty file is removed. */
 static void end_unsent(struct cast_disk *d, uint32_t index)
 {
     char part[CAST_PART_NAME];
@@ -515,7 +516,7 @@ static void end_file(struct cast_disk *d, const struct cast_record *r)
         }
         return;
     }
-    bool whole = d->open_cut && d->written == e->size; /* nothing follows the last byte that was written, and no hole */
+    bool whole = d->open_cut && d->written == e->size; /* the file ends with the last written byte */
     if ((!whole && ftruncate(d->open, (off_t)e->size)) || fchmod(d->open, (mode_t)e->mode) || set_times(d->open, e)) {
         cast_disk_give_up(d, r->file, errno, "set its size, mode and time");
         close_open(d);
@@ -536,7 +537,7 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
-    /* true: this target has bytes of the file already and only compares checksums, even if bytes come because another target needs them */
+    /* true: this target only compares checksums, even if the source sends bytes because another target needs them */
     bool compare = d->file[r->file].state == CAST_COMPARE;
     switch (r->type) {
     case CAST_DATA:
@@ -573,7 +574,7 @@ int cast_disk_open(struct cast_disk *d, struct cast *c)
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max)
         d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);
-    return d->piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer that files are compared in" BASE_MEMORY_HINT);
+    return d->piece ? 0 : base_fail(-ENOMEM, "no memory for the buffer to compare files" BASE_MEMORY_HINT);
 }
 
 void cast_disk_close(struct cast_disk *d)

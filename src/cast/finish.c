@@ -67,8 +67,8 @@ static int make_hardlink(struct cast_disk *d, uint32_t index)
     return rc;
 }
 
-/* Write the new names in an open folder to the disk, before the cast reports success. On Linux, sync_names() does this for all folders of
- * one file system at once; this function is for those of other file systems. */
+/* Sync the names in an open folder to the disk, before the cast reports success. On Linux, sync_names() syncs all folders of DEST's file
+ * system at once; this function is for folders of other file systems. */
 static int sync_folder(struct cast_disk *d, int fd)
 {
 #if defined(__linux__)
@@ -122,7 +122,7 @@ struct deletion {
     struct cast_disk *d;
     struct child *child;
     bool dry;
-    char below[8192]; /* the path below DEST of the entry that is looked at */
+    char below[8192]; /* the path of the current entry, relative to DEST */
 };
 
 static int by_parent_and_name(const void *a, const void *b)
@@ -131,7 +131,7 @@ static int by_parent_and_name(const void *a, const void *b)
     return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcasecmp(x->name, y->name);
 }
 
-/* Whether a name found in a folder is in the list. A file system that ignores case may show it with other capitals. */
+/* Whether a name found in a folder is in the list. A file system that ignores case may return the name with other capitals. */
 static bool is_listed(const struct deletion *x, int at, uint32_t folder, const char *name)
 {
     const struct child key = {folder, name}, *end = x->child + x->d->c->list.count;
@@ -179,13 +179,13 @@ static DIR *open_names(int at, const char *name, bool *other)
     return names;
 }
 
-/* Whether the file or folder x->below must stay: --exclude names it, or another cast is writing it. */
+/* Whether x->below must stay, because --exclude matches or another cast is writing this file. */
 static bool is_kept(const struct deletion *x, int at, const char *name, bool folder)
 {
     return cast_excluded(&x->d->c->config, x->below, name, folder) || (cast_is_part(name, strlen(name)) && cast_part_is_live(at, name));
 }
 
-/* Whether anything inside the folder x->below must stay, or another file system is mounted there. */
+/* Whether an entry inside the folder x->below must stay, or another file system is mounted there. */
 static bool keeps_something(struct deletion *x, int at, const char *name)
 {
     bool keeps = false;
@@ -222,7 +222,7 @@ static int remove_tree(int at, const char *name)
     return rc ? rc : unlinkat(at, name, AT_REMOVEDIR) ? -errno : 0;
 }
 
-/* Delete x->below, except files that must stay, and the folders above them. */
+/* Delete x->below. Files that must stay, and the folders that contain them, are not deleted. */
 static void delete_tree(struct deletion *x, int at, const char *name)
 {
     struct cast *c = x->d->c;
@@ -300,7 +300,7 @@ static void delete_others(struct cast_disk *d)
         qsort(x.child, l->count, sizeof *x.child, by_parent_and_name);
     for (uint32_t i = 0; i < d->c->config.head.sources; i++)
         root = root || cast_is_content(d->c->config.sources[i]);
-    if (root && !d->alone) /* with `alone`, the root is DEST's parent folder: the cast has copied nothing there except DEST */
+    if (root && !d->alone) /* with `alone`, the root is DEST's parent folder, where only DEST belongs to the cast */
         delete_in(&x, CAST_ROOT);
     for (uint32_t i = 0; i < l->count; i++)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
@@ -329,7 +329,7 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     for (uint32_t i = l->count; i-- > 0 && !dry && !d->failed;)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
             set_folder(d, i);
-    if (!dry && !d->failed && d->made && fchmod(d->root, (mode_t)l->mode | 0700)) { /* the next cast must be able to write there, too */
+    if (!dry && !d->failed && d->made && fchmod(d->root, (mode_t)l->mode | 0700)) { /* 0700: the next cast must be able to write there */
         d->c->state.failed++;
         cast_say(d->c, true, "%s: cannot set its mode: %s", d->dest, base_strerror(errno));
     }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: --follow, which sends one file while another program still writes it, for example a download. The file is complete when it is
- * renamed to its own name (SRC.part becomes SRC, and no other name). If it had its own name from the start, it is complete when it has not
- * grown for the time that the user gave.
+ * The source with --follow: sends one file while another program still writes it, for example a download. The file is complete when it is
+ * renamed from a name like SRC.part to SRC. A file that is called SRC from the start is complete when it has not grown for the time that
+ * the user gave.
  *
- * The other program may overwrite bytes that were sent already, without changing the size. So at the end all bytes are read once more and
- * compared by a checksum. The size is checked every 50 ms, which costs little, and which also works when another host writes the file over
- * a shared file system.
+ * The other program may overwrite bytes that were already sent. So at the end all bytes are read once more and compared by a checksum. The
+ * size is polled every 50 ms, which also works if another host writes the file over a shared file system.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +24,7 @@ static const char *const suffixes[] = {".part", ".partial", ".crdownload", ".dow
 
 /* --- which file it is --- */
 
-/* The length of SRC without a suffix of an unfinished download. */
+/* The length of SRC without a suffix of unfinished downloads. */
 static size_t bare_length(const char *source)
 {
     size_t n = strlen(source);
@@ -56,8 +55,8 @@ static bool is_empty(int fd)
     return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0;
 }
 
-/* Open the file: SRC as given, or else SRC without its suffix, or with another suffix. If SRC is empty, a file with a suffix is preferred:
- * some browsers make an empty file that only reserves the name. Returns 0, or a negative errno with base_error(). */
+/* Open SRC. If there is no such file, try SRC without its suffix, or with another suffix. A file with a suffix is preferred to an empty
+ * SRC, because some browsers create an empty file to reserve the name. Returns 0, or a negative errno with base_error(). */
 static int open_file(struct cast_follow *f, const char *source, size_t bare)
 {
     int rc = open_name(f, source, bare, source + bare);
@@ -114,7 +113,6 @@ void cast_follow_close(struct cast_source *s)
 
 /* --- its growth --- */
 
-/* Whether the open file was renamed: its path no longer leads to it. */
 static bool is_renamed(const struct cast_follow *f, const struct stat *open)
 {
     struct stat st;
@@ -172,7 +170,6 @@ static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
     return rc;
 }
 
-/* Make `st` the final size, mode and time of the file. */
 static void complete(struct cast_source *s, uint32_t file, const struct stat *st)
 {
     struct cast_entry *e = &s->c->list.entry[file];
@@ -187,14 +184,14 @@ static void complete(struct cast_source *s, uint32_t file, const struct stat *st
     tell_size(s, e->size);
 }
 
-/* The file is not growing now: is it complete? Returns 1 if so, 0 if not, or a negative errno with base_error(). */
+/* Whether a file that is not growing now is complete: 1 yes, 0 no, or a negative errno with base_error(). */
 static int is_complete(struct cast_source *s, const struct stat *st, bool renamed, int64_t grown)
 {
     const struct cast_follow *f = &s->follow;
     const uint32_t limit = s->c->config.head.follow;
     if (st->st_nlink == 0)
         return base_fail(-ENOENT, "was removed while it was followed: not sent; give the same command again when there is a new one");
-    /* renamed to another name, for example by a program that discards an interrupted download */
+    /* the file has a third name: for example, a program has discarded an interrupted download */
     if (renamed && f->unnamed && !has_name(s, st))
         return base_fail(-ENOENT,
                          "%s was renamed, but not to the name without its suffix: not sent; copy it under its new name if it is complete",
@@ -205,7 +202,7 @@ static int is_complete(struct cast_source *s, const struct stat *st, bool rename
         return 0;
     return f->unnamed ? base_fail(-ETIMEDOUT,
                                   "%s has not grown for %u s and has not got its name: not sent; give the same command again when it "
-                                  "grows again, which sends what is missing",
+                                  "grows, to send the rest",
                                   f->path, limit)
                       : 1;
 }
@@ -218,7 +215,7 @@ static bool same_stat(const struct stat *a, const struct stat *b)
     return a->st_size == b->st_size && x.seconds == y.seconds && x.nanoseconds == y.nanoseconds;
 }
 
-/* Send the file until it is complete. `from`: all targets have the bytes before this offset, and they are right. */
+/* Send the file until it is complete. `from`: all targets have the right bytes before this offset. */
 static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t have)
 {
     struct cast_follow *f = &s->follow;
@@ -230,7 +227,7 @@ static int follow(struct cast_source *s, uint32_t file, uint64_t from, uint64_t 
         if (fstat(f->fd, &st))
             return base_fail(-errno, "%s", base_strerror(errno));
         bool renamed = st.st_nlink && is_renamed(f, &st);
-        if (renamed && fstat(f->fd, &st)) /* the size after the rename includes all that was written before it */
+        if (renamed && fstat(f->fd, &st)) /* get the size again: bytes may have been written just before the rename */
             return base_fail(-errno, "%s", base_strerror(errno));
         uint64_t size = (uint64_t)st.st_size;
         if (size < at)

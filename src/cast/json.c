@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Names of files in JSON. A name is bytes, and JSON has only text in UTF-8.
+ * Names of files in JSON. A name may have any bytes, but JSON allows only UTF-8.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #define REPLACEMENT "\xef\xbf\xbd" /* U+FFFD */
 
-/* The length of the UTF-8 character that begins here; 0: none does. */
+/* The length of the UTF-8 character at `text`; 0: invalid UTF-8. */
 static size_t character(const char *text, size_t left)
 {
     if ((unsigned char)*text < 0x80)

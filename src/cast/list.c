@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The list of files, folders and links. An entry holds one component of a path and the index of its parent folder. Every component is
- * checked when it is added, so a path below DEST that is made of them cannot lead out of DEST.
+ * checked when it is added, so no path in the list leads out of DEST.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -72,23 +72,23 @@ int cast_list_add(struct cast_list *l, const struct cast_line *n, const char *na
     if (rc)
         return rc;
     if (l->count == CAST_ENTRIES_MAX)
-        return base_fail(-E2BIG, "there are more than %u files, directories and links: send them by several commands", CAST_ENTRIES_MAX);
+        return base_fail(-E2BIG, "there are more than %u files, directories and links: use several commands", CAST_ENTRIES_MAX);
     if (l->count == l->room) {
         uint32_t room = l->room ? 2 * l->room : 256;
         struct cast_entry *more = realloc(l->entry, room * sizeof *more);
         if (!more)
-            return base_fail(-ENOMEM, "no memory for a list of %u files and directories: send them by several commands", room);
+            return base_fail(-ENOMEM, "no memory for a list of %u files and directories: use several commands", room);
         l->entry = more;
         l->room = room;
     }
     struct cast_entry e = {n->type, n->parent, n->mode, n->target, n->size, n->seconds, n->nanoseconds, NULL, ""};
-    /* owners are not copied, so the set-user-ID and set-group-ID bits would apply to a different user or group */
+    /* drop the set-user-ID and set-group-ID bits, because owners are not copied */
     e.mode &= e.type == CAST_FOLDER ? 01777 : 0777;
     e.name = keep(l, name, n->name_bytes);
     if (n->link_bytes)
         e.link = keep(l, link, n->link_bytes);
     if (!e.name || !e.link)
-        return base_fail(-ENOMEM, "no memory for the names of %u files and directories: send them by several commands", l->count);
+        return base_fail(-ENOMEM, "no memory for the names of %u files and directories: use several commands", l->count);
     l->entry[l->count++] = e;
     l->files += e.type == CAST_FILE;
     l->bytes += e.size;

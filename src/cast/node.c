@@ -14,7 +14,7 @@
 
 /* --- messages --- */
 
-/* Copy and check a message's header. False: this is not a message of a cast. */
+/* Copy and check a message's header. False: the header is invalid. */
 static bool word_take(struct cast_word *out, const void *header, size_t header_bytes, size_t payload_bytes)
 {
     if (header_bytes != sizeof *out)
@@ -88,7 +88,7 @@ static int take_memory(struct cast *c, weft_gaddr mine[3])
     return rc;
 }
 
-/* Node 0 puts the settings into its pool; the other nodes get them from there. */
+/* Node 0 writes the settings into its pool, and the other nodes read them there. */
 static int share_config(struct cast *c, const struct cast_config *own, uint64_t words[JOIN_WORDS])
 {
     void *data = NULL;
@@ -154,7 +154,7 @@ static int meet(struct cast *c, const struct cast_config *own)
     free(all);
     if (!rc && c->rank == c->config.head.source)
         rc = cast_source_open(c);
-    return rc ? rc : weft_barrier(c->w, WEFT_TIMEOUT_DEFAULT); /* after this barrier all nodes can handle messages */
+    return rc ? rc : weft_barrier(c->w, WEFT_TIMEOUT_DEFAULT); /* messages can be sent when all nodes have installed their handlers */
 }
 
 static int cast_open(struct cast *c, const char *sub, int (*stopped)(void))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order of the chain. Each target tells the source by which link it reaches each other node; nothing is measured. Behind the source,
- * and behind each further node, comes the node that it reaches best. A node of the same host comes first. Then comes a node that it reaches
- * by RDMA without nodes in between, over the most cables or devices. A node that it reaches only over an ordinary network comes last. So
- * nodes of one host are next to each other in the chain, and data cross each cable once.
+ * The order of the chain. Each target tells the source the kind of its link to each other node; nothing is measured. After each node comes
+ * the remaining node with the best link from it: first a node of the same host, then one reached directly by RDMA, over the most cables or
+ * devices, and last one reached only over an ordinary network. So nodes of one host are neighbours in the chain, and data crosses each
+ * cable once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +11,11 @@
 #include "cast/cast.h"
 #include "cast/source.h"
 
-/* how long the source waits for CAST_LINKS; behind a target that has not answered, the order is by rank */
+/* time that the source waits for CAST_LINKS. A target that has not answered is followed by the next rank */
 #define LINKS_NS (WEFT_SECOND)
 #define LOOK_NS  (20 * WEFT_MS)
 
-/* The cost of a link is 16 times the index of its kind here, and less with more cables or devices. */
+/* A link costs 16 times the index of its kind in this list, minus a little for each additional cable or device. */
 static const char *const kinds[] = {"shm", "rc", "tb", "tb through other nodes", "ofi"};
 #define KINDS      (sizeof kinds / sizeof kinds[0])
 #define COST_WORST ((uint8_t)(KINDS * 16))
@@ -90,7 +90,7 @@ void cast_order(const uint8_t *const *cost, uint32_t from, uint32_t *chain, uint
             if (row[chain[k]] < row[chain[best]])
                 best = k;
         uint32_t node = chain[best];
-        memmove(&chain[i + 1], &chain[i], (best - i) * sizeof *chain); /* the nodes in between keep their order */
+        memmove(&chain[i + 1], &chain[i], (best - i) * sizeof *chain); /* all other nodes keep their order */
         chain[i] = node;
     }
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The temporary file that holds a file's bytes until all of them have arrived. Its name can be guessed, and other users may be able to
- * write in its folder, for example in /tmp. So it is used only if it is a regular file of this user that no other user can open, and after
- * it was locked.
+ * The temporary file for the bytes of an incomplete file. Other users may know its name and be able to write to its folder, for example
+ * /tmp. So a temporary file is used only if it is a regular file of this user that no other user can open, and only after locking it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,15 +14,15 @@
 #include "base/hash.h"
 #include "cast/cast.h"
 
-#define TRIES 16 /* a try fails only if another process makes or removes the file at that moment */
+#define TRIES 16 /* a try fails only if another process creates or removes the file meanwhile */
 
 void cast_disk_part(const char *name, char out[CAST_PART_NAME])
 {
     snprintf(out, CAST_PART_NAME, ".weft-cast-%016llx.part", (unsigned long long)base_hash(name, strlen(name), 0));
 }
 
-/* Lock an open file. Returns 0; -EBUSY: another cast is writing it; -EAGAIN: it no longer has the name `part`; -EPERM: it must not be
- * used. */
+/* Lock an open file. Returns 0, -EBUSY if another cast is writing the file, -EAGAIN if its name is no longer `part`, or -EPERM if it must
+ * not be used. */
 static int lock_part(int at, const char *part, int fd, bool new)
 {
     struct stat st;
@@ -32,9 +31,9 @@ static int lock_part(int at, const char *part, int fd, bool new)
     if (!S_ISREG(st.st_mode) || st.st_nlink > 1)
         return -EPERM;
     if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        return -EBUSY; /* any other error: this file system has no locks */
+        return -EBUSY; /* other errors are ignored: the file system has no locks */
     if (!cast_part_is(at, part, fd))
-        return -EAGAIN; /* another cast that has just ended has renamed or removed it */
+        return -EAGAIN; /* another cast has just renamed or removed the file */
     if (!new &&st.st_uid != geteuid())
         return -EPERM;
     return (st.st_mode & 07777) != 0600 && fchmod(fd, 0600) && !new ? -errno : 0;
@@ -50,7 +49,7 @@ static int open_once(int at, const char *part, bool *new)
         fd = openat(at, part, O_RDWR | O_CREAT | O_EXCL | flags, 0600);
         rc = fd >= 0 ? 0 : errno == EEXIST ? -EAGAIN : -errno;
     }
-    /* if the file's mode forbids writing: open it for reading, let lock_part() change the mode, and let the next try open it for writing */
+    /* if the file's mode forbids writing, open it for reading so that lock_part() can change the mode. The next try opens it for writing */
     bool closed = rc == -EACCES && (fd = openat(at, part, O_RDONLY | flags)) >= 0;
     if (fd >= 0)
         rc = lock_part(at, part, fd, *new);
@@ -58,7 +57,7 @@ static int open_once(int at, const char *part, bool *new)
         rc = -EAGAIN;
     if (rc && fd >= 0)
         close(fd);
-    /* the name belongs to a link, a socket or another user's file: remove that */
+    /* remove a link, a socket or another user's file of this name */
     if (rc == -EPERM || rc == -EACCES || rc == -ELOOP || rc == -ENXIO || rc == -EOPNOTSUPP)
         rc = unlinkat(at, part, 0) && errno != ENOENT ? -errno : -EAGAIN;
     return rc ? rc : fd;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Node 0: progress on a terminal, which is one line for the whole cast and one line for each host. These lines are erased before anything
- * else is printed. And nodes that do not answer: each node sends a sign of life every second.
+ * Node 0: shows progress on a terminal, in one line for the whole cast and one line for each host. These lines are erased before anything
+ * else is printed. Also reports nodes that do not answer, by the heartbeat that each node sends every second.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -12,14 +12,14 @@
 #include "cast/show.h"
 
 #define EVERY_NS  (200 * WEFT_MS)
-#define LINES     24u                /* the most hosts that have a line of their own */
-#define SILENT_NS (3 * WEFT_SECOND)  /* after this time the host's line says that it does not answer */
-#define TELL_NS   (10 * WEFT_SECOND) /* after this time there is a message, too */
-#define ASLEEP_NS WEFT_SECOND        /* if the main thread did not look for this time, this process or its machine did not run */
+#define LINES     24u                /* at most so many hosts have a line of their own */
+#define SILENT_NS (3 * WEFT_SECOND)  /* after this time without an answer, the host's line says so */
+#define TELL_NS   (10 * WEFT_SECOND) /* after this time without an answer, a message is printed, too */
+#define ASLEEP_NS WEFT_SECOND        /* if the main thread pauses for this time, the process was stopped or the machine was asleep */
 
 void cast_show_erase(struct cast_show *s)
 {
-    /* while this process is stopped or in the background, the launcher or a shell may print */
+    /* the launcher or a shell may print while this process is stopped or in the background */
     bool others = s->others_printed() || base_now_ns() - s->shown > ASLEEP_NS;
     if (others && s->lines > 1)
         s->lines = 1;
@@ -43,7 +43,6 @@ static bool in_background(void)
     return group > 0 && group != getpgid(getppid());
 }
 
-/* The bytes that a target has, with those of unfinished files. */
 static uint64_t bytes_of(const struct cast_state *t, uint64_t whole)
 {
     return t->partial > whole || t->bytes > whole - t->partial ? whole : t->bytes + t->partial;
@@ -57,7 +56,7 @@ static struct cast_heard heard_from(struct cast_show *s, uint32_t node)
     return h;
 }
 
-/* What a target does, and for how long it has not reported. */
+/* The text of a target's line: its activity, and the time since its last report. */
 static const char *news_of(const struct cast *c, uint32_t node, uint32_t doing, int64_t now, char *out, size_t len)
 {
     const struct cast_heard h = heard_from(c->show, node);
@@ -66,7 +65,7 @@ static const char *news_of(const struct cast *c, uint32_t node, uint32_t doing, 
         snprintf(out, len, "%s", word);
     else if (now - h.any >= SILENT_NS)
         snprintf(out, len, "no answer for %d s", (int)((now - h.any) / WEFT_SECOND));
-    else /* it waits for its disk */
+    else /* the target waits for its disk */
         snprintf(out, len, "%s, no progress for %d s", word, (int)((now - h.state) / WEFT_SECOND));
     return out;
 }
@@ -77,7 +76,7 @@ static void print_line(struct cast_show *s, int columns, const char *line)
     s->lines++;
 }
 
-/* Takes a copy of what the nodes have reported. Returns the bytes that all targets have which can still get all. */
+/* Copies the reported states. Returns the progress of the slowest target that has not failed, in bytes. */
 static uint64_t take_states(struct cast *c, struct cast_sums *sums)
 {
     struct cast_show *s = c->show;
@@ -126,7 +125,7 @@ void cast_show_progress(struct cast *c)
     }
     const uint32_t source = c->config.head.source;
     const int64_t silent = now - heard_from(s, source).any;
-    if (source && weft_alive(c->w, source) && silent >= SILENT_NS) { /* it has no line otherwise */
+    if (source && weft_alive(c->w, source) && silent >= SILENT_NS) { /* print a line for the source only if it does not answer */
         snprintf(line, sizeof line, "  %-20s no answer for %d s (the source)", c->config.hosts[source], (int)(silent / WEFT_SECOND));
         print_line(s, columns, line);
     }
@@ -135,7 +134,7 @@ void cast_show_progress(struct cast *c)
 
 /* --- nodes that do not answer --- */
 
-/* What to tell about a node: whether it does not answer, or answers again, for the first time since this was told. */
+/* Whether a node has stopped answering, or answers again, and the user was not told yet. */
 enum answer { ANSWERS, SILENT, AGAIN };
 static enum answer answer_of(struct cast *c, uint32_t node, int64_t now, int64_t *seconds)
 {
@@ -167,7 +166,7 @@ void cast_show_silent(struct cast *c)
     if (paused < EVERY_NS)
         return;
     s->looked = now;
-    if (paused > ASLEEP_NS) { /* also at the first call. The messages of that time were perhaps not received yet: it does not count */
+    if (paused > ASLEEP_NS) { /* this node did not run, and messages may be waiting: do not count this time. Also true at the first call */
         pthread_mutex_lock(&s->lock);
         for (uint32_t i = 0; i < c->config.head.size; i++) {
             struct cast_heard *h = &s->heard[i];

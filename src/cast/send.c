@@ -37,7 +37,6 @@ static void pace(struct cast_source *s, uint64_t bytes)
     }
 }
 
-/* Wait until the slot of block `number` is free. */
 static void wait_slot(struct cast_source *s, uint64_t number)
 {
     if (number < CAST_SLOTS)
@@ -69,7 +68,7 @@ void cast_send_flush(struct cast_source *s)
     wait_slot(s, s->number);
 }
 
-/* Reserve space in the current block for a record with a payload of at most `bytes`. NULL: the round was given up. */
+/* Reserve space in the current block for a record with a payload of at most `bytes`. NULL: the round has been aborted. */
 static uint8_t *reserve(struct cast_source *s, uint64_t bytes)
 {
     const uint64_t room = CAST_BLOCK - sizeof(struct cast_block);
@@ -118,8 +117,8 @@ void cast_send_list(struct cast_source *s)
 
 /* --- files --- */
 
-/* What the targets of the chain need of a file. *verified: all targets have the right bytes before this offset. *have: all targets that
- * need the file have bytes before this offset, which must be compared. False: no target needs the file. */
+/* What the targets of the chain need of a file. *verified: before this offset, all targets have the right bytes. *have: before this offset,
+ * all targets have bytes, which must be compared. False: no target needs the file. */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
 {
     bool any = false;
@@ -146,7 +145,7 @@ static bool unchanged(int fd, const struct cast_entry *e)
 #endif
 }
 
-/* Where the data that begins at `at` ends. If the result is `at` itself, a hole begins there and ends at `*hole_end`. */
+/* The end of the data at offset `at`. If the result is `at`, there is a hole up to `*hole_end`. */
 static uint64_t data_end(int fd, uint64_t at, uint64_t size, uint64_t *hole_end)
 {
 #if defined(SEEK_HOLE) && defined(SEEK_DATA)
@@ -180,7 +179,6 @@ int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return 0;
 }
 
-/* Send a piece of the file, or only its checksum if `check` is set. */
 static int send_piece(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t bytes, bool check)
 {
     struct cast_record r = {.type = check ? CAST_CHECK : CAST_DATA, .file = file, .offset = at, .bytes = bytes};
@@ -204,14 +202,14 @@ int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at,
     uint64_t end = at;
     int rc = 0;
     while (at < size && !rc && !cast_send_aborted(s)) {
-        if (at < have) { /* the targets have bytes here: compare holes as zeros */
+        if (at < have) { /* the targets have bytes here; a hole is compared as zeros */
             uint64_t most = have < size ? have : size, n = most - at < CAST_PIECE ? most - at : CAST_PIECE;
             rc = send_piece(s, fd, file, at, n, true);
             at = end = at + n;
             continue;
         }
         uint64_t hole = at;
-        if (s->follow.hash) /* a hole may be filled later: read all, so that the checksum at the end notices */
+        if (s->follow.hash) /* read holes, too: the final checksum must detect a hole that was filled later */
             end = size;
         else if (at >= end)
             end = data_end(fd, at, size, &hole);
@@ -227,7 +225,6 @@ int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at,
     return rc;
 }
 
-/* The final size, time and mode of the file that was followed. */
 static void send_size(struct cast_source *s, uint32_t file)
 {
     const struct cast_entry *e = &s->c->list.entry[file];
@@ -241,7 +238,7 @@ static void send_size(struct cast_source *s, uint32_t file)
     add_record(s, at, &r, sizeof n);
 }
 
-#define NO_SIZE_MAX UINT64_C(65536) /* the largest page: a file of /sys reports a page as its size */
+#define NO_SIZE_MAX UINT64_C(65536) /* the largest page size: files of /sys report one page as their size */
 
 /* Send a file that is not followed. Returns 0, or a negative errno with base_error(). */
 static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have)
@@ -249,7 +246,7 @@ static int send_still_file(struct cast_source *s, int fd, uint32_t file, uint64_
     const struct cast_entry *e = &s->c->list.entry[file];
     int rc = fd < 0 ? fd : unchanged(fd, e) ? 0 : -ESTALE;
     if (!rc && e->size <= NO_SIZE_MAX && !base_size_is_true(fd, e->size) && unchanged(fd, e))
-        return base_fail(-EINVAL, "it does not tell its size, like files of /proc: not sent; copy it to another file first");
+        return base_fail(-EINVAL, "its size is unknown, as for files of /proc: not sent; copy it to another file first");
     if (!rc)
         rc = cast_send_content(s, fd, file, at, have, e->size);
     if (!rc && !s->aborted && !unchanged(fd, e))

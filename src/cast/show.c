@@ -11,7 +11,7 @@
 #include "cast/cast.h"
 #include "cast/show.h"
 
-#define FINAL_NS (5 * WEFT_SECOND) /* how long to wait for the targets' last states */
+#define FINAL_NS (5 * WEFT_SECOND) /* maximum wait for the targets' last states */
 
 int cast_show_open(struct cast *c, bool progress, bool (*printed)(void))
 {
@@ -102,7 +102,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
 
 /* --- printing --- */
 
-/* Replace control characters: names of files may contain some, and they must not reach the terminal. */
+/* Replace control characters, which names of files may contain and which must not reach the terminal. */
 static void make_printable(char *text)
 {
     for (char *p = text; *p; p++)
@@ -110,7 +110,6 @@ static void make_printable(char *text)
             *p = '?';
 }
 
-/* The chain as JSON: an object for each target, in order. */
 static json_t *chain_of(struct cast *c)
 {
     struct cast_show *s = c->show;
@@ -126,7 +125,7 @@ static json_t *chain_of(struct cast *c)
     return list;
 }
 
-/* Printing may take long, if the terminal is stopped: so it is done without the lock, for which message handlers would wait. */
+/* Prints without the lock: printing blocks while the terminal is stopped, and message handlers need the lock. */
 static void print_chain(struct cast *c)
 {
     struct cast_show *s = c->show;
@@ -144,7 +143,7 @@ static void print_chain(struct cast *c)
     fputc('\n', stderr);
 }
 
-/* Remember the path that the source does not send, before it is made printable. */
+/* Store the original path of a file that the source does not send, before make_printable() changes the text. */
 static void note_unsent(struct cast *c, const struct sentence *one)
 {
     struct cast_show *s = c->show;
@@ -194,7 +193,7 @@ static void print_sentences(struct cast *c)
     }
 }
 
-/* Whether all targets have sent their last state. If the source reports success, targets that have ended since then have sent it, too. */
+/* Whether all targets have sent their last state. After a success, a target that is gone has sent its last state before it ended. */
 static bool all_told(struct cast *c)
 {
     bool told = true;
@@ -215,7 +214,7 @@ static void wait_a_little(struct cast_show *s)
 
 /* --- the summary --- */
 
-/* Whether the target has all that could be sent. */
+/* Whether the target has all files that the source could send. */
 static bool has_all_sent(const struct cast_show *s, uint32_t node)
 {
     const struct cast_state *t = &s->state[node];
@@ -223,7 +222,7 @@ static bool has_all_sent(const struct cast_show *s, uint32_t node)
            t->failed == t->unsent;
 }
 
-/* Whether the target has all files. No target has what the source could not send. */
+/* False for all targets if the source could not send everything. */
 static bool is_complete(const struct cast_show *s, uint32_t node)
 {
     return !s->unsent && has_all_sent(s, node) && s->state[node].unsent == 0;
@@ -239,8 +238,7 @@ static bool all_complete(struct cast *c)
             continue;
         complete = false;
         if (s->result == 0 && s->failures == 0)
-            fprintf(stderr,
-                    "weft %s: %s: did not confirm that it has all files: give the same command again, which sends what is missing\n",
+            fprintf(stderr, "weft %s: %s: did not confirm that it has all files: give the same command again to send the missing files\n",
                     c->sub, c->config.hosts[i]);
     }
     return complete;
@@ -252,7 +250,7 @@ static const char *counted(uint64_t count, const char *what, char *out, size_t l
     return out;
 }
 
-/* What a reader of the last lines needs to know, although there were messages about it before. */
+/* Repeat the most important problems at the end, although messages about them were printed before. */
 static void print_lacks(const struct cast *c)
 {
     const struct cast_show *s = c->show;
@@ -342,7 +340,7 @@ int cast_show_run(struct cast *c)
     if (c->stopped())
         return 1;
     if (!s->over)
-        fprintf(stderr, "weft %s: %s: the source is gone; give the same command again, which sends what is missing\n", c->sub,
+        fprintf(stderr, "weft %s: %s: the source is gone; give the same command again to send the missing files\n", c->sub,
                 c->config.hosts[c->config.head.source]);
     bool right = s->over && all_complete(c) && s->result == 0 && s->failures == 0;
     sum_up(c, right);

@@ -9,19 +9,18 @@
 
 #include "cast/cast.h"
 
-#define CAST_NAMED 3u /* how many of the files that could not be sent the summary names */
+#define CAST_NAMED 3u /* the summary names at most so many files that could not be sent */
 
 struct sentence {
     struct sentence *next;
     uint32_t from;
     bool failure;
-    size_t unsent; /* if not 0: the text begins with the path of something that the source does not send, which has this length */
+    size_t unsent; /* if not 0: the text begins with a path of this length, which the source does not send */
     char text[];
 };
 struct cast_heard {
-    int64_t any,
-        state; /* when the node last sent anything, and when it last sent its state. Time in which this node did not run is not counted */
-    int64_t since; /* the user was told that it has not answered since then; 0: was not told */
+    int64_t any, state; /* time of the last message, and of the last CAST_STATE. Time in which this process did not run is not counted */
+    int64_t since;      /* the user was told that the node has not answered since this time; 0: not told */
 };
 struct cast_show {
     pthread_mutex_t lock;
@@ -31,29 +30,29 @@ struct cast_show {
     struct cast_heard *heard;           /* [size] */
     int64_t looked;                     /* when the main thread last looked for nodes that do not answer */
     struct cast_sums sums;
-    bool listed;                                 /* the source has reported the sums */
+    bool listed;                                 /* CAST_TOTAL has arrived */
     uint64_t result, unsent;                     /* `a` and `b` of CAST_OVER */
     uint32_t chain[WEFT_MAX_NODES], chain_count; /* the chain, in the format of CAST_CHAIN */
-    bool chain_new;                              /* the chain was not printed yet */
+    bool chain_new;                              /* the chain is still to be printed */
     _Atomic bool over;
     bool progress;
     bool (*others_printed)(void); /* struct cast_options: printed */
     int64_t began, shown;
-    unsigned lines; /* number of lines that are on the terminal now */
+    unsigned lines; /* number of progress lines on the terminal */
     uint64_t failures;
     json_t *messages, *not_sent, *not_sent_encoded;
     char *name[CAST_NAMED]; /* the first paths that the source does not send */
-    uint64_t names;         /* how many paths the source does not send, including those that are not in `name` */
+    uint64_t names;         /* number of all paths that the source does not send */
 };
 
 /* --- json.c --- */
-json_t *cast_json_text(const char *text); /* what is not UTF-8 is replaced by U+FFFD; null if there is no memory */
+json_t *cast_json_text(const char *text); /* replaces invalid UTF-8 by U+FFFD; returns JSON's null if out of memory */
 json_t *
 cast_json_encoded(const char *path); /* every byte but A-Z, a-z, 0-9, "-", ".", "_", "~" and "/" is "%" and two hexadecimal digits */
 
 /* --- progress.c --- */
-/* Erases the lines of the progress; call it before anything is printed. If another process may have printed below these lines, they stay,
- * and printing continues below its text. */
+/* Erases the progress lines; to be called before each message. If another process may have printed below these lines, they are not
+ * erased. */
 void cast_show_erase(struct cast_show *s);
 const char *cast_show_doing(const struct cast *c, uint32_t node, uint32_t doing);
 void cast_show_progress(struct cast *c);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: leads the rounds. One thread fills blocks (send.c), and another thread puts them to the first target (chain.c). Message
+ * The source: leads the rounds. One thread fills blocks (send.c), and another thread sends them to the first target (chain.c). Message
  * handlers update what the source knows about the targets.
  */
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "cast/source.h"
 
 #define LOOK_NS    (20 * WEFT_MS)  /* how often to check whether a target has died */
-#define AGAIN_NS   (100 * WEFT_MS) /* pause before a round that repeats one that was given up: a link may be down only for a moment */
-#define STALLS_MAX 3u              /* a target is given up after so many rounds in which it received nothing */
+#define AGAIN_NS   (100 * WEFT_MS) /* pause before a failed round is repeated: a link may be down only for a moment */
+#define STALLS_MAX 3u /* the source gives up after so many complete rounds in which the number of needed files did not decrease */
 
 int cast_source_open(struct cast *c)
 {
@@ -94,7 +94,7 @@ static void send_file(struct cast_source *s, uint32_t file)
         cast_send_file(s, file);
 }
 
-/* Wait until all living targets have reached a stage of this round. `chain`: only those in the chain. */
+/* Wait until all living targets have reached a stage of this round. `chain`: wait only for targets in the chain. */
 static bool wait_stage(struct cast_source *s, uint32_t stage, bool chain)
 {
     struct cast *c = s->c;
@@ -127,7 +127,7 @@ static int choose_chain(struct cast_source *s, bool *list)
     pthread_mutex_lock(&c->lock);
     int rc = s->least || (s->least = malloc(count * sizeof *s->least))
                  ? 0
-                 : base_fail(-ENOMEM, "no memory for the state of %u files: send them by several commands", c->list.count);
+                 : base_fail(-ENOMEM, "no memory for the state of %u files: use several commands", c->list.count);
     if (!rc)
         memset(s->least, 0xff, count * sizeof *s->least);
     s->count = 0;
@@ -143,7 +143,7 @@ static int choose_chain(struct cast_source *s, bool *list)
         s->chain[s->count++] = i;
         *list = *list || !t->listed;
         if (!t->need && !(t->need = malloc(count / 8 + 1)))
-            rc = base_fail(-ENOMEM, "no memory for the state of %u files: send them by several commands", c->list.count);
+            rc = base_fail(-ENOMEM, "no memory for the state of %u files: use several commands", c->list.count);
         else
             memset(t->need, 0, count / 8 + 1);
     }
@@ -151,7 +151,7 @@ static int choose_chain(struct cast_source *s, bool *list)
     return rc;
 }
 
-/* Run one round. True: it was completed. */
+/* True: the round was completed. */
 static bool run_round(struct cast_source *s, bool list, bool verify)
 {
     struct cast *c = s->c;
@@ -176,7 +176,7 @@ static bool run_round(struct cast_source *s, bool list, bool verify)
     return going;
 }
 
-/* The number of files that the targets of the chain still need. A target that is gone is counted as failed, once. */
+/* Returns the number of files that targets of the chain still need. Counts each target that is gone as failed, once. */
 static uint64_t look_at_targets(struct cast_source *s, uint32_t *left)
 {
     uint64_t sum = 0;
@@ -211,8 +211,8 @@ static int run_rounds(struct cast_source *s)
             return rc;
         cast_order_chain(s);
         if (s->round == CAST_ROUNDS - 1)
-            return base_fail(
-                -EIO, "after %u attempts some files are still missing: give the same command again, which sends what is missing", s->round);
+            return base_fail(-EIO, "after %u attempts some files are still missing: give the same command again to send the missing files",
+                             s->round);
         if ((rc = cast_relay_start(&s->relay, c, s->chain[0], s->round)))
             return rc;
         bool complete = run_round(s, list, verify);
@@ -249,8 +249,8 @@ void cast_source_run(struct cast *c)
     if (!rc)
         rc = run_rounds(s);
     if (c->stopped())
-        rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again, which sends what is missing");
-    if (rc && (c->rank || !c->stopped())) /* on node 0, the user who has stopped the cast needs no message */
+        rc = base_fail(-EINTR, "the source was stopped by a signal: give the same command again to send the missing files");
+    if (rc && (c->rank || !c->stopped())) /* no message if the user has stopped the cast on node 0 */
         cast_say(c, true, "%s", base_error());
     look_at_targets(s, &left);
     for (uint32_t i = 0; i < c->config.head.size; i++)

@@ -15,15 +15,15 @@ struct receiver {
     _Atomic bool failed;
     _Atomic uint32_t stage; /* last stage that the target has reached in this round, as `a` of CAST_READY plus 1; 0: none */
     _Atomic uint64_t needed;
-    uint8_t *cost; /* [size]: the cost to reach each node (order.c); NULL: not known yet. Set once */
-    uint8_t *need; /* one bit for each entry of the list: the target needs that file */
+    uint8_t *cost; /* [size]: the cost of the link to each node (order.c); set once; NULL: not known yet */
+    uint8_t *need; /* one bit for each entry of the list: whether the target needs the file */
 };
 struct cast_follow { /* --follow */
     int fd;          /* the followed file; -1: none */
-    bool unnamed;    /* the file has SRC's name and a suffix until it is complete */
+    bool unnamed;    /* the file has a suffix after SRC's name until it is complete */
     bool complete;
     char path[4096];    /* path of the file while it grows */
-    XXH3_state_t *hash; /* checksum of what was read in this round; NULL: not computed now */
+    XXH3_state_t *hash; /* checksum of the bytes read in this round; NULL: not computed */
     int64_t told_ns;
 };
 struct cast_source {
@@ -31,7 +31,7 @@ struct cast_source {
     struct receiver *receiver; /* [size] */
     struct {
         uint64_t have, verified;
-        /* [list.count]: for each file, the smallest `have` and `verified` of those targets of this round that need it; UINT64_MAX: no
+        /* [list.count]: for each file, the smallest `have` and `verified` of all targets that need the file in this round; UINT64_MAX: no
          * target needs it */
     } * least;
     uint32_t round, chain[WEFT_MAX_NODES], count;
@@ -53,19 +53,19 @@ void cast_order_take(struct cast_source *s, uint32_t from, const void *payload, 
 void cast_order_wait(struct cast_source *s);  /* wait until all targets have sent CAST_LINKS, at most a second */
 void cast_order_chain(struct cast_source *s); /* order s->chain, and tell node 0 */
 
-/* --- send.c. After the round was given up, these functions do nothing --- */
-/* Whether this round must be given up: a node of the chain is gone, a block was damaged, or the cast is ending. */
+/* --- send.c. These functions do nothing after the round was aborted --- */
+/* Whether this round is aborted, because a node of the chain is gone, a block was damaged, or the cast is ending. */
 bool cast_send_aborted(struct cast_source *s);
 void cast_send_flush(struct cast_source *s); /* send the block that is being filled, even if it is not full */
 void cast_send_record(struct cast_source *s, enum cast_type type, uint32_t file, uint64_t offset, uint64_t bytes);
 void cast_send_list(struct cast_source *s);
 void cast_send_file(struct cast_source *s, uint32_t file); /* send a file that is not followed */
-/* The calls before and after the content of a file. cast_send_needed(): whether a target of the chain needs the file; `*at` and `*have` are
- * for cast_send_content(). cast_send_ended(): `rc` is the result of sending the content; if it is not 0, base_error() has the reason. */
+/* Called before and after cast_send_content(). cast_send_needed() tells whether a target of the chain needs the file, and sets `*at` and
+ * `*have` for cast_send_content(). `rc` of cast_send_ended() is the result of cast_send_content(). */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *at, uint64_t *have);
 void cast_send_ended(struct cast_source *s, uint32_t file, int rc);
-/* Send a file's bytes from `at` to `size`; before `have` send only checksums. Returns 0, or a negative errno; -ESTALE: the file is
- * shorter. */
+/* Send a file's bytes from `at` to `size`, but only checksums of the bytes before `have`. Returns 0, or a negative errno; -ESTALE: the file
+ * is shorter. */
 int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have, uint64_t size);
 int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at);
 
@@ -73,7 +73,6 @@ int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at);
 /* Open the file, and make a list that has only this file. Returns 0, or a negative errno with base_error(). */
 int cast_follow_open(struct cast_source *s);
 void cast_follow_close(struct cast_source *s);
-/* Send the file as it grows, until it is complete. */
 void cast_follow_file(struct cast_source *s, uint32_t file);
 
 #endif

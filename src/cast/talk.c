@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a node of a cast sends to other nodes: messages, sentences for the user, and its state. Also how the node's threads wait for each
- * other.
+ * Sends messages, sentences for the user, and the node's state to other nodes.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -44,7 +43,7 @@ static int send_once(struct cast *c, uint32_t to, const struct cast_word *word, 
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes)
 {
     const struct cast_word word = {(uint32_t)kind, round, a, b};
-    /* the receiver waits for this message: if the route was down and is back, it is sent again, and may then arrive twice */
+    /* the receiver waits for such a message, so the message is sent again after the route was interrupted; it may arrive twice */
     const bool sure = (kind <= CAST_FAILED && kind != CAST_QUIT) || kind == CAST_OVER;
     int rc;
     while ((rc = send_once(c, to, &word, sure && to != c->rank, payload, bytes)) == -ETIMEDOUT || rc == -ENOMEM ||
@@ -104,7 +103,7 @@ static void *beat_thread(void *arg)
     const struct cast_word word = {.kind = CAST_HERE};
     pthread_mutex_lock(&b->lock);
     while (!b->stop) {
-        (void)send_once(b->c, 0, &word, false, NULL, 0); /* if it fails, the next one may arrive */
+        (void)send_once(b->c, 0, &word, false, NULL, 0); /* an error is ignored: the next heartbeat may arrive */
         base_cond_wait(&b->ended, &b->lock, base_deadline(BEAT_NS));
     }
     pthread_mutex_unlock(&b->lock);

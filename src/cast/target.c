@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A target: in each round it receives blocks from the node before it in the chain, and writes the files that it needs. Meanwhile a thread
- * puts the blocks to the next node (chain.c), as soon as that node has free slots. A slot is free when its block was written to the files
- * here and put to the next node.
+ * sends the blocks to the next node (chain.c) when that node has free slots. A slot is free when its block was both written to files and
+ * sent to the next node.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "cast/cast.h"
 
 #define LOOK_NS   (20 * WEFT_MS) /* how often to check whether another round has begun, or a node has died */
-#define BEHIND_NS (2 * WEFT_MS)  /* how often to check for a block while the next node still has to take earlier ones */
+#define BEHIND_NS (2 * WEFT_MS)  /* how often to check for a block while the next node has not received earlier blocks */
 
 struct target {
     struct cast *c;
@@ -19,7 +19,7 @@ struct target {
     /* This round. */
     uint32_t round, before, next; /* next: WEFT_MAX_NODES if there is no next node */
     bool broken, ended, send_list, verify;
-    uint64_t taken, given; /* number of blocks that were written to the files; number of blocks whose slots were freed */
+    uint64_t taken, given; /* taken: number of blocks that were written to files; given: number of blocks whose slots were freed */
     struct cast_relay relay;
     struct cast_ahead ahead;
 };
@@ -29,7 +29,6 @@ static bool to_end(const struct cast *c)
     return c->quit || c->stopped() || !weft_alive(c->w, c->config.head.source) || !weft_alive(c->w, 0);
 }
 
-/* Whether this round is over for this target, because another round has begun or the cast ends. */
 static bool given_up(struct target *t)
 {
     pthread_mutex_lock(&t->c->lock);
@@ -43,7 +42,7 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
-/* Gives up the round, and tells the source so once. It may be called even when this target has ended the round: the next node may still
+/* Aborts the round, and tells the source once. May also be called after this target has ended the round, because the next node may still
  * wait for a block. */
 static void break_round(struct target *t)
 {
@@ -123,7 +122,7 @@ static void take_record(struct target *t, const struct cast_record *r, const uin
     switch (r->type) {
     case CAST_ENTRY:
         if (!t->listed && !t->disk.failed && cast_list_take(&t->c->list, r, payload)) {
-            t->disk.failed = true; /* the list would fail again in each round */
+            t->disk.failed = true; /* the list would fail in each later round, too */
             cast_say(t->c, true, "%s; nothing is written on this host", base_error());
         }
         break;
@@ -173,8 +172,7 @@ static void take_block(struct target *t, uint64_t number)
 
 /* --- the chain --- */
 
-/* Frees the slots whose blocks were written here and put to the next node of the chain, and gives credit for them to the node before this
- * one. */
+/* Frees slots whose blocks are both written to files and sent to the next node. Gives the node before this one a credit for each. */
 static bool give_back(struct target *t)
 {
     bool any = false;
@@ -188,7 +186,7 @@ static bool give_back(struct target *t)
 
 static void wait_for_more(struct target *t)
 {
-    if (t->given < t->taken) /* the next node is slower and sets the pace: wait for it, and look for new blocks less often */
+    if (t->given < t->taken) /* the next node is slower: wait for it instead of polling for new blocks */
         cast_relay_wait(&t->relay, t->given, BEHIND_NS);
     else
         cast_wait_block(t->c, t->round, t->taken, LOOK_NS);
@@ -199,7 +197,7 @@ static void run_chain(struct target *t)
     struct cast *c = t->c;
     if (cast_relay_start(&t->relay, c, t->next, t->round)) {
         t->disk.failed = true;
-        cast_say(c, true, "%s; this host gets nothing more", base_error());
+        cast_say(c, true, "%s; nothing more is written on this host", base_error());
         tell_failure(t);
         break_round(t);
     }
@@ -213,7 +211,7 @@ static void run_chain(struct target *t)
         }
         any = give_back(t) || any;
         if (!any) {
-            cast_look_lost(c, t->before); /* if credit for a freed slot was lost, the node before this one would wait for ever */
+            cast_look_lost(c, t->before); /* detect a lost credit, for which the node before this one would wait for ever */
             cast_tell_state(c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, false);
             wait_for_more(t);
         }
@@ -223,7 +221,7 @@ static void run_chain(struct target *t)
 
 /* --- rounds --- */
 
-/* Read what the source has sent about the round. False: this target is not in the chain. */
+/* Take over the round and chain that the source has announced. False: this target is not in the chain. */
 static bool begin_round(struct target *t)
 {
     struct cast *c = t->c;
@@ -244,7 +242,7 @@ static bool begin_round(struct target *t)
     pthread_mutex_unlock(&c->lock);
     t->taken = t->given = 0;
     t->broken = t->ended = false;
-    c->lost = false; /* clear what an earlier round has set */
+    c->lost = false; /* was set by an earlier round */
     return member;
 }
 
@@ -270,7 +268,7 @@ static void run_round(struct target *t)
 static void wait_for_round(struct target *t)
 {
     struct cast *c = t->c;
-    cast_tell_state(c, (enum cast_doing)c->state.doing, false); /* the source may take long to make the list */
+    cast_tell_state(c, (enum cast_doing)c->state.doing, false); /* report now, because the source may take long to make the list */
     pthread_mutex_lock(&c->lock);
     if (c->wanted_round == t->round && !c->quit)
         base_cond_wait(&c->changed, &c->lock, base_deadline(LOOK_NS));

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The source: makes the list of its files, and opens them. In an entry that lies in DEST itself, `target` is the number of the SRC that the
- * entry comes from.
+ * The source: makes the list of its files, and opens them. For an entry directly in DEST, `target` is the index of its SRC.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,7 +14,7 @@
 
 #define DEPTH_MAX 1000u
 
-struct inode { /* a file with several names (hard links); unused if index is UINT32_MAX */
+struct inode { /* a file with several hard links; unused if index is UINT32_MAX */
     uint64_t device, number;
     uint32_t index;
 };
@@ -53,8 +52,8 @@ static void failed(struct walk *k, const char *path, const char *why)
     cast_say_unsent(k->c, path, why);
 }
 
-/* If this file was added to the list under another name, returns the index of that entry. Otherwise remembers that the file is at `index`,
- * and returns UINT32_MAX. Without memory it returns UINT32_MAX, too, and the file is sent as a separate file. */
+/* Returns the index of an earlier hard link to the same file. Otherwise stores `index` for this file and returns UINT32_MAX. Out of memory:
+ * also UINT32_MAX, so the file is sent as a separate file. */
 static uint32_t met_before(struct walk *k, const struct stat *st, uint32_t index)
 {
     if (2 * (k->inodes + 1) > k->inode_room) {
@@ -211,11 +210,10 @@ static ssize_t names_of(int fd, char ***out)
     return rc ? rc : (ssize_t)count;
 }
 
-/* Add everything in the folder `fd`. Closes `fd`. */
 static int walk_folder(struct walk *k, int fd, uint32_t index, const char *path, const char *below)
 {
     char **names = NULL;
-    int rc = 0, own = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* names_of() closes the other one */
+    int rc = 0, own = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* names_of() closes `fd` */
     ssize_t count = own < 0 ? -errno : names_of(fd, &names);
     if (own < 0)
         close(fd);
@@ -258,7 +256,7 @@ static void split(const char *source, char *folder, char *name, size_t len)
     snprintf(name, len, "%.*s", content ? 0 : (int)bytes, source + at);
 }
 
-/* Fail if two sources have the same name: both would be the same file on the targets. */
+/* Fail if two sources have the same name, because they would have the same path on the targets. */
 static int check_names(const struct cast_list *l)
 {
     char **names = calloc(l->count + 1, sizeof *names);
@@ -294,7 +292,7 @@ int cast_walk(struct cast *c, uint64_t *failures)
         } else {
             struct stat st;
             uint32_t mode = fstat(fd, &st) ? 0700 : (uint32_t)st.st_mode & 01777;
-            /* DEST is as private as the most private of the sources */
+            /* a new DEST gets only the permissions that all sources have */
             c->list.mode = c->config.head.sources == 1 ? mode : c->list.mode & mode;
             rc = walk_folder(&k, fd, CAST_ROOT, folder, "");
         }
@@ -303,7 +301,7 @@ int cast_walk(struct cast *c, uint64_t *failures)
     return rc ? rc : check_names(&c->list);
 }
 
-/* Open the folder of a source. Not inlined, so that its buffers are not on the stack of each level of open_entry(). */
+/* Open the folder of a source. Not inlined, because of its large buffers: open_entry() is recursive. */
 static __attribute__((noinline)) int open_source_folder(const struct cast *c, uint32_t source)
 {
     char folder[4096], name[4096];
@@ -314,7 +312,7 @@ static __attribute__((noinline)) int open_source_folder(const struct cast *c, ui
     return fd < 0 ? -errno : fd;
 }
 
-/* Open an entry of the list for reading, below its folder, and not through a symbolic link. */
+/* Open an entry of the list for reading. Never follows a symbolic link. */
 static int open_entry(const struct cast *c, uint32_t index, int flags)
 {
     const struct cast_entry *e = &c->list.entry[index];

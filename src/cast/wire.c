@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The format of what nodes send to each other, see cast.h. All data from another node is checked here or in list.c before it is used.
+ * The format of data between nodes, see cast.h. All data from other nodes is checked here or in list.c before use.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -114,7 +114,7 @@ bool cast_block_fits(const struct cast_block *b, uint64_t round, uint64_t number
     return b->magic == BLOCK_MAGIC && b->round == round && b->number == number && b->hash == block_hash(b) && b->bytes <= bytes - sizeof *b;
 }
 
-/* Bytes of payload that follow a record's header; UINT64_MAX: the record is invalid. */
+/* Size of a record's payload; UINT64_MAX: the record is invalid. */
 static uint64_t payload_bytes(const struct cast_record *r)
 {
     switch (r->type) {

@@ -17,6 +17,7 @@
 #define SILENT_NS      (10 * WEFT_SECOND) /* how long a node that does not answer is asked again */
 #define TARGETS_MAX    900u               /* the most targets, because their ranks must fit into one message */
 #define POOL           "32M"
+#define BWLIMIT_MIN    1024u /* less is a mistake: a number without a unit is bytes */
 #define FOLLOW_SECONDS 60
 
 #define OPTIONS_HELP                                                                                                              \
@@ -91,7 +92,7 @@ struct standing_list {
 static int ask_hosts(struct cast_command *k, struct standing_list *l)
 {
     *l = (struct standing_list){.status = NULL};
-    struct control_request q = {.head = {.what = CONTROL_STATUS}};
+    struct control_request q = {.head = {.what = CONTROL_STATUS, .flags = CONTROL_WITHOUT_LINKS}};
     char *text = NULL;
     size_t i;
     json_t *o;
@@ -442,8 +443,8 @@ static int take_option(struct cast_command *k, int c)
         k->config.head.follow = (uint32_t)seconds;
         return 0;
     case 'B':
-        if (base_parse_bytes(optarg, &bytes) || bytes == 0 || bytes > INT64_MAX)
-            return cli_usage(k->sub, "--bwlimit '%s': expected bytes a second, as in 100M", optarg);
+        if (base_parse_bytes(optarg, &bytes) || bytes < BWLIMIT_MIN || bytes > INT64_MAX)
+            return cli_usage(k->sub, "--bwlimit '%s': expected bytes a second, from 1K on, as in 100M", optarg);
         k->config.head.bytes_per_second = bytes;
         return 0;
     default: return CLI_USAGE;

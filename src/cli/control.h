@@ -72,10 +72,11 @@ enum control_what {
     CONTROL_FILES,
     CONTROL_PIN
 };
-#define CONTROL_WITH_INPUT 0x1u /* exec: frames INPUT follow. Not with CONTROL_DETACHED */
-#define CONTROL_DETACHED   0x2u /* exec, proxy, publish: the end of the command does not end the job, proxy or published port */
-#define CONTROL_FOLLOW     0x4u /* logs: send new output until the job has ended */
-#define CONTROL_TERMINAL   0x8u /* exec on one node: the process gets a terminal. Only with CONTROL_WITH_INPUT */
+#define CONTROL_WITH_INPUT    0x1u /* exec: frames INPUT follow. Not with CONTROL_DETACHED */
+#define CONTROL_DETACHED      0x2u /* exec, proxy, publish: the end of the command does not end the job, proxy or published port */
+#define CONTROL_FOLLOW        0x4u /* logs: send new output until the job has ended */
+#define CONTROL_WITHOUT_LINKS 0x4u /* status: N nodes have N * N links, which few commands need */
+#define CONTROL_TERMINAL      0x8u /* exec on one node: the process gets a terminal. Only with CONTROL_WITH_INPUT */
 
 #define CONTROL_MAGIC                          \
     {                                          \

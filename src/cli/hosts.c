@@ -343,7 +343,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
 
 int hosts_apply_cluster(struct launch *l, struct hosts *r, const char *cluster)
 {
-    struct control_request q = {.head = {.what = CONTROL_STATUS}};
+    struct control_request q = {.head = {.what = CONTROL_STATUS, .flags = CONTROL_WITHOUT_LINKS}};
     struct cluster_hostfile *h = NULL;
     const struct cluster_hostfile none = {.count = 0};
     char *text = NULL;

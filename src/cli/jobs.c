@@ -69,7 +69,7 @@ int cli_ps(int argc, char **argv)
     static const struct option longs[] = {
         {"cluster", required_argument, NULL, 'C'}, {"json", no_argument, NULL, 'j'}, {"help", no_argument, NULL, 'h'}, {0}};
     const char *cluster = NULL;
-    struct control_request r = {.head = {.what = CONTROL_STATUS}};
+    struct control_request r = {.head = {.what = CONTROL_STATUS, .flags = CONTROL_WITHOUT_LINKS}};
     bool started = false, as_json = false;
     char *text;
     int c;

@@ -243,11 +243,12 @@ static bool handle_time(struct launcher *s)
         return true;
     running_names(s, who, sizeof who);
     if (s->killed) {
-        launch_say(
-            s, "%s did not end after SIGKILL, and is left running (`ps` shows it; it may wait for a device or a network file system)", who);
+        launch_say(s, "%s did not end after SIGKILL, and %s left running (`ps` shows %s; a device or a network file system may keep %s)",
+                   who, s->running == 1 ? "is" : "are", s->running == 1 ? "it" : "them", s->running == 1 ? "it" : "them");
         return false;
     }
-    launch_say(s, "%s did not end within %d s of SIGTERM, and was killed", who, (int)(LAUNCH_GRACE_NS / WEFT_SECOND));
+    launch_say(s, "%s did not end within %d s of SIGTERM, and %s killed", who, (int)(LAUNCH_GRACE_NS / WEFT_SECOND),
+               s->running == 1 ? "was" : "were");
     kill_nodes(s);
     return true;
 }

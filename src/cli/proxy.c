@@ -71,7 +71,10 @@ static int read_auth(struct proxy_options *o, const char *path)
     if (!f)
         return cli_error("proxy", "--auth %s: %s", path, base_strerror(errno));
     size_t n = fread(o->auth, 1, sizeof o->auth - 1, f);
+    int failed = ferror(f) ? errno : 0;
     fclose(f);
+    if (failed)
+        return cli_error("proxy", "--auth %s: %s", path, base_strerror(failed));
     o->auth[n] = '\0';
     o->auth[strcspn(o->auth, "\r\n")] = '\0';
     char *colon = strchr(o->auth, ':');
@@ -112,20 +115,20 @@ static void set_variables(const struct proxy_options *o, const char *address)
         strncat(url, address, sizeof url - strlen(url) - 1);
         setenv(names[i], url, 1);
     }
-    const char *set = getenv("no_proxy") ? getenv("no_proxy") : getenv("NO_PROXY");
-    char none[1024];
-    snprintf(none, sizeof none, "%s", set ? set : "localhost,127.0.0.1,::1");
-    setenv("no_proxy", none, 1);
-    setenv("NO_PROXY", none, 1);
+    if (!getenv("no_proxy"))
+        setenv("no_proxy", getenv("NO_PROXY") ? getenv("NO_PROXY") : "localhost,127.0.0.1,::1", 1);
+    setenv("NO_PROXY", getenv("no_proxy"), 1);
 }
 
-static volatile sig_atomic_t child;
+static volatile sig_atomic_t child, early; /* early: the signal that came before the command was started; 0: none */
 
 /* Passes signals on to the command, except SIGINT and SIGQUIT of the terminal, which the command gets itself. */
 static void on_signal(int number)
 {
     if (child > 0 && number != SIGINT && number != SIGQUIT)
         kill((pid_t)child, number);
+    else if (!child)
+        early = number;
 }
 
 static void catch_signals(struct base_dispositions *before)
@@ -157,6 +160,8 @@ static int run_command(const struct proxy_options *o, int control)
         return rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
     }
     child = pid;
+    if (early) /* SIGINT, too: the terminal may have sent it before there was a command */
+        kill(pid, early);
     int watch = base_watch_process(pid);
     struct pollfd p[2] = {{.fd = watch, .events = POLLIN}, {.fd = control, .events = POLLIN}};
     int64_t silent_ns = 0;
@@ -166,10 +171,16 @@ static int run_command(const struct proxy_options *o, int control)
         if (p[1].fd >= 0 && !forward_hears("proxy", control, readable, base_now_ns() - began, &silent_ns))
             p[1].fd = -1; /* the command still runs, without a proxy */
     }
-    child = 0;
+    child = -1;
     if (watch >= 0)
         close(watch);
     return base_process_status(base_process_reap(pid));
+}
+
+static bool is_loopback(int listener)
+{
+    char host[64];
+    return cluster_socket_host(listener, false, host, sizeof host) == 0 && (strncmp(host, "127.", 4) == 0 || strcmp(host, "[::1]") == 0);
 }
 
 /* Makes a UDP socket at the listener's address, if possible at the same port. -1: not possible, so the proxy offers no datagrams. */
@@ -202,7 +213,7 @@ static int proxy_begin(struct proxy_options *o)
         cli_error("proxy", "--listen %s: %s", at, base_error());
         return proxy_failed(o);
     }
-    if (!o->user && strncmp(bound, "127.", 4) != 0 && strncmp(bound, "[::1]", 5) != 0)
+    if (!o->user && !is_loopback(listener))
         fprintf(stderr,
                 "weft proxy: warning: everybody who can connect to %s can use the gateway's network; set a password with --auth FILE\n",
                 bound);
@@ -265,6 +276,8 @@ int cli_proxy(int argc, char **argv)
         }
     if (optind < argc && strcmp(argv[optind - 1], "--") != 0)
         return cli_usage("proxy", "unexpected argument '%s': write -- before a command", argv[optind]);
+    if (optind == argc && strcmp(argv[argc - 1], "--") == 0)
+        return cli_usage("proxy", "no command after --: give one, or leave out the --");
     o.command = optind < argc ? argv + optind : NULL;
     if (o.keep && o.command)
         return cli_usage("proxy",

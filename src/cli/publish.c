@@ -103,7 +103,10 @@ int cli_publish(int argc, char **argv)
         default: return CLI_USAGE;
         }
     if (optind + 1 != argc)
-        return cli_usage("publish", argc > optind ? "unexpected argument '%s'" : "no port: give the port at which the gateway must listen",
+        return cli_usage("publish",
+                         argc > optind ? "unexpected argument '%s'"
+                         : o.end       ? "no port: give the published port, as `weft status` shows it"
+                                       : "no port: give the port at which the gateway must listen",
                          argv[argc - 1]);
     if (o.end && (o.via || o.to || o.keep))
         return cli_usage("publish", "--end cannot be used with --via, --to or --keep: leave these out");

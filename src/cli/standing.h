@@ -90,9 +90,10 @@ void desk_close(struct desk *d);
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest pages of nodes, and check them. The caller frees them. Takes two seconds at most. out[i]: NULL if node nodes[i] has not
- * answered. Returns how many have not answered. */
-uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out);
+/* Get the newest pages of nodes, and check them. The caller frees them. Takes two seconds at most. Without `links` the pages have none:
+ * N nodes that read all links of each other would read N * N * N. out[i]: NULL if node nodes[i] has not answered. Returns how many have not
+ * answered. */
+uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of a detached job's output that are kept; older output is discarded */
@@ -113,11 +114,11 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
 
 /* --- standing_told.c --- */
-/* Read the desks of nodes that have joined, so that their hosts are known when the nodes are gone. False: some desks could not be read yet.
- */
-bool jobs_learn(struct jobs *all);
+/* Read the desks of nodes that have joined, at most `most`, so that their hosts are known when the nodes are gone. False: some desks were
+ * not read yet. */
+bool jobs_learn(struct jobs *all, uint32_t most);
 /* desks_get(), and remember the hosts that the pages name. */
-uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out);
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
 /* The node with that number or on that host, as in --on. -ENOENT. */
 int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* The name of a node's host from its desk; "node K" if the desk was not read yet. */
@@ -134,14 +135,15 @@ struct shown {
     uint32_t count, *nodes;
     struct desk_page **pages;
 };
-int shown_get(struct shown *s, struct jobs *jobs); /* -ENOMEM, or 0: then shown_free() */
+int shown_get(struct shown *s, struct jobs *jobs, bool links); /* -ENOMEM, or 0: then shown_free() */
 void shown_free(struct shown *s);
 /* What a node says about its link to another one; NULL: nothing. */
 const struct desk_link *shown_link(const struct shown *s, uint32_t node, uint32_t to);
 
 /* --- standing_status.c --- */
-json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name);
-char *standing_metrics(weft_node *w, struct jobs *jobs); /* the caller frees it; NULL: no memory */
+/* The caller frees the texts. NULL: no memory */
+char *standing_status(weft_node *w, struct jobs *jobs, const char *name, bool links);
+char *standing_metrics(weft_node *w, struct jobs *jobs);
 
 json_t *standing_settings(void); /* settings of this node that programs started on the cluster should get, too */
 

@@ -299,9 +299,10 @@ static int get_head(struct desks *d, uint32_t node, const weft_name *name, struc
     return rc ? rc : weft_fence(d->w, node);
 }
 
-static int get_found(struct desks *d, uint32_t node, const weft_name *name, struct desk_page **out)
+static int get_found(struct desks *d, uint32_t node, const weft_name *name, bool links, struct desk_page **out)
 {
     struct desk_head head, after;
+    uint64_t bytes = 0;
     int rc = 0;
     if (weft_gaddr_node(name->addr) != node || name->bytes < BASE_CACHE_LINE + 2 * page_bytes(0) ||
         name->bytes > BASE_CACHE_LINE + 2 * page_bytes(WEFT_MAX_NODES + DESK_SPARE))
@@ -312,14 +313,17 @@ static int get_found(struct desks *d, uint32_t node, const weft_name *name, stru
             free(*out);
         *out = NULL;
         head = after;
+        bytes = links ? head.page_bytes : page_bytes(0);
         if (i == READS)
             rc = base_fail(-EAGAIN, "the report of node %u was overwritten again and again while it was read; try again", node);
         else
-            rc = get_page(d, node, name->addr + page_at(head.newest, head.page_bytes), head.page_bytes, out);
+            rc = get_page(d, node, name->addr + page_at(head.newest, head.page_bytes), bytes, out);
         rc = get_head(d, node, name, &after, rc);
     }
+    if (!rc && !links)
+        (*out)->count = 0;
     if (!rc)
-        rc = check_page(*out, head.page_bytes, node);
+        rc = check_page(*out, bytes, node);
     if (rc) {
         free(*out);
         *out = NULL;
@@ -327,7 +331,7 @@ static int get_found(struct desks *d, uint32_t node, const weft_name *name, stru
     return rc;
 }
 
-uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struct desk_page **out)
+uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out)
 {
     struct seek *all = calloc(count + 1, sizeof *all);
     uint32_t silent = 0;
@@ -337,7 +341,7 @@ uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, struc
             seek_begin(d, nodes[i], &all[i]);
     }
     for (uint32_t i = 0; i < count; i++)
-        silent += !all || seek_end(d, &all[i]) || get_found(d, nodes[i], &all[i].name, &out[i]);
+        silent += !all || seek_end(d, &all[i]) || get_found(d, nodes[i], &all[i].name, links, &out[i]);
     free(all);
     return silent;
 }

@@ -103,7 +103,8 @@ static int end_by_address(struct jobs *jobs, bool publishes, const char *text)
     pthread_mutex_unlock(&jobs->lock);
     const char *what = publishes ? "published port" : "proxy";
     return rc == -EBUSY ? base_fail(rc, "the %s %s was not started with --keep: to end it, end its command", what, text)
-           : rc         ? base_fail(rc, "there is no %s at %s on this host: `weft status` lists the %ss", what, text, what)
+           : rc         ? base_fail(rc, "there is no %s at %s on this host: `weft status` lists %s", what, text,
+                            publishes ? "the published ports" : "the proxies")
                         : 0;
 }
 

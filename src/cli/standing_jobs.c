@@ -99,14 +99,22 @@ static void job_leave(struct job *j)
     pthread_mutex_unlock(&all->lock);
 }
 
-/* Whether a word of --on selects this node: its number, its host, or "all". */
+/* The part of a host's name after the first dot may be left out. */
+static bool is_host(const char *word, size_t len, const char *host)
+{
+    return (strlen(host) == len || strcspn(host, ".") == len) && memcmp(word, host, len) == 0;
+}
+
+/* Whether a word of --on selects this node: its number, its host, HOST:NUMBER as --tag prints it, or "all". */
 static bool means_node(const char *word, uint32_t node, const char *host)
 {
     int64_t n;
-    size_t bare = strcspn(host, ".");
-    if (strcmp(word, "all") == 0 || strcmp(word, host) == 0 || (strlen(word) == bare && memcmp(word, host, bare) == 0))
+    if (strcmp(word, "all") == 0 || is_host(word, strlen(word), host))
         return true;
-    return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == node;
+    const char *colon = strrchr(word, ':');
+    if (colon && !is_host(word, (size_t)(colon - word), host))
+        return false;
+    return base_parse_number(colon ? colon + 1 : word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == node;
 }
 
 /* Mark the living nodes that a word of --on selects. If there are none, mark one that is gone, where the start fails with the right error.
@@ -158,7 +166,7 @@ static int choose_nodes(struct job *j, const struct control_request *r)
     uint32_t size = weft_size(j->all->w), count = 0;
     bool *chosen = calloc(size, sizeof *chosen);
     int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes" BASE_MEMORY_HINT);
-    jobs_learn(j->all); /* the hosts of nodes that have joined just now */
+    jobs_learn(j->all, UINT32_MAX); /* the hosts of nodes that have joined just now */
     for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++)
         rc = choose_by_word(j->all, r->head.hosts ? r->hosts[k] : "all", chosen, size);
     for (uint32_t i = 0; i < size && !rc; i++)

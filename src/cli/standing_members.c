@@ -43,7 +43,7 @@ static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len
     for (uint32_t i = size; i-- > 0 && count < MEMBERS_MAX;)
         if (i != weft_rank(w) && weft_alive(w, i))
             others[count++] = i;
-    uint32_t silent = jobs_desks(jobs, others, count, pages);
+    uint32_t silent = jobs_desks(jobs, others, count, false, pages);
     for (uint32_t i = 0; i < count; i++) {
         if (pages[i] && cluster_address_check(pages[i]->door) == 0)
             add_address(list, len, pages[i]->door);

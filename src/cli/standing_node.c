@@ -23,6 +23,8 @@
 #define FIRST_NS    (10 * WEFT_SECOND) /* how long the first node of a host may take to become the control node */
 #define REFRESH_NS  WEFT_SECOND
 #define WARN_NS     (60 * WEFT_SECOND)
+#define LEARN_ALL   64u /* nodes of a cluster of which each node reads all desks at once */
+#define LEARN_EACH  2u  /* in a larger one, desks that a node reads in a round before it is the control node: N nodes read N * N */
 #define LEAVE_NS    (10 * WEFT_SECOND) /* how long the other nodes may take to leave when the cluster ends */
 #define LEAVE_ROUND (50 * WEFT_MS)
 
@@ -117,7 +119,7 @@ static void stay(struct standing *s)
             refreshed = base_now_ns();
             desk_refresh(s->desk);
         }
-        if (epoch != learned && jobs_learn(s->jobs))
+        if (epoch != learned && jobs_learn(s->jobs, s->server || weft_alive_count(s->w) <= LEARN_ALL ? UINT32_MAX : LEARN_EACH))
             learned = epoch;
         if (s->server || ended || take_control(s) >= 0 || (warned && base_now_ns() - warned < WARN_NS))
             continue;

@@ -65,16 +65,10 @@ static void send_text(int fd, const char *text)
     control_send(fd, CONTROL_DONE, UINT32_MAX, 0, NULL, 0);
 }
 
-static void answer_status(struct standing_server *s, int fd, bool metrics)
+static void answer_status(struct standing_server *s, int fd, const struct control_head *h)
 {
-    char *text = NULL;
-    if (metrics) {
-        text = standing_metrics(s->w, s->jobs);
-    } else {
-        json_t *o = standing_status(s->w, s->jobs, s->place.name);
-        text = o ? json_dumps(o, JSON_COMPACT) : NULL;
-        json_decref(o);
-    }
+    char *text = h->what == CONTROL_METRICS ? standing_metrics(s->w, s->jobs)
+                                            : standing_status(s->w, s->jobs, s->place.name, !(h->flags & CONTROL_WITHOUT_LINKS));
     if (text)
         send_text(fd, text);
     else
@@ -120,7 +114,7 @@ static void answer(struct standing_server *s, int fd, const struct control_reque
     case CONTROL_LOGS: jobs_logs(s->jobs, fd, r); break;
     case CONTROL_JOIN: answer_join(s, fd); break;
     case CONTROL_STATUS:
-    case CONTROL_METRICS: answer_status(s, fd, r->head.what == CONTROL_METRICS); break;
+    case CONTROL_METRICS: answer_status(s, fd, &r->head); break;
     default: /* CONTROL_DOWN */ control_send(fd, CONTROL_DONE, UINT32_MAX, 0, NULL, 0); s->on_down(s->arg);
     }
 }

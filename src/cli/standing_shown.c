@@ -16,7 +16,7 @@ void shown_free(struct shown *s)
     free(s->nodes);
 }
 
-int shown_get(struct shown *s, struct jobs *jobs)
+int shown_get(struct shown *s, struct jobs *jobs, bool links)
 {
     s->count = jobs_nodes(jobs, &s->nodes);
     s->pages = calloc(s->count + 1, sizeof(struct desk_page *));
@@ -24,7 +24,7 @@ int shown_get(struct shown *s, struct jobs *jobs)
         shown_free(s);
         return -ENOMEM;
     }
-    jobs_desks(jobs, s->nodes, s->count, s->pages); /* a node that is gone fails at once */
+    jobs_desks(jobs, s->nodes, s->count, links, s->pages); /* a node that is gone fails at once */
     return 0;
 }
 

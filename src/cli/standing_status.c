@@ -131,30 +131,68 @@ json_t *standing_settings(void)
     return o;
 }
 
-json_t *standing_status(weft_node *w, struct jobs *jobs, const char *name)
+/* Print the links, one by one: with hundreds of nodes all of them together would take hundreds of MB as objects. */
+static void print_links(FILE *f, weft_node *w, const struct shown *s)
+{
+    const char *before = "";
+    fputs(",\"links\":[", f);
+    for (uint32_t i = 0; i < s->count; i++)
+        for (uint32_t k = 0; s->pages[i] && k < s->pages[i]->count; k++) {
+            const struct desk_link *l = &s->pages[i]->links[k];
+            json_t *o = weft_alive(w, l->node) ? status_link(s->nodes[i], l, shown_link(s, l->node, s->nodes[i])) : NULL;
+            if (!o)
+                continue;
+            fputs(before, f);
+            json_dumpf(o, f, JSON_COMPACT);
+            json_decref(o);
+            before = ",";
+        }
+    fputc(']', f);
+}
+
+/* The text of `o`, with the links added. Frees `o`. */
+static char *with_links(json_t *o, weft_node *w, const struct shown *s)
+{
+    char *head = json_dumps(o, JSON_COMPACT), *text = NULL;
+    size_t len;
+    FILE *f = head ? open_memstream(&text, &len) : NULL;
+    json_decref(o);
+    if (f) {
+        head[strlen(head) - 1] = '\0'; /* without the last brace */
+        fputs(head, f);
+        print_links(f, w, s);
+        fputc('}', f);
+        if (fclose(f)) {
+            free(text);
+            text = NULL;
+        }
+    }
+    free(head);
+    return text;
+}
+
+char *standing_status(weft_node *w, struct jobs *jobs, const char *name, bool links)
 {
     struct shown s;
-    json_t *nodes = json_array(), *links = json_array();
+    json_t *nodes = json_array();
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
     if (door && door[0] && strncmp(door, "unix:", 5) != 0)
         coord = door; /* node 0 of a program runs on this host, and the other nodes connect to it at this address */
-    if (shown_get(&s, jobs)) {
+    if (shown_get(&s, jobs, links)) {
         json_decref(nodes);
-        json_decref(links);
         return NULL;
     }
-    for (uint32_t i = 0; i < s.count; i++) {
+    for (uint32_t i = 0; i < s.count; i++)
         json_array_append_new(nodes, status_node(w, s.nodes[i], s.pages[i], jobs));
-        for (uint32_t k = 0; s.pages[i] && k < s.pages[i]->count; k++)
-            if (weft_alive(w, s.pages[i]->links[k].node))
-                json_array_append_new(
-                    links, status_link(s.nodes[i], &s.pages[i]->links[k], shown_link(&s, s.pages[i]->links[k].node, s.nodes[i])));
-    }
+    json_t *o = json_pack("{ss sI so ss sb so sI sI so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
+                          text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
+                          standing_settings(), "epoch", (json_int_t)weft_epoch(w), "numbers", (json_int_t)weft_size(w), "nodes", nodes,
+                          "jobs", jobs_list(jobs), "forwards", forwards_list(jobs));
+    char *text = links ? with_links(o, w, &s) : json_dumps(o, JSON_COMPACT);
+    if (!links)
+        json_decref(o);
     shown_free(&s);
-    return json_pack("{ss sI so ss sb so sI sI so so so so}", "cluster", name, "control_node", (json_int_t)weft_rank(w), "hostfile",
-                     text_or_null(hostfile), "coord", coord ? coord : "", "emulated", getenv("SOFTVERBS_HOST") != NULL, "settings",
-                     standing_settings(), "epoch", (json_int_t)weft_epoch(w), "numbers", (json_int_t)weft_size(w), "nodes", nodes, "links",
-                     links, "jobs", jobs_list(jobs), "forwards", forwards_list(jobs));
+    return text;
 }
 
 /* --- Prometheus --- */
@@ -284,7 +322,7 @@ char *standing_metrics(weft_node *w, struct jobs *jobs)
     char *text = NULL;
     size_t len;
     struct shown s;
-    if (shown_get(&s, jobs))
+    if (shown_get(&s, jobs, true))
         return NULL;
     FILE *f = open_memstream(&text, &len);
     if (f) {

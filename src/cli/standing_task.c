@@ -56,6 +56,12 @@ static void task_done(struct task *t, int status)
 
 void task_not_started(struct task *t, int rc)
 {
+    char said[512];
+    snprintf(said, sizeof said, "%s", base_error());
+    if (rc == -ECONNRESET)
+        base_fail(rc, "%s; `weft status` lists the nodes that are up", said);
+    else if (rc == -ENOMEM)
+        base_fail(rc, "%s; each node that runs a command takes a part of this host's pool: start the cluster with a larger --pool", said);
     job_put(t->job, CONTROL_ERROR, t->node, (uint32_t)-rc, base_error(), strlen(base_error()));
     task_done(t, rc == -ENOENT ? LAUNCH_NOT_FOUND : rc == -EACCES ? LAUNCH_NOT_USABLE : JOBS_FAILED);
 }

@@ -8,9 +8,9 @@
 
 #include "cli/standing_job.h"
 
-uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out)
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out)
 {
-    uint32_t silent = desks_get(all->desks, nodes, count, out);
+    uint32_t silent = desks_get(all->desks, nodes, count, links, out);
     pthread_mutex_lock(&all->lock);
     for (uint32_t i = 0; i < count; i++) {
         if (!out[i])
@@ -35,16 +35,16 @@ void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len)
     pthread_mutex_unlock(&all->lock);
 }
 
-bool jobs_learn(struct jobs *all)
+bool jobs_learn(struct jobs *all, uint32_t most)
 {
     uint32_t size = weft_size(all->w), count = 0, *list = calloc(size, sizeof *list);
     pthread_mutex_lock(&all->lock);
-    for (uint32_t i = 0; i < size && list; i++)
+    for (uint32_t i = 0; i < size && list && count < most; i++)
         if (!all->told[i].host[0] && weft_alive(all->w, i))
             list[count++] = i;
     pthread_mutex_unlock(&all->lock);
     struct desk_page **pages = calloc(count + 1, sizeof(struct desk_page *));
-    bool learned = list && pages && jobs_desks(all, list, count, pages) == 0;
+    bool learned = list && pages && jobs_desks(all, list, count, false, pages) == 0 && count < most;
     for (uint32_t i = 0; pages && i < count; i++)
         free(pages[i]);
     free(pages);
@@ -76,7 +76,7 @@ uint32_t jobs_nodes(struct jobs *all, uint32_t **out)
 {
     uint32_t size = weft_size(all->w), count = 0;
     uint32_t *list = *out = calloc(size, sizeof *list);
-    jobs_learn(all); /* first read the desks of new nodes, which may be successors */
+    jobs_learn(all, UINT32_MAX); /* first read the desks of new nodes, which may be successors */
     pthread_mutex_lock(&all->lock);
     for (uint32_t i = size; list && i-- > 0;) /* from the newest to the oldest, because a successor has a higher number */
         if (weft_alive(all->w, i) || (all->told[i].host[0] && !has_successor(all, i, list, count)))

@@ -2,6 +2,7 @@
  *
  * weft status.
  */
+#include <poll.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,8 @@ int standing_text(const char *sub, const char *cluster, struct control_request *
 
 /* --- weft status --- */
 
+#define LINKS_MAX 400 /* of more links, which are those of more than 20 nodes, only those with something wrong are printed one by one */
+
 static const char status_help[] =
     "Usage: weft status [--cluster NAME] [--json | --metrics | --memory] [--watch]\n"
     "\n"
@@ -156,7 +159,14 @@ static struct cli_table *nodes_table(const json_t *list)
     return t;
 }
 
-static struct cli_table *links_table(const json_t *list)
+/* Whether a table of many links shows this one, too. */
+static bool is_unusual(const json_t *link)
+{
+    return strcmp(text_of(link, "state"), "up") != 0 || number_of(link, "errors") || number_of(link, "retransmitted");
+}
+
+/* `all`: else only the links that are not as they should be. */
+static struct cli_table *links_table(const json_t *list, bool all)
 {
     static const struct cli_column columns[] = {{"from", true},     {"to", true},   {"state", false}, {"transport", false},
                                                 {"devices", false}, {"rate", true}, {"errors", true}, {"resent", true}};
@@ -164,6 +174,8 @@ static struct cli_table *links_table(const json_t *list)
     size_t i;
     json_t *o;
     json_array_foreach (list, i, o) {
+        if (!all && !is_unusual(o))
+            continue;
         char from[16], to[16], rate[48], errors[24], resent[24], size[32];
         snprintf(from, sizeof from, "%u", (unsigned)number_of(o, "from"));
         snprintf(to, sizeof to, "%u", (unsigned)number_of(o, "to"));
@@ -261,16 +273,23 @@ static int print_status(const char *text, bool watch)
     json_t *o = json_loads(text, 0, NULL);
     if (!o)
         return cli_error("status", "the answer of the cluster's node on this host is not JSON; run the same version of weft on all hosts");
-    struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"));
+    size_t count = json_array_size(json_object_get(o, "links")), unusual = 0, i;
+    json_t *link;
+    json_array_foreach (json_object_get(o, "links"), i, link)
+        unusual += is_unusual(link);
+    bool all = count <= LINKS_MAX;
+    struct cli_table *nodes = nodes_table(json_object_get(o, "nodes")), *links = links_table(json_object_get(o, "links"), all);
     struct cli_table *forwards = forwards_table(json_object_get(o, "forwards"));
     if (watch && isatty(STDOUT_FILENO))
         fputs("\033[H\033[J", stdout);
     if (nodes)
         cli_table_print(nodes, stdout);
-    if (json_array_size(json_object_get(o, "links")) && links) {
+    if ((all ? count : unusual) && links) {
         putchar('\n');
         cli_table_print(links, stdout);
     }
+    if (!all)
+        printf("\n%zu links are up, without errors, and nothing was resent (--json lists them)\n", count - unusual);
     if (json_array_size(json_object_get(o, "forwards")) && forwards) {
         putchar('\n');
         cli_table_print(forwards, stdout);
@@ -286,7 +305,8 @@ static int print_status(const char *text, bool watch)
 
 static int show_status(const char *cluster, int how, bool watch)
 {
-    struct control_request r = {.head = {.what = how == 'M' ? CONTROL_METRICS : CONTROL_STATUS}};
+    struct control_request r = {
+        .head = {.what = how == 'M' ? CONTROL_METRICS : CONTROL_STATUS, .flags = how == 'm' ? CONTROL_WITHOUT_LINKS : 0}};
     char *text;
     int status = standing_text("status", cluster, &r, &text);
     if (!status && how == 'j')
@@ -332,6 +352,6 @@ int cli_status(int argc, char **argv)
         cli_catch_signals();
     do
         status = show_status(cluster, how, watch);
-    while (!status && watch && !cli_stopped() && (base_sleep_ns(WEFT_SECOND), !cli_stopped()));
+    while (!status && watch && !cli_stopped() && (poll(NULL, 0, 1000), !cli_stopped())); /* poll(): a signal ends the wait */
     return status;
 }

@@ -77,7 +77,7 @@ static void show_log(const struct standing_place *p, off_t from)
 /* Whether the nodes of this launcher are up or, if they begin a cluster, whether the whole cluster is up. */
 static bool all_up(const struct up *u, const struct launch *l, const struct standing_place *p)
 {
-    struct control_request r = {.head = {.what = CONTROL_STATUS}};
+    struct control_request r = {.head = {.what = CONTROL_STATUS, .flags = CONTROL_WITHOUT_LINKS}};
     int fd = standing_connect(p, false); /* without waiting, because the caller also watches the launcher */
     if (fd < 0)
         return false;

@@ -22,11 +22,11 @@
 
 #define RETRY_FIRST_NS (2 * WEFT_MS)
 #define RETRY_LAST_NS  (100 * WEFT_MS)
-#define EACH_FIRST_NS  WEFT_SECOND       /* how long one of several addresses may take to answer in the first round */
-#define EACH_LAST_NS   (8 * WEFT_SECOND) /* the most to which this grows in later rounds */
+#define EACH_FIRST_NS  WEFT_SECOND       /* if there are several addresses: time-out for each in the first round */
+#define EACH_LAST_NS   (8 * WEFT_SECOND) /* upper limit of this time-out, which grows in later rounds */
 
 struct address {
-    bool local; /* true: a Unix socket; `name` is its path, or its abstract name without the '@' */
+    bool local; /* a Unix socket; `name` is its path, or its abstract name without the '@' */
     bool abstract;
     char name[256]; /* host, or path */
     char port[8];
@@ -105,7 +105,7 @@ static socklen_t unix_address(const struct address *a, struct sockaddr_un *un)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + 1);
 }
 
-/* Tries the host as a numeric address first, because that needs no name service, which may be slow or unreachable. */
+/* First tries to parse the host as a numeric address: a name service may be slow or unreachable. */
 static int lookup(const char *text, const struct address *a, int flags, struct addrinfo **list)
 {
     struct addrinfo hints = {.ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
@@ -147,7 +147,7 @@ static bool is_socket(const char *path)
     return lstat(path, &st) == 0 && S_ISSOCK(st.st_mode);
 }
 
-/* Whether nobody listens on this socket file: a node 0 that was killed leaves it behind. */
+/* Whether no process listens on this socket file. A killed node 0 leaves such a file. */
 static bool is_stale(const struct sockaddr_un *un, socklen_t len)
 {
     int fd = new_socket(AF_UNIX);
@@ -165,7 +165,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     int fd = new_socket(AF_UNIX);
     if (fd < 0)
         return base_fail(fd, "cannot listen at '%s': the socket cannot be created: %s" BASE_FILES_HINT, text, base_strerror(fd));
-    fchmod(fd, 0600); /* before bind(): on Linux the socket file is then created with this mode */
+    fchmod(fd, 0600); /* before bind(): Linux creates the socket file with this mode */
     int rc = bind(fd, (struct sockaddr *)&un, len);
     if (rc && errno == EADDRINUSE) {
         if (!a->abstract && is_stale(&un, len) && unlink(un.sun_path) == 0)
@@ -210,13 +210,13 @@ static bool is_loopback(const struct sockaddr *at)
     return at->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) : ntohl(four->sin_addr.s_addr) >> 24 == 127;
 }
 
-/* Listen at the first address of the list that belongs to this host. If further ones, of another family, also belong to this host, listen
- * at all addresses of the host, so that nodes with only one of the families can connect. */
+/* Listen at the first address of the list that belongs to this host. If the host also has an address of another family in the list, listen
+ * at all addresses of the host, so that nodes with only one family can connect. */
 static int listen_first(const struct addrinfo *list)
 {
     int fd = -EADDRNOTAVAIL;
     const struct addrinfo *i = list;
-    /* If another program listens at this address (EADDRINUSE), do not try the next one: other nodes would connect to that program. */
+    /* Stop at EADDRINUSE: other nodes would connect to the program that listens at this address. */
     while (i && (fd = listen_at(i->ai_addr, i->ai_addrlen)) < 0 && fd != -EADDRINUSE)
         i = i->ai_next;
     for (const struct addrinfo *k = fd < 0 ? NULL : i->ai_next; k; k = k->ai_next) {
@@ -315,7 +315,7 @@ int cluster_socket_host(int fd, bool far, char *out, size_t len)
     if (at.ss_family != AF_INET && at.ss_family != AF_INET6)
         return -ENOTSUP;
     const struct sockaddr_in6 six = *(const struct sockaddr_in6 *)(const void *)&at;
-    if (at.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) { /* IPv4 over a socket for both families */
+    if (at.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) { /* an IPv4 connection of an IPv6 socket */
         struct sockaddr_in *four = (void *)&at;
         *four = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = six.sin6_port};
         memcpy(&four->sin_addr, (const uint8_t *)&six.sin6_addr + 12, sizeof four->sin_addr);
@@ -336,7 +336,7 @@ int cluster_address_towards(const char *address, char *out, size_t len)
         return base_fail(-ENOTSUP, "address '%s': expected HOST:PORT, as in 10.0.0.1:7654", address);
     if (rc || (rc = lookup(address, &a, 0, &list)))
         return rc;
-    int fd = socket(list->ai_family, SOCK_DGRAM, 0); /* connecting it sends nothing */
+    int fd = socket(list->ai_family, SOCK_DGRAM, 0); /* connect() of a datagram socket sends nothing */
     if (fd < 0 || connect(fd, list->ai_addr, list->ai_addrlen))
         rc = -errno;
     freeaddrinfo(list);
@@ -349,8 +349,8 @@ int cluster_address_towards(const char *address, char *out, size_t len)
               : 0;
 }
 
-/* Whether a TCP socket is connected to itself. The system may choose the destination port of this host as the source port; if nobody
- * listens there, the connection still succeeds. */
+/* Whether a TCP socket is connected to itself. This happens if nobody listens at the destination port of this host, and the system chooses
+ * the same port as the source port. */
 static bool is_self(int fd)
 {
     struct sockaddr_storage here, there;
@@ -392,8 +392,8 @@ static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
     return fd;
 }
 
-/* Whether a later attempt may succeed, because the peer is still starting, or a network is down now, so that there is no route.
- * EAGAIN: the backlog of a Unix listener is full. */
+/* Whether a later attempt may succeed: the peer may still be starting, or a network may be down. EAGAIN: the backlog of a Unix listener is
+ * full. */
 static bool may_pass(int error)
 {
     return error == -ECONNREFUSED || error == -ENOENT || error == -EAGAIN || error == -ECONNRESET || error == -ECONNABORTED ||
@@ -406,7 +406,7 @@ int cluster_connect(const char *address, int64_t deadline)
     struct address a;
     struct sockaddr_un un;
     struct addrinfo *list = NULL, local = {0};
-    int why = -ETIMEDOUT; /* the last error other than a time-out, if there was one */
+    int why = -ETIMEDOUT; /* the last error that was not a time-out */
     int fd = parse(address, &a);
     if (fd)
         return fd;
@@ -416,7 +416,7 @@ int cluster_connect(const char *address, int64_t deadline)
     } else if ((fd = lookup(address, &a, 0, &list))) {
         return fd;
     }
-    bool several = list && list->ai_next; /* with several addresses, one that never answers must not use up all the time */
+    bool several = list && list->ai_next; /* an address that never answers must leave time for the others */
     int64_t each = EACH_FIRST_NS;
     for (int64_t pause = RETRY_FIRST_NS;; pause = pause * 3 / 2 < RETRY_LAST_NS ? pause * 3 / 2 : RETRY_LAST_NS) {
         bool again = false;
@@ -434,7 +434,7 @@ int cluster_connect(const char *address, int64_t deadline)
             break;
         }
         if (!again) {
-            base_fail(fd, "cannot connect to '%s': %s; check the address, and that the node which listens there was started", address,
+            base_fail(fd, "cannot connect to '%s': %s; check the address, and whether the node at this address was started", address,
                       base_strerror(fd));
             break;
         }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The first messages between a joining node and the node that admits it: hello, challenge, the joining node's card (its names and
- * addresses), and the MACs over them. wire.h describes the messages.
+ * addresses), and their MACs. wire.h describes the messages.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -46,7 +46,7 @@ void join_card_make(struct wire_card *c, const struct join *j, const struct join
     if (gethostname(c->host, sizeof c->host - 1))
         snprintf(c->host, sizeof c->host, "?");
     memcpy(c->side, j->here.bound, strnlen(j->here.bound, sizeof c->side - 1));
-    /* Remove the interface's name: it is valid only on this host. */
+    /* Remove the interface's name, which is valid only on this host. */
     const char *away = j->away.bound, *rest = strchr(away, ']');
     snprintf(c->away, sizeof c->away, "%.*s%s", (int)strcspn(away, "%"), away, strchr(away, '%') && rest ? rest : "");
     c->liveness_ns = self->liveness_ns;

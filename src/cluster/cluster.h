@@ -21,7 +21,7 @@ struct cluster_host {
     uint32_t ip_count;
     char **rdma; /* [rdma_count] rdma[j]: device towards node j; NULL: no cable, or j is this node */
     uint32_t rdma_count;
-    uint32_t machine; /* index of the host's entry in the file; nodes of one host have the same */
+    uint32_t machine; /* index of the host's entry in the file; the same for all nodes of a host */
 };
 struct cluster_hostfile {
     struct cluster_host *hosts; /* [count] one for each node, by rank */
@@ -34,14 +34,14 @@ struct cluster_hostfile {
     } * settings;
     uint32_t setting_count;
 };
-#define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* the most bytes of a hostfile */
+#define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* maximum size of a hostfile, in bytes */
 /* Return -EINVAL for an invalid file. The error reads "FILE:LINE: field: expected ..., found ...". */
 int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);
 void cluster_hostfile_free(struct cluster_hostfile *h);
 
 /* --- settings.c: option > environment > hostfile > default; rank and size also from a launcher that speaks PMIx --- */
-#define CLUSTER_PORT 7654 /* port of node 0 when its address comes from the hostfile's list of hosts */
+#define CLUSTER_PORT 7654 /* port of node 0 if the hostfile gives only its host */
 
 enum cluster_source { CLUSTER_DEFAULT, CLUSTER_HOSTFILE, CLUSTER_PMIX, CLUSTER_ENVIRONMENT, CLUSTER_OPTION };
 
@@ -49,21 +49,21 @@ struct launcher;
 struct join;
 struct cluster_settings {
     uint32_t rank, size;
-    uint32_t founders;  /* nodes that the cluster began with: `size`, unless this node joins a running one */
-    char grow[128];     /* address at which this node lets other nodes join the running cluster; "": none */
-    char join[512];     /* addresses of members of a running cluster, with commas between, which this node joins; "": none */
+    uint32_t founders;  /* number of nodes that started the cluster; equal to `size` unless this node joins a running cluster */
+    char grow[128];     /* address at which other nodes can join the running cluster; "": none */
+    char join[512];     /* comma-separated addresses of members of the running cluster that this node joins; "": none */
     struct join *entry; /* the answer of the cluster, from cluster_enter(); NULL: none */
     char coord[128];    /* address at which node 0 listens; "" in a cluster of one node */
     struct fab_options fabric;
     struct mem_options pool; /* everything except its field heap_offset */
     int64_t join_timeout_ns;
     char serve[64];       /* names of services */
-    char net_rules[1024]; /* which addresses this node connects to for other nodes, if it offers the service `net` */
-    uint32_t names;       /* how many names one asker may publish at this node; 0: up to three quarters of all names */
-    uint32_t net_sockets; /* how many sockets one asker may have at this node; 0: up to three quarters of all sockets */
+    char net_rules[1024]; /* service `net`: addresses to which this node connects for other nodes */
+    uint32_t names;       /* maximum number of names that one node may publish here; 0: three quarters of all names */
+    uint32_t net_sockets; /* maximum number of sockets that one node may have here; 0: three quarters of all sockets */
     char file_root[1024]; /* the service `file` serves the files below this directory; "": all files */
-    uint64_t file_cache;  /* how many bytes of the pool may hold cached files; 0: a quarter of the pool */
-    uint8_t *secret;      /* NULL: none; freed (and wiped) by cluster_settings_clear() */
+    uint64_t file_cache;  /* maximum size of cached files in the pool, in bytes; 0: a quarter of the pool */
+    uint8_t *secret;      /* NULL: none; wiped and freed by cluster_settings_clear() */
     size_t secret_len;
     struct cluster_hostfile *hosts; /* NULL: none */
     struct launcher *launcher;      /* connection to the launcher that gave rank and size; closed by cluster_settings_clear(). NULL: none */
@@ -82,24 +82,24 @@ struct cluster_setting_row {
     char value[256];  /* the resolved value as text; "(set)" for a secret */
     char from[160];   /* "default", "environment WEFT_POOL", "hostfile PATH", ... */
 };
-/* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL.
- * The caller is not a node, so it is no error if the rank is missing. `launcher`: also ask a launcher that speaks PMIx for rank and size.
+/* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL. A
+ * missing rank is no error, because the caller is not a node. `launcher`: also ask a PMIx launcher for rank and size.
  */
 int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
-/* Checks before nodes are started: `text` is valid for WEFT_POOL; WEFT_SECRET is unset or not empty. */
+/* Checks before nodes are started. cluster_pool_check(): `text` is a valid WEFT_POOL. cluster_secret_check(): WEFT_SECRET is unset or not
+ * empty. */
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
-/* Whether a hostfile may contain this setting. */
 bool cluster_setting_in_hostfile(const char *name);
 
 /* --- address.c: "HOST:PORT", "[IPV6]:PORT", "unix:PATH", "unix:@NAME" (abstract; Linux) --- */
 /* Check the form of an address, without resolving names: 0 or -EINVAL. */
 int cluster_address_check(const char *address);
-/* Make a random address for a Unix socket, so that no other cluster has it and nobody can guess it: an abstract name on Linux, elsewhere a
- * path in `dir` (NULL: /tmp). The name contains `kind`. */
+/* Make a unique address for a Unix socket, which nobody can guess. On Linux it is an abstract name, elsewhere a path in `dir` (NULL: /tmp).
+ * The address contains `kind`. */
 int cluster_private_address(char *out, size_t len, const char *kind, const char *dir);
-/* Open a close-on-exec, non-blocking listener. `bound` gets its address in the same notation, with the chosen port instead of port 0.
- * A socket file without a listener is replaced. */
+/* Open a close-on-exec, non-blocking listener. `bound` gets its address in the same notation; port 0 is replaced by the chosen port. A
+ * socket file without a listener is replaced. */
 int cluster_listen(const char *address, char *bound, size_t bound_len);
 /* Accept a connection: a close-on-exec socket, tuned by cluster_tune(); or a negative errno, without base_fail(). */
 int cluster_accept(int listener);
@@ -109,31 +109,31 @@ void cluster_unlisten(int fd, const char *bound);
 void cluster_tune(int fd);
 /* The numeric address of a TCP socket's own end, or of its peer if `far`: "10.0.0.1", "[fe80::1%eth0]". Other sockets: -ENOTSUP. */
 int cluster_socket_host(int fd, bool far, char *out, size_t len);
-/* The numeric address of this host from which it reaches `address`, HOST:PORT, as in "10.0.0.2", "[fd00::2]". Sends nothing. */
+/* The numeric source address with which this host reaches `address` (HOST:PORT), as in "10.0.0.2", "[fd00::2]". Sends nothing. */
 int cluster_address_towards(const char *address, char *out, size_t len);
-/* Connect: returns a close-on-exec, non-blocking socket, tuned by cluster_tune(). While nobody listens or there is no route, retries
- * until `deadline`; then -ETIMEDOUT, and the error has the last reason. */
+/* Connect: returns a close-on-exec, non-blocking socket, tuned by cluster_tune(). Retries until `deadline` while nobody listens or there is
+ * no route. On -ETIMEDOUT the error text has the last reason. */
 int cluster_connect(const char *address, int64_t deadline);
 
 /* --- join.c --- */
-/* A callback that returns non-zero to end all waits for other nodes with -EINTR. A command that catches signals sets it: its nodes can then
- * be interrupted while joining, and still free their RDMA devices. NULL: waits are not interrupted. */
+/* A callback that ends all waits for other nodes with -EINTR by returning non-zero; NULL: none. Commands that catch signals set this
+ * callback, so that their nodes free their RDMA devices when a signal interrupts joining. */
 extern int (*cluster_stopped)(void);
 struct weft_node;
 int cluster_join(struct weft_node *w, struct cluster_settings *s);
-/* First step of a node that joins a running cluster (s->join): asks a member for a number, and sets rank, size and founders. */
+/* The first step of joining a running cluster (s->join): asks a member for a rank, and sets rank, size and founders. */
 int cluster_enter(struct cluster_settings *s);
 /* Whether nodes may join this cluster later. */
 static inline bool cluster_grows(const struct cluster_settings *s)
 {
     return s->grow[0] || s->join[0];
 }
-/* Begin to let other nodes join, when the node is open; and end that, before the fabric stops. Both do nothing if no node can join this
- * cluster. */
+/* Start and stop accepting nodes that join. Call cluster_door_open() when the node is open, and cluster_door_close() before the fabric
+ * stops. Both do nothing if no node can join this cluster. */
 int cluster_door_open(struct weft_node *w);
 void cluster_door_close(struct weft_node *w);
-/* Tell the other nodes of the launcher's job that this node has failed before joining, with error `rc` and the text of base_error(). Waits
- * up to the join time-out until all nodes have called weft_open(). Returns `rc`; base_error() is unchanged. */
+/* Report to the other nodes of the launcher's job that this node failed before joining, with error `rc` and the text of base_error(). Waits
+ * until all nodes have called weft_open(), at most for the join time-out. Returns `rc`; does not change base_error(). */
 int cluster_failed(struct cluster_settings *s, int rc);
 
 #endif

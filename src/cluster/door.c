@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread of a member that lets nodes join the running cluster. As a door it listens for newcomers (nodes that want to join), checks
- * that they know the secret, and leads one at a time through the steps of grow.c. As a member it connects to each newcomer (newcomer.c),
- * also if another node is the newcomer's door.
+ * The thread of a member that lets nodes join the running cluster. The thread listens for newcomers (nodes that want to join), checks that
+ * they know the secret, and leads one at a time through the steps of grow.c. A node that does this for a newcomer is the newcomer's door.
+ * The thread also connects this member to newcomers that join through other doors (newcomer.c).
  *
- * Nodes of one host may have the same address to listen at. One of them has it, and when that one is gone another takes it over.
+ * Nodes of one host may be configured with the same address. One of them listens, and when this node is gone another takes over.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -20,10 +20,10 @@
 #define VISITORS     64u
 #define CALLERS      32u
 #define VISITOR_WAIT (5 * WEFT_SECOND) /* time to authenticate */
-#define LISTEN_AGAIN (200 * WEFT_MS)   /* pause before trying to listen at an address that another node of this host has */
-#define TRY_AGAIN    (20 * WEFT_MS)    /* pause after a member did not agree; up to twice as long */
-#define FILES_WAIT   (10 * WEFT_MS)    /* pause when a connection waits that cannot be accepted, because no file descriptor is left */
-#define ANSWER_WAIT  (2 * WEFT_SECOND) /* for a newcomer to read its answer */
+#define LISTEN_AGAIN (200 * WEFT_MS)   /* pause before another try to listen at an address that another node of this host uses */
+#define TRY_AGAIN    (20 * WEFT_MS)    /* pause after a member did not agree; a random part is added, up to the same length */
+#define FILES_WAIT   (10 * WEFT_MS)    /* pause if no file descriptor is left for a waiting connection */
+#define ANSWER_WAIT  (2 * WEFT_SECOND) /* time for a newcomer to read the answer */
 #define ROUND        (100 * WEFT_MS)
 
 enum visitor_stage { VISITOR_HELLO, VISITOR_PROOF, VISITOR_WAITS, VISITOR_JOINS };
@@ -31,7 +31,7 @@ enum visitor_stage { VISITOR_HELLO, VISITOR_PROOF, VISITOR_WAITS, VISITOR_JOINS 
 struct visitor {
     int fd, pid;
     enum visitor_stage stage;
-    int64_t until; /* when the connection is closed or refused */
+    int64_t until; /* time at which the connection is closed or refused */
     size_t got;
     struct wire_hello hello;
     struct wire_challenge challenge;
@@ -42,20 +42,20 @@ enum door_step { DOOR_IDLE, DOOR_ASKS_FIRST, DOOR_ASKS_ALL, DOOR_ENTERING };
 
 struct door {
     struct grow *g;
-    struct join_listener at; /* for newcomers */
-    int64_t listen_at;       /* when to try to listen */
+    struct join_listener at; /* address at which newcomers connect */
+    int64_t listen_at;       /* time of the next try to listen */
     struct visitor visitors[VISITORS];
     uint32_t count;
     struct join_callers callers;
-    int64_t warned; /* when a wrong secret was reported */
+    int64_t warned; /* time of the last report of a wrong secret */
     struct pollfd fds[VISITORS + CALLERS + 5];
-    /* The newcomer that this node is the door of. */
+    /* The newcomer that joins through this node. This node is called its door. */
     enum door_step step;
     struct visitor newcomer; /* fd -1: none */
     uint64_t attempt;
     uint32_t number;
     struct grow_ask ask;
-    int64_t next_at, until; /* when to try again; when to give up */
+    int64_t next_at, until; /* time of the next try; time to give up */
     bool connected, failed; /* the newcomer has connected to all members; the newcomer cannot join */
     struct wire_news news;
     size_t news_got;
@@ -83,12 +83,12 @@ static void door_ask(struct door *d, uint32_t node)
     pthread_mutex_unlock(&g->lock);
     if (grow_try(g, node, &m, &d->ask) && fab_alive(g->w, node)) {
         pthread_mutex_lock(&g->lock);
-        g->refused = EBUSY; /* no room for the message: try again later */
+        g->refused = EBUSY; /* the queue is full: try again later */
         pthread_mutex_unlock(&g->lock);
     }
 }
 
-/* End the attempt: tell all members that were asked. */
+/* End the attempt, and tell all members that were asked. */
 static void door_over(struct door *d)
 {
     struct grow *g = d->g;
@@ -119,11 +119,11 @@ static void door_leave(struct door *d)
 static void door_later(struct door *d, int64_t now)
 {
     uint8_t more = 0;
-    (void)base_random(&more, 1); /* a random pause, so that two doors do not try at the same time for ever */
+    (void)base_random(&more, 1); /* random, because two doors with equal pauses would collide again and again */
     d->next_at = now + TRY_AGAIN + more * (TRY_AGAIN / 256);
 }
 
-/* Draws a number and begins to ask. */
+/* Chooses a rank for the newcomer and asks the first member. */
 static void door_begin(struct door *d, int64_t now)
 {
     struct grow *g = d->g;
@@ -160,8 +160,8 @@ static void door_begin(struct door *d, int64_t now)
         door_later(d, now);
         return;
     }
-    /* Ask the member with the lowest number first. If two doors ask at the same time, one of them finds that this member has agreed to the
-     * other's newcomer, and the other door goes on. */
+    /* Ask the member with the lowest rank first. If two doors start at the same time, this member agrees to only one of them, and the other
+     * tries again later. */
     for (uint32_t i = 0; i < w->rank; i++)
         if (fab_alive(w, i)) {
             door_ask(d, i);
@@ -169,7 +169,7 @@ static void door_begin(struct door *d, int64_t now)
         }
 }
 
-/* How many living members have not reached this step. *refused: the answer of a member that does not agree. */
+/* Number of living members that have not reached this step. *refused: the answer of a member that does not agree. */
 static uint32_t door_missing(struct door *d, enum grow_peer want, int *refused)
 {
     struct grow *g = d->g;
@@ -182,7 +182,7 @@ static uint32_t door_missing(struct door *d, enum grow_peer want, int *refused)
     return n;
 }
 
-/* All members agree: send the newcomer its number and the members' cards. */
+/* After all members have agreed: send the newcomer its rank and the members' cards. */
 static int door_answer(struct door *d)
 {
     struct grow *g = d->g;
@@ -206,7 +206,7 @@ static int door_answer(struct door *d)
     return rc;
 }
 
-/* Whether a member has died before the newcomer had connected to it. The newcomer is told, and tries again with another number. */
+/* Whether a member has died before the newcomer connected to this member. The newcomer is told, and tries again with another rank. */
 static bool door_lost(struct door *d)
 {
     struct grow *g = d->g;
@@ -282,7 +282,7 @@ static void door_step(struct door *d, int64_t now)
         for (uint32_t i = 0; i < size; i++)
             if (i != w->rank && fab_alive(w, i) && g->peers[i] == GROW_NOT_ASKED)
                 door_ask(d, i);
-        door_step(d, now); /* the node may be the only member: then there is nobody to ask */
+        door_step(d, now); /* if this node is the only member, no answer will come */
         return;
     }
     if (d->step == DOOR_ASKS_ALL) {
@@ -307,7 +307,6 @@ static void visitor_drop(struct door *d, uint32_t i)
     memmove(&d->visitors[i], &d->visitors[i + 1], (--d->count - i) * sizeof d->visitors[0]);
 }
 
-/* Closes the oldest connection that has not authenticated, if there is one. */
 static void visitor_make_room(struct door *d)
 {
     for (uint32_t i = 0; i < d->count; i++)
@@ -346,7 +345,7 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
     join_proof_mac(right, &d->g->j, &v->hello, &v->challenge, &v->proof.card);
     if (sodium_memcmp(right, v->proof.mac, WIRE_MAC)) {
         int64_t now = base_now_ns();
-        if (now - d->warned > WEFT_SECOND) { /* anyone who reaches the address can cause this: it must not fill the log */
+        if (now - d->warned > WEFT_SECOND) { /* at most once a second: anyone who reaches the address could fill the log */
             base_log(BASE_LOG_WARN, "a node that wanted to join was refused: wrong secret (WEFT_SECRET_FILE)");
             d->warned = now;
         }
@@ -360,7 +359,7 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
         door_refuse(d, v, EINVAL, "the joining node sent invalid names and addresses; run the same version of weft on all hosts");
         return false;
     }
-    if (fab_may_join(d->g->w, v->proof.card.host_id)) { /* otherwise the attempt would use up a number for nothing */
+    if (fab_may_join(d->g->w, v->proof.card.host_id)) { /* check this before a rank is used up */
         door_refuse(d, v, EINVAL, base_error());
         return false;
     }
@@ -369,7 +368,7 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
     return true;
 }
 
-/* Reads what has arrived. False: the connection must be closed. */
+/* Reads available bytes. False: the connection must be closed. */
 static bool visitor_hear(struct door *d, struct visitor *v)
 {
     void *into = v->stage == VISITOR_HELLO ? (void *)&v->hello : (void *)&v->proof;
@@ -397,7 +396,7 @@ static bool visitor_hear(struct door *d, struct visitor *v)
     return join_write(v->fd, &v->challenge, sizeof v->challenge, base_deadline(JOIN_STRANGER_WAIT)) == 0;
 }
 
-/* Begins to let the next newcomer join, if no other newcomer is joining by this door. */
+/* Starts with the next waiting newcomer, if no other newcomer is joining through this node. */
 static void visitor_next(struct door *d, int64_t now)
 {
     for (uint32_t i = 0; i < d->count && d->newcomer.fd < 0; i++) {
@@ -416,8 +415,8 @@ static void visitor_next(struct door *d, int64_t now)
 
 /* --- the thread --- */
 
-/* When to try again to listen. At a socket file, each try is a connection to the node that listens there, and all nodes of this host try.
- * So each of them tries less often the more nodes there are, and at a random time. */
+/* The time of the next try to listen. Each try at a socket file makes a connection to the node that listens there. So the pause is random,
+ * and grows with the number of nodes on this host. */
 static int64_t door_listen_later(struct grow *g, int64_t now)
 {
     struct weft_node *w = g->w;
@@ -451,7 +450,6 @@ static void door_take_caller(struct door *d, int listener)
         base_sleep_ns(FILES_WAIT);
 }
 
-/* Closes the connections whose time is up. */
 static void door_expire(struct door *d, int64_t now)
 {
     for (uint32_t i = d->count; i-- > 0;)

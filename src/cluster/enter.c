@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A node that joins a running cluster. It asks one of the members whose addresses it was given. That member, its door, agrees with all
- * others on its number (grow.c) and answers with the members' cards. With the number the node can be opened (cluster_enter()). Then it
- * connects to every member, and its door tells it when all know it (join_enter()).
+ * Joins a running cluster. cluster_enter() asks one of the given members. This member (the door) agrees with all others on the rank of the
+ * new node (grow.c), and answers with the rank and the members' cards. Then the node can be opened. join_enter() connects to every member,
+ * and waits until the door reports that all members know the node.
  */
 #include <sodium.h>
 #include <stdio.h>
@@ -12,8 +12,8 @@
 
 #include "cluster/join.h"
 
-#define TRY_WAIT (500 * WEFT_MS)    /* time to connect to one of several addresses in the first round; doubled in each further round */
-#define TRY_MOST (60 * WEFT_SECOND) /* about the longest time to which it is doubled */
+#define TRY_WAIT (500 * WEFT_MS) /* if there are several addresses: time-out for each in the first round; doubled in each further round */
+#define TRY_MOST (60 * WEFT_SECOND) /* approximate upper limit of this time-out */
 
 void join_entry_free(struct join *j)
 {
@@ -43,7 +43,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     join_answer_mac(right, j, hello, a, cards);
     if (sodium_memcmp(right, a->mac, WIRE_MAC))
         return base_fail(
-            -EACCES, "the node that answered has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)");
+            -EACCES, "the node that answered has a different cluster secret, or none: set the same secret on all nodes (WEFT_SECRET_FILE)");
     if (a->kind == WIRE_REFUSED) {
         int error = a->error > 0 ? base_status_in(-a->error) : 0;
         error = error == -ENOSPC || error == -EBUSY || error == -ETIMEDOUT ? error : -EINVAL;
@@ -84,7 +84,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     return 0;
 }
 
-/* Ask the member at `address`. *spoke: a member has answered there, so other members would give the same answer. */
+/* Ask the member at `address`. *spoke: a member has answered, and other members would answer the same. */
 static int enter_at(struct join *j, struct cluster_settings *s, const char *address, int64_t connect_until, bool *spoke)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = WIRE_NEWCOMER};
@@ -178,7 +178,7 @@ int cluster_enter(struct cluster_settings *s)
                 denied++;
         }
         if (rc && rc != -EINTR && !spoke &&
-            denied > 1) { /* a connection that closes once may mean that this member ended; twice means that the secret is wrong */
+            denied > 1) { /* one closed connection may mean that the member has ended; two mean a wrong secret */
             rc = base_fail(-EACCES, "%s", why);
             break;
         }

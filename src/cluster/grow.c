@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * How the members of a running cluster agree on who joins, and with which number.
+ * How the members of a running cluster agree on which node joins, and with which rank.
  *
- * Any member may be the door of a newcomer (door.c). It proposes the next number, first to the member with the lowest number, then to all
- * others (GROW_ASK, with the newcomer's card). A member agrees if no other node is joining and the number is higher than any
- * that it knows of. Only when all agree is the number given to the newcomer. So two nodes never get the same number, whichever members die:
- * a member that lives through both attempts would have to agree to both, and it refuses the second one. No single node counts the numbers,
- * so none has to be replaced when it dies. A number that was proposed is never proposed again, also if its node did not join.
+ * Any member may be the door of a newcomer (door.c). The door proposes the next rank, first to the member with the lowest rank, then to all
+ * others (GROW_ASK, with the newcomer's card). A member agrees if no other node is joining and the rank is higher than all that it knows
+ * of. The newcomer gets the rank only if all agree. So two nodes never get the same rank, whichever members die, because every surviving
+ * member would have to agree twice. A proposed rank is never proposed again, even if its node did not join.
  *
- * At most one node joins at a time, so all members know the same nodes when it connects to them. Each member tells the door (GROW_JOINED)
- * when it has made the node alive, and the door tells all members when the attempt is over (GROW_END). The death of the door also ends the
- * attempt.
+ * At most one node joins at a time, so all members know the same nodes when the newcomer connects to them. Each member tells the door
+ * (GROW_JOINED) when it has connected to the newcomer. The door tells all members when the attempt is over (GROW_END). The death of the
+ * door also ends the attempt.
  */
 #include <fcntl.h>
 #include <sodium.h>
@@ -45,10 +44,10 @@ bool grow_message_ok(const struct grow_message *m, const void *payload, size_t p
 int grow_next_number(uint32_t highest, uint32_t alive, uint32_t *number)
 {
     if (highest + 1 >= WEFT_MAX_NUMBERS)
-        return base_fail(-ENOSPC, "all node numbers up to %u have been used, and no number is used twice: start the cluster anew",
+        return base_fail(-ENOSPC, "all node numbers up to %u have been used, and numbers are not reused: start the cluster anew",
                          WEFT_MAX_NUMBERS - 1);
     if (alive >= WEFT_MAX_NODES)
-        return base_fail(-ENOSPC, "%u nodes are alive, the most that a cluster can have: let one leave first", alive);
+        return base_fail(-ENOSPC, "%u nodes are alive, which is the maximum of a cluster: end a node first", alive);
     *number = highest + 1;
     return 0;
 }
@@ -60,7 +59,7 @@ void grow_wake(struct grow *g)
 
 int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask)
 {
-    bool before = fab_nowait(true); /* a member that is stopped must not delay the others */
+    bool before = fab_nowait(true); /* do not wait for a stopped member */
     int rc = fab_send(g->w, to, GROW_HANDLER, m, sizeof *m, ask, ask ? sizeof *ask : 0, NULL);
     fab_nowait(before);
     return rc;
@@ -85,7 +84,7 @@ bool grow_send_again(struct grow *g)
     memcpy(list, g->unsent, n * sizeof *list);
     g->unsent_count = 0;
     pthread_mutex_unlock(&g->lock);
-    /* Not under the lock: sending may run handlers on this thread. */
+    /* Release the lock before sending: sending may run handlers on this thread. */
     for (uint32_t i = 0; i < n; i++) {
         bool over = !fab_alive(g->w, list[i].to) || base_now_ns() > list[i].until;
         if (over || !grow_try(g, list[i].to, &list[i].message, NULL))
@@ -109,7 +108,7 @@ void grow_end(struct grow *g, uint64_t attempt, uint32_t door)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* A door asks whether this node may join. Under the lock. */
+/* Answers GROW_ASK: whether this member agrees that the new node joins. The caller holds the lock. */
 static void grow_asked(struct grow *g, uint32_t from, const struct grow_message *m, const void *payload, struct grow_message *answer)
 {
     struct grow_joining *now = &g->joining;
@@ -126,7 +125,7 @@ static void grow_asked(struct grow *g, uint32_t from, const struct grow_message 
     answer->highest = g->highest;
 }
 
-/* This node is the door of a newcomer, and a member has answered its question, or has made the newcomer alive. Under the lock. */
+/* Handles GROW_ANSWER and GROW_JOINED on the door of a newcomer. The caller holds the lock. */
 static void grow_answered(struct grow *g, uint32_t from, const struct grow_message *m)
 {
     if (m->attempt != g->attempt || !g->attempt)
@@ -161,7 +160,7 @@ static void grow_message(weft_node *w, uint32_t from, const void *header, size_t
         g->joining.active = false;
     pthread_mutex_unlock(&g->lock);
     if (m.kind == GROW_ASK)
-        grow_send(g, from, &answer); /* if there is no room or memory for the answer now, the thread of door.c sends it later */
+        grow_send(g, from, &answer); /* if the answer cannot be sent now, the thread of door.c sends it later */
     grow_wake(g);
 }
 
@@ -196,7 +195,7 @@ static void grow_close(struct weft_node *w, void *arg)
     w->cluster = NULL;
 }
 
-/* Keeps the cards of all members, so that this node can be the door of a node that joins later. */
+/* Stores the cards of all members, because a node that joins through this one needs them. */
 static int grow_keep_cards(struct grow *g, const struct join *j)
 {
     struct weft_node *w = g->w;
@@ -245,6 +244,7 @@ int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join
         grow_close(w, g);
         return rc;
     }
-    fab_look_early(w);
+    if (strncmp(g->address, "unix:", 5) != 0) /* else only nodes of this host join, by shared memory; libfabric takes 0.1 s to look */
+        fab_look_early(w);
     return fab_handle(w, GROW_HANDLER, grow_message, g);
 }

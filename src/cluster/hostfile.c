@@ -57,7 +57,7 @@ static const char *hostfile_describe(const json_t *v, char *buf, size_t len)
     return buf;
 }
 
-/* Fails as in "FILE:LINE: hosts[2].rdma[1]: expected a device's name or null, found 7". */
+/* Fails with an error like "FILE:LINE: hosts[2].rdma[1]: expected a device's name or null, found 7". */
 static int expected(struct reader *r, const char *what, const json_t *found)
 {
     char place[256], text[128];
@@ -145,7 +145,7 @@ static int hostfile_read_devices(struct reader *r, const json_t *list, struct cl
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
         step_index(r, i);
-        /* Several cables between two hosts are given as a list. The transports use only the first. */
+        /* A list means several cables between two hosts. The transports use only the first. */
         if (json_is_array(v)) {
             const json_t *cable;
             size_t k;
@@ -176,7 +176,7 @@ static int hostfile_read_devices(struct reader *r, const json_t *list, struct cl
     return 0;
 }
 
-/* MLX's form may have any keys. An entry with none of these three is a mistake, such as a misspelt key. */
+/* MLX's form allows additional keys. But an entry without any of these three has probably a misspelt key. */
 static bool names_host(const json_t *entry)
 {
     static const char *const keys[] = {"ssh", "ips", "rdma"};
@@ -240,7 +240,6 @@ static int read_host(struct reader *r, json_t *v, size_t me, size_t machines, bo
     return 0;
 }
 
-/* Allocate one entry for each host of the file. */
 static int hostfile_begin(struct reader *r, const json_t *list)
 {
     size_t n = json_array_size(list);
@@ -451,7 +450,8 @@ static void free_hosts(struct cluster_host *hosts, uint32_t count)
     free(hosts);
 }
 
-/* Make a node's entry from its machine's. A machine's list of devices has one for each machine, a node's list one for each node. */
+/* Make the entry of a node from its machine's entry. The node's list has a device for each node, the machine's list one for each
+ * machine. */
 static int copy_host(struct cluster_host *to, const struct cluster_host *machine, const uint32_t *slots, uint32_t nodes)
 {
     to->machine = machine->machine;
@@ -478,14 +478,13 @@ static int copy_host(struct cluster_host *to, const struct cluster_host *machine
     return 0;
 }
 
-/* Replace the list of machines by a list of nodes. */
 static int expand_slots(struct reader *r)
 {
     struct cluster_hostfile *h = r->out;
     uint32_t nodes = 0;
     for (uint32_t i = 0; i < h->machines; i++)
         nodes += r->slots[i];
-    if (nodes <= h->machines) /* equal: one node on each */
+    if (nodes <= h->machines) /* equal: there is one node on each host */
         return 0;
     if (nodes > WEFT_MAX_NODES)
         return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u", r->name, WEFT_MAX_NODES, nodes);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * While the pairs connect, every node keeps its connection to node 0. A node that fails reports this to node 0, and node 0 tells the
- * others, so that no node waits for the one that failed.
+ * others, so that no node waits for the failed one.
  *
- * A node that has connected to all others reports that as well. When all have, node 0 tells every node, and only then does weft_open()
- * return. So a program's first barrier does not have to wait for nodes that are still connecting: with hundreds of nodes on one host that
- * may take longer than the barrier's deadline.
+ * A node also reports when it has connected to all others. weft_open() returns only after node 0 has told every node that all have
+ * connected. Otherwise a program's first barrier could time out: with hundreds of nodes on one host, connecting may take longer than the
+ * barrier's deadline.
  */
 #include "cluster/join.h"
 
@@ -15,9 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CAUSE_WAIT WEFT_SECOND /* how long to wait for node 0's report of why a peer closed its connection */
+#define CAUSE_WAIT WEFT_SECOND /* maximum wait for node 0's report why a peer has closed its connection */
 #define WORD_GRACE \
-    (5 * WEFT_SECOND) /* how much longer than node 0's own deadline to wait for node 0, whose error has more details than ours */
+    (5 * WEFT_SECOND) /* additional time after the deadline: node 0 reports at the deadline, with more details than this node has */
 
 static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
 {
@@ -155,7 +155,7 @@ static int wait_for_all(struct join *j)
     return rc;
 }
 
-/* Other nodes: report to node 0, and wait until it says that all nodes have connected. At its own deadline node 0 reports a failure. */
+/* Other nodes: report to node 0, and wait until node 0 reports that all nodes have connected. At its deadline node 0 reports a failure. */
 static int hub_wait_for_word(struct join *j)
 {
     struct join_hub *h = &j->hubs[0];
@@ -174,7 +174,7 @@ static int hub_wait_for_word(struct join *j)
 
 int join_hub_end(struct join *j, int rc)
 {
-    bool follows = rc == -ECONNRESET || rc == -EPIPE; /* another node's failure may be the cause: wait for its report */
+    bool follows = rc == -ECONNRESET || rc == -EPIPE; /* another node's failure may be the cause: wait for the report of it */
     int ready, cause = 0;
     if (rc == 0)
         rc = j->w->rank == 0 ? wait_for_all(j) : hub_wait_for_word(j);

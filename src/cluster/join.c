@@ -15,10 +15,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate when there are more connections than nodes */
+#define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate if there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
-#define ADDRESS_WAIT (250 * WEFT_MS)    /* how long one of several addresses is tried in the first round; doubled in each further round */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* about the longest time to which it is doubled */
+#define ADDRESS_WAIT (250 * WEFT_MS)    /* time-out for each of several addresses in the first round; doubled in each further round */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* approximate upper limit of this time-out */
 #define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
 
 /* --- cards --- */
@@ -64,11 +64,11 @@ struct guest {
     struct wire_proof proof;
 };
 
-/* Connections that node 0 refused, for the error that names the missing nodes. */
+/* Statistics of refused connections, for the error that names the missing nodes. */
 struct turned_away {
-    uint32_t secret, foreign; /* how many connections had a wrong proof of the secret; how many did not use the protocol of this version */
+    uint32_t secret, foreign; /* number of connections with a wrong proof of the secret; number of those with another protocol */
     char last[WIRE_ADDRESS];  /* address of the last one with a wrong proof */
-    char text[160];           /* why one was refused whose proof was right; "": none was */
+    char text[160];           /* why a connection with a right proof was refused; "": none was refused */
 };
 
 static int answer_send(const struct join *j, const struct guest *g, struct wire_answer *a, int64_t deadline)
@@ -86,7 +86,7 @@ static void join_refuse(const struct join *j, const struct guest *g, int error, 
     (void)answer_send(j, g, &a, base_deadline(JOIN_ANSWER_GRACE)); /* if this fails, the refused node sees that its connection closes */
 }
 
-/* A guest's address; for a Unix socket its pid, if known. */
+/* A connection's name for messages: the peer's address; for a Unix socket the peer's pid, if known. */
 static void name_guest(const struct guest *g, char *out, size_t len)
 {
     if (cluster_socket_host(g->fd, true, out, len) == 0)
@@ -148,7 +148,7 @@ static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
         ssize_t n = recv(g->fd, &byte, 1, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return true;
-        j->cards[g->hello.rank].side[0] = '\0'; /* the node is gone; another may join with its number */
+        j->cards[g->hello.rank].side[0] = '\0'; /* the node is gone, so another may join with this rank */
         return false;
     }
     ssize_t n = recv(g->fd, (uint8_t *)into + g->got, want - g->got, MSG_DONTWAIT);
@@ -181,8 +181,8 @@ static uint32_t joined_nodes(const struct join *j)
     return n;
 }
 
-/* If there are more connections than other nodes, some belong to strangers: close those that have not authenticated in time. Otherwise keep
- * all, since a node may be slow when many share few processors. Returns the number of guests left. */
+/* If there are more connections than other nodes, close those that have not authenticated in time. Otherwise keep all, because nodes may be
+ * slow if many share few processors. Returns the number of remaining connections. */
 static uint32_t dismiss(const struct join *j, struct guest *g, uint32_t guests)
 {
     int64_t now = base_now_ns();
@@ -219,8 +219,8 @@ static bool make_room(struct guest *g, uint32_t *guests)
     return true;
 }
 
-/* All nodes have joined: send each the table of cards. A node that does not read it delays all others, so it has only until the deadline.
- * A node that has received only part of the table gets no error message: it would take that for the rest of the table. */
+/* All nodes have joined: send each the table of cards. A node that does not read delays all others, so sending ends at the deadline. A node
+ * that has received a part of the table gets no error message, because it would read the message as the rest of the table. */
 static int send_tables(struct join *j, struct guest *g, uint32_t guests)
 {
     int rc = base_random(j->session, sizeof j->session);
@@ -243,7 +243,7 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
     return rc;
 }
 
-/* Accept a connection, if there is one. A negative errno: the system's resources for connections are used up. */
+/* Accept a connection, if there is one. A negative errno: out of resources for connections. */
 static int take_guest(int listener, struct guest *g, uint32_t *guests)
 {
     if (*guests == PENDING_MAX)
@@ -260,7 +260,7 @@ static int take_guest(int listener, struct guest *g, uint32_t *guests)
     return 0;
 }
 
-/* Describe the refused connections, as in "; 2 connections ... were refused: ...": a missing node may be one of them. */
+/* Describe the refused connections, as in "; 2 connections ... were refused: ...". One of them may be a missing node. */
 static void tell_turned_away(const struct turned_away *t, char *out, size_t room)
 {
     int n = 0;
@@ -325,7 +325,7 @@ static int coordinate(struct join *j)
             if (!fds[1 + i].revents || join_hear(j, &g[i], &away))
                 continue;
             close(g[i].fd);
-            g[i] = g[--guests]; /* the last one has been handled already */
+            g[i] = g[--guests]; /* the last connection was already handled */
         }
         if (fds[0].revents && (rc = take_guest(listener, g, &guests))) {
             char text[WIRE_TEXT];
@@ -358,8 +358,7 @@ static int reach(struct join *j, const char *coord, int64_t connect_until, int64
     return join_reach("node 0", coord, connect_until, answer_until, hello, challenge);
 }
 
-/* Calls the function for each address of node 0 until node 0 answers at one. Other addresses may not be reachable, or may belong to another
- * host. */
+/* Tries each address of node 0 until node 0 answers. Some addresses may be unreachable, or belong to another host. */
 static int reach_any(struct join *j, struct wire_hello *hello, struct wire_challenge *challenge, const char **coord)
 {
     const struct meet_place *place = &j->place;
@@ -412,7 +411,7 @@ static int attend(struct join *j)
         goto out;
     }
     if (rc) {
-        base_fail(rc, "no answer from node 0 at %s: %s; check that it runs, and its messages", coord, base_strerror(rc));
+        base_fail(rc, "no answer from node 0 at %s: %s; check that node 0 runs, and see its messages", coord, base_strerror(rc));
         goto out;
     }
     bool table = answer.magic == WIRE_MAGIC && answer.kind == WIRE_TABLE && answer.count == j->w->size;
@@ -430,7 +429,7 @@ static int attend(struct join *j)
     }
     join_answer_mac(right, j, &hello, &answer, j->cards);
     if (sodium_memcmp(right, answer.mac, WIRE_MAC)) {
-        rc = base_fail(-EACCES, "node 0 at %s has a different cluster secret, or none: set the same one on all nodes (WEFT_SECRET_FILE)",
+        rc = base_fail(-EACCES, "node 0 at %s has a different cluster secret, or none: set the same secret on all nodes (WEFT_SECRET_FILE)",
                        coord);
         goto out;
     }
@@ -444,7 +443,7 @@ static int attend(struct join *j)
         if (!join_card_ok(&j->cards[i], i))
             rc = base_fail(-EPROTO, "node 0 at %s sent invalid names and addresses of node %u; run the same version of weft on all hosts",
                            coord, i);
-    /* Node 0 may listen at a wildcard address; use the one that this node has reached it at. */
+    /* Node 0 may listen at a wildcard address. Replace it by the address at which this node has reached node 0. */
     if (!rc && j->cards[0].away[0])
         join_correct_host(j->cards[0].away, fd);
     if (!rc)
@@ -454,7 +453,7 @@ out:
     return rc;
 }
 
-/* If the limit of open files was reached, say what a node needs: for each other node one connection and, on Linux, one pidfd. */
+/* At the limit of open files, report how many a node needs: for each other node one connection and, on Linux, one pidfd. */
 static int say_how_many_files(const struct join *j, int rc)
 {
     struct rlimit limit;
@@ -480,7 +479,7 @@ static int keep_launcher(struct weft_node *w, struct cluster_settings *s)
     return rc;
 }
 
-/* Find node 0, and derive the key that authenticates the nodes. */
+/* Find the address of node 0, and derive the key that authenticates the nodes. */
 static int find_each_other(struct join *j, struct cluster_settings *s)
 {
     uint8_t told[WIRE_MAC];

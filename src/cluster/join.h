@@ -9,24 +9,24 @@
  *   meet.c     finds the address of node 0
  *   hub.c      keeps every node's connection to node 0 until all pairs have connected
  *   pairs.c    connects every pair of nodes
- *   grow.c     the agreement of a running cluster's members on who joins, and with which number
+ *   grow.c     agreement of the members on the joining node and its rank
  *   enter.c    a node that joins a running cluster
  *   join.c     connects every node to node 0 and exchanges the cards
- *   newcomer.c a member connects to the node that joins
+ *   newcomer.c connects a member to the joining node
  *   door.c     the thread of a member that lets nodes join
  *
  * Words:
  *
- *   card      what a node tells the others about itself: its number, host and addresses
+ *   card      a node's description of itself: rank, host, addresses
  *   guest     a connection that node 0 has accepted, until all nodes have joined
  *   hub       the connections of all nodes to node 0, until all pairs have connected
- *   notice    what a node publishes through a launcher before it joins
+ *   notice    data that a node publishes through a launcher before joining
  *   caller    a connection to this node's listeners for side connections, until its token has arrived
- *   token     what the caller of a side connection sends first: it names the two nodes, and proves that the caller has joined
+ *   token     the first message on a side connection: names the two nodes, and proves that the caller has joined
  *   member    a node of a running cluster
  *   newcomer  a node that joins a running cluster
- *   door      the thread of a member at which newcomers connect
- *   visitor   a connection to a door, until the newcomer at its other end is the one that joins now
+ *   door      the member through which a newcomer joins; its thread
+ *   visitor   a connection of a newcomer that waits for its turn to join
  *   ticket    the random session number of one newcomer
  */
 #ifndef WEFT_JOIN_H
@@ -52,7 +52,7 @@ struct join_listener {
 struct join_hub {
     int fd; /* -1: closed */
     uint32_t rank;
-    bool done; /* the peer reported that it has connected to all nodes; if the peer is node 0: that all nodes have */
+    bool done; /* the peer has reported that it is connected to all nodes; node 0 reports this for all nodes together */
 };
 
 struct join {
@@ -68,9 +68,9 @@ struct join {
     struct join_hub *hubs; /* [hub_count] */
     struct pollfd *fds;    /* used by join_hub_wait() */
     uint32_t hub_count;
-    bool told;        /* node 0 has told all nodes which node failed, or has told this one */
+    bool told;        /* the failure of a node was already reported, by node 0 to all nodes or to this node */
     char address[64]; /* numeric address at which other hosts reach `away`; "": none */
-    char scope[32];   /* for example "%eth0": the interface towards node 0, if this node's address is link-local; else "" */
+    char scope[32];   /* interface towards node 0, as in "%eth0", if this node's address is link-local; else "" */
 };
 
 /* --- wire.c --- */
@@ -78,8 +78,8 @@ int join_stopped(void); /* -EINTR, with base_fail(), if cluster_stopped() return
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);
 int join_write(int fd, const void *buf, size_t len, int64_t deadline);
-/* Whether the user of the process at the other end may join. Over a Unix socket, only this user and root may. Over TCP this is true for
- * everyone: there the secret decides. *pid: that process; 0: unknown. */
+/* Whether the user of the peer process may join. Unix socket: only this user and root. TCP: always true, because the secret decides. *pid:
+ * the peer process; 0: unknown. */
 bool join_user_allowed(int fd, int *pid);
 void join_token(struct wire_token *t, const struct join *j, uint32_t from, uint32_t to);
 
@@ -87,36 +87,37 @@ void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, co
               const void *c, size_t c_len);
 
 /* --- hub.c --- */
-/* What a node and node 0 (or a newcomer and its door) report to each other over their connection. `rank`: the node that the report is
- * about. */
+/* Report the success or failure of a node over the connection between a node and node 0, or between a newcomer and its door (the member
+ * through which it joins). `rank`: the node that has succeeded or failed. */
 void join_news_send(const struct join *j, int fd, uint32_t rank, int error, const char *text);
 bool join_news_ok(const struct join *j, const struct wire_news *m);
 int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes ownership of the descriptor, also on failure */
 /* Wait until one of `others` is readable, a node has sent a report, `until` has passed, or one second has passed. *ready: the first
- * readable one of `others`, or -1. `count` is at most 2 * size + JOIN_STRANGERS. A negative errno: a node failed; the error says which and
- * why. */
+ * readable one of `others`, or -1. `count` is at most 2 * size + JOIN_STRANGERS. A negative errno: a node has failed; the error text tells
+ * which and why. */
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready);
-/* Report to the others that this node has connected to all (`rc` 0), or that it failed with `rc` and the current error. After success,
- * wait until all nodes have connected. Returns the result of joining. */
+/* Report to the other nodes that this node is connected to all (`rc` 0), or has failed with `rc` and base_error(). After success, wait
+ * until all nodes are connected. Returns the result of joining. */
 int join_hub_end(struct join *j, int rc);
 
 /* --- pairs.c --- */
 int join_listen_here(struct join *j);
 /* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing for other sockets. */
 int join_listen_away(struct join *j, int fd);
-/* If no such listener is open, and nodes of other hosts may join at the address `grow` (WEFT_GROW): listen at the host of that address. */
+/* Listen for nodes of other hosts at the host of the address `grow` (WEFT_GROW). Does nothing if such a listener is open, or if no other
+ * host can reach `grow`. */
 int join_listen_for(struct join *j, const char *grow);
 void join_unlisten(struct join *j);
 /* Replace the host in `address` ("HOST:PORT") by the peer's address of `fd`. Does nothing if `fd` is no TCP socket. */
 void join_correct_host(char address[WIRE_ADDRESS], int fd);
-/* Node 0 may listen at a wildcard address. Then its address is the one at which the first node of another host has reached it. */
+/* If node 0 listens at a wildcard address, use the address at which the first node of another host has reached node 0. */
 void join_adopt_address(struct join *j, const struct wire_card *from, int fd);
 int join_pairs(struct join *j);
 /* A newcomer: connects to all members in j->cards. */
 int join_pairs_late(struct join *j);
 
-/* Connections that were accepted at the listeners for side connections, and have not authenticated yet. All are polled together, so a
- * silent one does not delay the others. */
+/* An accepted side connection that has not authenticated yet. All are polled together, so that a silent connection does not delay the
+ * others. */
 struct join_caller {
     int fd, pid;
     int64_t came; /* when the connection was accepted */
@@ -138,11 +139,11 @@ void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why);
 #define JOIN_CALLER_NAME 96
 /* A caller's name for messages: its host, or its process on this host. */
 void join_caller_name(const struct join_caller *c, char out[JOIN_CALLER_NAME]);
-/* Connects to the node whose card this is, over its side connection. Takes the descriptor, also on failure. */
+/* Connects the fabric to the node of this card over a side connection. Takes ownership of the descriptor, also on failure. */
 int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int pid, int64_t deadline);
 
 /* --- card.c --- */
-/* What the card of this node will contain, before the card is made. */
+/* The data for this node's card. */
 struct join_self {
     uint32_t rank;
     uint64_t pool_bytes;
@@ -159,17 +160,16 @@ void join_answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct w
 /* Connects to `address`, sends the hello with a new nonce and receives the challenge. Returns the socket. `who`: who should answer. */
 int join_reach(const char *who, const char *address, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
                struct wire_challenge *challenge);
-#define JOIN_ANSWER_GRACE \
-    (2 * WEFT_SECOND) /* how much longer nodes wait than node 0 or the door, to receive its error, which has more details */
-/* Sends the proof, whose card the caller has made, and receives the answer. Returns 0, or a negative errno without base_fail(); -ECONNRESET
- * and -EPIPE: the other side has refused the proof, or ended. */
+#define JOIN_ANSWER_GRACE (2 * WEFT_SECOND) /* additional time after the deadline: the error from node 0 or the door has more details */
+/* Sends the proof and receives the answer. The caller has filled in the proof's card. Returns 0, or a negative errno without base_fail();
+ * -ECONNRESET and -EPIPE: the other side has refused the proof, or ended. */
 int join_prove(struct join *j, int fd, const struct wire_hello *hello, const struct wire_challenge *challenge, struct wire_proof *proof,
                struct wire_answer *answer);
 void join_key(uint8_t key[32], const struct cluster_settings *s);
 
 /* --- enter.c --- */
 void join_entry_free(struct join *j); /* NULL allowed */
-/* The second step, when the node is open: connects to all members. */
+/* The second step of joining a running cluster, when the node is open: connects to all members. */
 int join_enter(struct weft_node *w, struct cluster_settings *s);
 
 /* --- grow.c: what each member knows --- */
@@ -179,25 +179,24 @@ enum grow_kind { GROW_ASK = 1, GROW_ANSWER, GROW_JOINED, GROW_END };
 /* A message between members. */
 struct grow_message {
     uint64_t magic;
-    uint64_t attempt; /* random; the door chooses it for each attempt to let a node join */
+    uint64_t attempt; /* random number of the attempt, chosen by the door */
     uint32_t kind;
-    uint32_t number;  /* the newcomer's */
-    int32_t answer;   /* GROW_ANSWER: 0: the member agrees; EBUSY: another node is joining; EEXIST: the number, or a higher one, was given
-                         before */
+    uint32_t number;  /* the newcomer's rank */
+    int32_t answer;   /* GROW_ANSWER: 0: the member agrees; EBUSY: another node is joining; EEXIST: this rank or a higher one is used */
     uint32_t highest; /* GROW_ANSWER: the highest number that the member knows of */
 };
 struct grow_ask {               /* payload of GROW_ASK: who joins */
-    uint8_t ticket[WIRE_NONCE]; /* the session from which the tokens of the newcomer's side connections are made */
+    uint8_t ticket[WIRE_NONCE]; /* session of the newcomer: its side connections derive their tokens from it */
     struct wire_card card;      /* the newcomer's card, with its number */
 };
-/* Whether the bytes are a valid message; only computes. */
+/* Whether the bytes are a valid message. A pure function. */
 bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);
-/* The next number. -ENOSPC, with the sentence for the newcomer: all are used up, or `alive` nodes are as many as can be at once. */
+/* Choose the next rank. -ENOSPC, with an error text for the newcomer: all ranks are used up, or `alive` is the maximum number of nodes. */
 int grow_next_number(uint32_t highest, uint32_t alive, uint32_t *number);
 
 enum grow_peer { GROW_NOT_ASKED, GROW_ASKED, GROW_AGREED, GROW_HAS_JOINED };
 
-struct grow_joining { /* the node that joins now, as this member knows it */
+struct grow_joining { /* the node that is joining, as known to this member */
     bool active, connecting;
     uint32_t door, number;
     uint64_t attempt;
@@ -206,7 +205,7 @@ struct grow_joining { /* the node that joins now, as this member knows it */
 };
 
 #define GROW_UNSENT 64u
-struct grow_unsent { /* a message that found no room */
+struct grow_unsent { /* a message that could not be sent because a queue was full */
     uint32_t to;
     int64_t until; /* when the attempt to let the node join ends */
     struct grow_message message;
@@ -214,14 +213,14 @@ struct grow_unsent { /* a message that found no room */
 
 struct grow {
     struct weft_node *w;
-    struct join j;            /* key and listeners; `session` is the ticket of the node that joins now */
+    struct join j;            /* key and listeners; `session` is the ticket of the joining node */
     char address[128];        /* where this node listens for newcomers; "": nowhere */
     int64_t patience_ns;      /* for one node to join */
     pthread_mutex_t lock;     /* protects what follows, up to `thread` */
     struct wire_card **cards; /* [room]: the card of each member. NULL: it has not arrived, or the member has left */
-    uint32_t highest;         /* the highest number that was ever given, as far as this node knows */
+    uint32_t highest;         /* the highest rank ever given that this node knows of */
     struct grow_joining joining;
-    /* Used while this node is a door, for its present attempt: */
+    /* Used while a node joins through this one (this node is its door): */
     uint64_t attempt;
     uint8_t *peers; /* [room]: enum grow_peer */
     int refused;    /* the answer of a member that did not agree; 0: none */
@@ -236,9 +235,9 @@ struct grow {
 
 int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
 struct grow *grow_of(struct weft_node *w);
-/* None of these waits, because a member may be stopped. If grow_try() returns an error, the message was not sent. grow_send() then keeps
- * the message. grow_send_again(), which the thread of door.c calls, sends what is kept. It returns true if something is still kept. If too
- * much is kept already, the message is lost, and the attempt that it belongs to ends when its time has passed. */
+/* These functions never wait, because a member may be stopped. grow_try() sends a message or returns an error. grow_send() stores the
+ * message if grow_try() fails. grow_send_again(), called by the thread of door.c, sends stored messages, and returns true if some are left.
+ * If the store is full, the message is dropped, and its attempt ends by time-out. */
 int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
 void grow_send(struct grow *g, uint32_t to, const struct grow_message *m);
 bool grow_send_again(struct grow *g);
@@ -246,8 +245,7 @@ void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* the attempt i
 void grow_wake(struct grow *g);
 
 /* --- newcomer.c --- */
-/* Handles a connection at the listeners for side connections whose token has arrived completely. Takes its descriptor. Blocks while the two
- * nodes connect. */
+/* Handles a side connection whose token is complete. Takes ownership of its descriptor. Blocks while the two nodes connect. */
 void grow_connect(struct grow *g, struct join_caller *c);
 
 #endif

@@ -41,7 +41,7 @@ static bool read_interface(const struct ifaddrs *i, struct wire_interface *out)
     } else if (i->ifa_addr->sa_family == AF_INET6) {
         const struct in6_addr *a = &((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr;
         if (IN6_IS_ADDR_LINKLOCAL(a))
-            return false; /* valid only together with an interface of the host that calls it */
+            return false; /* a link-local address needs the caller's interface */
         address = (const uint8_t *)a;
         mask = i->ifa_netmask ? (const uint8_t *)&((const struct sockaddr_in6 *)(const void *)i->ifa_netmask)->sin6_addr : NULL;
         bytes = 16;
@@ -53,7 +53,7 @@ static bool read_interface(const struct ifaddrs *i, struct wire_interface *out)
     return true;
 }
 
-/* IPv4 first. The loopback only if there is no other interface. */
+/* Lists IPv4 addresses first, and the loopback only if there is no other interface. */
 static void list_interfaces(struct wire_notice *n)
 {
     struct ifaddrs *list;
@@ -91,8 +91,8 @@ static bool same_bits(const uint8_t *a, const uint8_t *b, unsigned bits)
     return memcmp(a, b, whole) == 0 && (rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0);
 }
 
-/* The number of nodes on other hosts that have an interface in the same network as this one of node 0. -1: another host has the same
- * address, so it cannot be used. The inner networks of container engines are like that. */
+/* For an interface of node 0: the number of nodes on other hosts in the same network. -1: another host has the same address, as in private
+ * networks of container engines, so the address is unusable. */
 static int64_t neighbours(const struct wire_notice *all, uint32_t size, const struct wire_interface *of)
 {
     unsigned bits = of->family == 4 ? 32 : 128;
@@ -114,8 +114,8 @@ static int64_t neighbours(const struct wire_notice *all, uint32_t size, const st
     return count;
 }
 
-/* The others reach a node at the address from which it connected to node 0. So a network that all nodes share is better than one of a few
- * nodes, such as a cable between two hosts. */
+/* Networks with many nodes come first. The network by which a node reaches node 0 is also used between the nodes, so a network of all nodes
+ * is better than a cable between two hosts. */
 uint32_t meet_addresses(const struct wire_notice *all, uint32_t size, char out[WIRE_INTERFACES][128])
 {
     int64_t score[WIRE_INTERFACES];
@@ -163,7 +163,7 @@ static int notice_make(struct wire_notice *n, const struct cluster_settings *s, 
     return s->rank == 0 ? base_random(n->secret, sizeof n->secret) : 0;
 }
 
-/* Node 0 must publish its port before it knows whether other hosts will use it, so it listens on all addresses at first. */
+/* Listen on all addresses: node 0 must publish its port before it knows which hosts will use it. */
 static int listen_everywhere(struct meet_place *place, struct wire_notice *n)
 {
     place->listener = cluster_listen("[::]:0", place->bound, sizeof place->bound);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a member of a running cluster does when a node that joins opens a side connection to it. The member checks that this is the node
- * that joins now, connects to it, makes it alive, and tells the door (join.h). door.c calls these functions, on its thread.
+ * Handles the side connection from a joining node to a member of a running cluster. The member checks that the peer is the node that joins
+ * now, connects the fabric, marks the node alive, and tells the door (join.h). The thread of door.c calls these functions.
  */
 #include <sodium.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #include "cluster/join.h"
 
-/* Keeps the card of a node that has connected, or forgets it (`card` NULL). */
+/* Stores the card of a node that has connected, or deletes it (`card` NULL). */
 static int newcomer_card(struct grow *g, uint32_t number, const struct wire_card *card)
 {
     struct wire_card *copy = card ? malloc(sizeof *copy) : NULL;
@@ -26,7 +26,7 @@ static int newcomer_card(struct grow *g, uint32_t number, const struct wire_card
     return 0;
 }
 
-/* Connects to the node that joins now, and makes it alive. Takes the descriptor. */
+/* Connects to the joining node, and marks it alive. Takes ownership of the descriptor. */
 static int newcomer_connect(struct grow *g, const struct grow_joining *now, int fd, int pid)
 {
     struct weft_node *w = g->w;
@@ -46,7 +46,7 @@ static int newcomer_connect(struct grow *g, const struct grow_joining *now, int 
     else
         l->liveness_ns = now->ask.card.liveness_ns > w->options.liveness_ns ? now->ask.card.liveness_ns : w->options.liveness_ns;
     atomic_store(&g->busy_fd, fd);
-    if (atomic_load(&g->stopping)) /* cluster_door_close() sets this, then reads busy_fd: one of the two sees the other's store */
+    if (atomic_load(&g->stopping)) /* cluster_door_close() stores `stopping` and reads busy_fd: one thread sees the other's store */
         shutdown(fd, SHUT_RDWR);
     rc = join_pair_up(w, &now->ask.card, fd, pid, deadline);
     atomic_store(&g->busy_fd, -1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens a side connection between every pair of nodes: a Unix socket on one host, TCP between hosts. The transport connects over it, and it
- * stays open. The node with the higher number connects to the one with the lower number, so that nodes never wait for each other in a
+ * Opens a side connection between every pair of nodes: a Unix socket on one host, TCP between hosts. The transport connects over the side
+ * connection, which stays open. The node with the higher rank connects to the node with the lower rank, so that nodes never wait in a
  * cycle.
  */
 #include "base/process.h"
@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CALL_WAIT  (500 * WEFT_MS) /* after so long without a connection, check whether node 0 has reported a failure */
+#define CALL_WAIT  (500 * WEFT_MS) /* without a connection for this time, check whether node 0 has reported a failure */
 #define CALL_AGAIN (50 * WEFT_MS)  /* pause before connecting again after the peer closed the connection */
 
 static bool pairs_is_here(const struct join *j, uint32_t node)
@@ -111,7 +111,7 @@ int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int 
     return fab_connect(w, l, card->host_id, fd, deadline);
 }
 
-/* As join_pair_up(), before the progress thread runs, so the node counts as alive at once. */
+/* As join_pair_up(), and marks the node alive at once, because the progress thread does not run yet. */
 static int pair_up(struct join *j, uint32_t node, int fd, int pid)
 {
     int rc = join_pair_up(j->w, &j->cards[node], fd, pid, j->deadline);
@@ -120,7 +120,7 @@ static int pair_up(struct join *j, uint32_t node, int fd, int pid)
     return rc;
 }
 
-/* The address at which to connect to a node. A link-local one gets the interface that leads to node 0. */
+/* The address at which to connect to a node. A link-local address gets the interface towards node 0. */
 static const char *address_of(const struct join *j, uint32_t node, char *buf, size_t len)
 {
     const struct wire_card *c = &j->cards[node];
@@ -133,12 +133,12 @@ static const char *address_of(const struct join *j, uint32_t node, char *buf, si
     return buf;
 }
 
-/* Wait until `until`, then connect to the node: a socket or a negative errno. Ends early if a node fails. */
+/* Wait until `until`, then connect to the node. Returns a socket or a negative errno; ends early if a node fails. */
 static int dial(struct join *j, uint32_t node, int64_t until)
 {
     char buf[WIRE_ADDRESS + sizeof j->scope];
     int ready, fd;
-    /* A node that has failed does not listen any more; join_hub_wait() returns node 0's report of that. */
+    /* The peer may have failed: join_hub_wait() then returns node 0's report. */
     do {
         int rc = join_hub_wait(j, NULL, 0, until, &ready);
         if (rc)
@@ -167,7 +167,7 @@ static int pairs_call(struct join *j, uint32_t node)
         if (!rc)
             return pair_up(j, node, fd, pid);
         close(fd);
-        /* A peer with too many unauthenticated connections closes the oldest one, which may have been this one, so try again. */
+        /* Try again: a peer with too many unauthenticated connections closes the oldest, which may have been this one. */
         if ((rc != -ECONNRESET && rc != -EPIPE) || base_now_ns() >= j->deadline)
             break;
     }
@@ -220,7 +220,7 @@ int join_caller_take(struct join_callers *cs, int listener)
 {
     struct join_caller c = {.fd = cluster_accept(listener)};
     if ((c.fd == -EMFILE || c.fd == -ENFILE) && cs->count) {
-        join_caller_refuse(cs, 0, "it has not shown the cluster's secret yet, and its file descriptor is needed for the next connection");
+        join_caller_refuse(cs, 0, "it has not authenticated yet, and the next connection needs its file descriptor");
         return 0; /* the new connection stays in the listener's backlog */
     }
     if (c.fd < 0)
@@ -232,7 +232,7 @@ int join_caller_take(struct join_callers *cs, int listener)
         return 0;
     }
     if (cs->count == cs->most)
-        join_caller_refuse(cs, 0, "it is the oldest of too many connections that have not shown the cluster's secret yet");
+        join_caller_refuse(cs, 0, "it is the oldest of too many connections that have not authenticated yet");
     c.came = base_now_ns();
     cs->list[cs->count++] = c;
     return 0;
@@ -249,7 +249,7 @@ int join_caller_hear(struct join_caller *c)
     return c->got == sizeof c->token;
 }
 
-/* Whether the token is valid, of a higher node, and that node has not connected yet. */
+/* Whether the token is valid and from a node of higher rank that has not connected yet. */
 static bool is_awaited(const struct join *j, const struct wire_token *t)
 {
     struct wire_token right;
@@ -275,8 +275,7 @@ static int wait_for_callers(struct join *j, struct join_callers *cs, int *ready)
     return 0;
 }
 
-/* Handle one event of the incoming side connections. All are polled together, so a silent one does not delay the others. *node is set if
- * that node has now connected. */
+/* Handle one event of the incoming side connections. Sets *node if a node has connected. */
 static int pairs_answer(struct join *j, struct join_callers *cs, uint32_t *node)
 {
     int ready, rc = wait_for_callers(j, cs, &ready);
@@ -308,7 +307,7 @@ static int pairs_answer(struct join *j, struct join_callers *cs, uint32_t *node)
     return pair_up(j, *node, c.fd, c.pid);
 }
 
-/* Make an error that names the first node that has not connected. */
+/* Fail with an error that names the first node that has not connected. */
 static int say_who_is_missing(struct join *j, int rc)
 {
     uint32_t i = j->w->rank + 1;
@@ -353,8 +352,7 @@ static uint32_t processors_here(const struct join *j)
     return n;
 }
 
-/* How often heartbeats are sent so that this peer, which is on another host, does not miss any. Both ends use the longer of their two
- * settings, so that heartbeats of either are frequent enough for the other. */
+/* Adapt the interval of heartbeats to a peer on another host. Both ends use the longer of their two WEFT_LIVENESS settings. */
 static void pairs_pulse(struct weft_node *w, const struct wire_card *c)
 {
     int64_t liveness = c->liveness_ns > w->options.liveness_ns ? c->liveness_ns : w->options.liveness_ns;
@@ -362,7 +360,6 @@ static void pairs_pulse(struct weft_node *w, const struct wire_card *c)
     w->pulse_ns = w->pulse_ns && w->pulse_ns < liveness / 4 ? w->pulse_ns : liveness / 4;
 }
 
-/* Whether the node can be reached at all. */
 static int pairs_check(struct join *j, uint32_t i)
 {
     struct weft_node *w = j->w;
@@ -383,8 +380,7 @@ static int pairs_check(struct join *j, uint32_t i)
     return 0;
 }
 
-/* Starts the heartbeats, before the first pair connects: a peer that has connected to all nodes expects heartbeats from this node, even
- * while this node still connects to others. */
+/* Starts heartbeats before the first pair connects: a peer expects heartbeats while this node still connects to others. */
 static int pairs_pulse_start(struct join *j)
 {
     struct weft_node *w = j->w;

@@ -3,8 +3,8 @@
  * Calls libpmix, which is loaded at run time. MPI may use the same library in this process: PMIx_Init() and PMIx_Finalize() count their
  * callers.
  *
- * Some calls of PMIx wait for the launcher without a limit. So a thread makes each call. If the deadline passes first, the caller abandons
- * the thread, which closes the connection if its call ever returns.
+ * Some calls of PMIx wait for the launcher without a limit. So a thread makes each call. After the deadline the caller abandons the thread,
+ * which closes the connection if its call ever returns.
  */
 #include "cluster/pmix.h"
 
@@ -68,7 +68,7 @@ void launcher_close(struct launcher *p)
 
 #define LEAVE_WAIT (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
 #define AGAIN_WAIT (20 * WEFT_MS)
-#define GRACE      (4 * WEFT_SECOND) /* for PMIx, which rounds the deadline to seconds, and after it tells which processes are missing */
+#define GRACE      (4 * WEFT_SECOND) /* PMIx rounds the deadline up to seconds, and reports missing processes after it */
 
 /* --- the library --- */
 
@@ -131,7 +131,7 @@ static int library_load(struct launcher_library *l, const char *chosen)
                 -ENOTSUP,
                 "the library %s lacks the function %s, so it is too old, or is not a PMIx library: set WEFT_PMIX_LIBRARY to another one",
                 chosen[0] ? chosen : "libpmix", symbols[i].name);
-        /* ISO C has no conversion from what dlsym() returns to a pointer to a function. */
+        /* ISO C cannot convert dlsym()'s void pointer to a function pointer. */
         memcpy((char *)l + symbols[i].at, &found, sizeof found);
     }
     return 0;
@@ -147,12 +147,12 @@ struct launcher {
     uint32_t size;
     bool connected, exchanged;
     bool one_host;         /* all processes of the job are on this host */
-    bool fenced;           /* this process has exchanged before, by an earlier connection */
-    pmix_status_t handler; /* the number under which launcher_gone() is registered; negative: it is not */
+    bool fenced;           /* this process has exchanged data over an earlier connection */
+    pmix_status_t handler; /* registration of launcher_gone(); negative: not registered */
     char key[32];
-    void *mine, *all; /* what this process publishes, `len` bytes; what all processes have published, size * len bytes */
+    void *mine, *all; /* data of this process, `len` bytes; data of all processes, size * len bytes */
     size_t len;
-    /* The current call: */
+    /* The call that is running: */
     int (*step)(struct launcher *p, int64_t deadline);
     int64_t deadline;
     int rc;
@@ -160,7 +160,7 @@ struct launcher {
     _Atomic uint32_t state;
 };
 
-/* Clears the bytes before it frees them, because they may hold a secret. */
+/* Wipes the data before freeing, because they may contain a secret. */
 static void launcher_free(struct launcher *p)
 {
     if (p->mine)
@@ -186,7 +186,7 @@ static void *launcher_thread(void *arg)
     base_error_clear();
     p->rc = p->step(p, p->deadline);
     snprintf(p->sentence, sizeof p->sentence, "%s", base_error());
-    /* release: the waiting thread (acquire) sees what was written above */
+    /* release: the waiting thread (acquire) sees all stores above */
     if (atomic_compare_exchange_strong_explicit(&p->state, &running, DONE, memory_order_acq_rel, memory_order_acquire)) {
         base_futex_wake(&p->state, 1);
         return NULL;
@@ -197,8 +197,8 @@ static void *launcher_thread(void *arg)
     return NULL;
 }
 
-/* Run `step` on a thread. If it does not return before the deadline, or the wait is interrupted, the thread owns the connection and *at
- * becomes NULL. */
+/* Run `step` on a new thread, so that the caller can stop waiting for it. After a time-out or an interrupt the thread owns the connection,
+ * and *at becomes NULL. */
 static int launcher_call(struct launcher **at, int (*step)(struct launcher *, int64_t), int64_t deadline, const char *what)
 {
     struct launcher *p = *at;
@@ -237,7 +237,7 @@ static int launcher_failed(const struct launcher *p, pmix_status_t status, const
     return base_fail(rc, "%s failed: PMIx reports %s (%d); see the messages of the launcher", what, why ? why : "nothing", status);
 }
 
-/* The time left, in seconds. */
+/* PMIX_TIMEOUT: the remaining time in seconds. */
 static pmix_info_t option_timeout(int64_t deadline)
 {
     int64_t left = (deadline - base_now_ns() + WEFT_SECOND - 1) / WEFT_SECOND;
@@ -253,7 +253,7 @@ static pmix_info_t option_flag(const char *key)
     return o;
 }
 
-/* Read what `rank` has published. `now`: do not wait for it. Free the value with launcher_drop(). */
+/* Read a value that `rank` has published. `now`: do not wait for the value. Free it with launcher_drop(). */
 static pmix_status_t launcher_get(const struct launcher *p, uint32_t rank, const char *key, bool now, int64_t deadline, pmix_value_t **out)
 {
     pmix_proc_t of = p->me;
@@ -272,7 +272,6 @@ static void launcher_drop(pmix_value_t *v)
     free(v);
 }
 
-/* A number that the launcher has about the job. */
 static pmix_status_t launcher_number(const struct launcher *p, const char *key, int64_t deadline, uint32_t *out)
 {
     pmix_value_t *v;
@@ -286,8 +285,8 @@ static pmix_status_t launcher_number(const struct launcher *p, const char *key, 
 
 /* --- the calls --- */
 
-/* PMIx calls this on a thread of its own when the launcher is gone. A launcher that ends normally sends SIGTERM to its processes. One that
- * was killed could not, so this process sends SIGTERM to itself. */
+/* Called by a thread of PMIx when the launcher is gone. A launcher that ends normally sends SIGTERM to its processes. A killed launcher
+ * cannot, so this process sends SIGTERM to itself. */
 static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
@@ -325,8 +324,8 @@ static int step_open(struct launcher *p, int64_t deadline)
     return 0;
 }
 
-/* Fails with the list of processes that have published nothing. Asks the launcher about each, for one second in all. Does not ask if
- * some are on other hosts, because the launcher may need longer to know about those. */
+/* Fails with the list of processes that have published nothing. Asks the launcher about each process, for one second in all. Does not ask
+ * if some processes are on other hosts, because the launcher may need longer to answer for these. */
 static int say_who_is_missing(const struct launcher *p)
 {
     char text[64] = "";
@@ -350,8 +349,8 @@ static int say_who_is_missing(const struct launcher *p)
                      missing == 1 ? "" : "s", text, p->size, missing == 1 ? "is" : "are");
 }
 
-/* Waits in a fence for all processes of the job. If the fence succeeds only in part, an earlier program of some rank has disconnected
- * meanwhile. Then this function makes another fence, which waits for the new program of that rank. */
+/* Waits in a fence for all processes of the job. A partial success means that an earlier program of a rank has disconnected meanwhile.
+ * Another fence then waits for the new program of that rank. */
 static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 {
     pmix_proc_t everyone = p->me;
@@ -364,9 +363,9 @@ static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
     }
 }
 
-/* Reads what `rank` publishes for this exchange, without a fence. That process may disconnect and connect again meanwhile, and then the
- * launcher may never answer a request that waits: so this asks again each second. Between two such requests, it asks the launcher's
- * daemon on this host seven times without waiting. */
+/* Reads the data that `rank` publishes for this exchange, without a fence. A waiting request may never be answered if that process
+ * reconnects meanwhile, so waiting requests end after a second. Between two of them, seven requests ask the launcher's daemon on this host
+ * without waiting. */
 static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
 {
     for (uint32_t i = 1;; i++) {
@@ -439,7 +438,7 @@ int launcher_open(struct launcher **out, const char *library, int64_t deadline)
 int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *all, int64_t deadline)
 {
     struct launcher *p = *at;
-    /* A published value may stay visible for ever, so each exchange of a process uses a new key. */
+    /* Published values may stay visible for ever, so each exchange uses a new key. */
     static _Atomic unsigned times;
     p->exchanged = true;
     p->mine = malloc(len);
@@ -450,8 +449,7 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);
-    /* A fence does not wait for a process that has disconnected and will connect again. So later exchanges wait for each process's value
-     * under the new key. */
+    /* A fence does not wait for a process that reconnects. So later exchanges wait for each process's value under the new key. */
     p->fenced = earlier > 0;
     int rc = launcher_call(at, step_exchange, deadline, "waiting for the other nodes");
     if (!rc)

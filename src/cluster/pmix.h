@@ -10,7 +10,7 @@
 /* A connection to the launcher, for use by one thread. */
 struct launcher;
 
-/* Whether a launcher that speaks PMIx has started this process, by the environment. */
+/* Whether a PMIx launcher has started this process, according to the environment. */
 bool launcher_is_here(void);
 
 /* Connect to the launcher. `library`: path of libpmix; "": the system's.
@@ -20,11 +20,11 @@ int launcher_open(struct launcher **out, const char *library, int64_t deadline);
 uint32_t launcher_rank(const struct launcher *p);
 uint32_t launcher_size(const struct launcher *p); /* processes of the job */
 
-/* Publish `len` bytes, and receive those of every process: `all` has room for `len` bytes a process, in order of rank. Waits until all have
- * called this. At most once a connection. Errors: -ETIMEDOUT not all have called it before the deadline; -EPROTO a process has published
- * another number of bytes; -ECONNRESET the launcher or a process has ended. If the launcher did not answer, *p becomes NULL. */
+/* Publish `len` bytes, and receive `len` bytes from every process into `all`, in order of rank. Waits until all processes have called this
+ * function. At most one call for each connection. Errors: -ETIMEDOUT not all have called it before the deadline; -EPROTO a process has
+ * published another number of bytes; -ECONNRESET the launcher or a process has ended. If the launcher did not answer, *p becomes NULL. */
 int launcher_exchange(struct launcher **p, const void *mine, size_t len, void *all, int64_t deadline);
-bool launcher_exchanged(const struct launcher *p); /* launcher_exchange() has been called */
+bool launcher_exchanged(const struct launcher *p); /* whether launcher_exchange() was called */
 
 /* Disconnect: tells the launcher that this process may end. NULL is allowed. */
 void launcher_close(struct launcher *p);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Follows a path through a JSON text. The text is valid JSON; if it is not, the scanner still never reads past its end.
+ * Follows a path through a JSON text. The scanner expects valid JSON, but never reads past the end of other text.
  */
 #include "cluster/position.h"
 
@@ -18,7 +18,6 @@ static void skip_space(struct cursor *c)
         c->at++;
 }
 
-/* Move from the opening quote to the character after the closing one. */
 static void skip_string(struct cursor *c)
 {
     for (c->at++; c->at < c->end && *c->at != '"'; c->at++)
@@ -54,8 +53,8 @@ static void skip_value(struct cursor *c)
     }
 }
 
-/* Move from the start of an object or list to the member that `step` names; false if there is none. A key written with escapes is not
- * found: the error then has the line of its object. */
+/* Move from the start of an object or list to its member `step`; false if there is none. Keys with escapes are not found, so an error about
+ * them has the line of their object. */
 static bool position_enter(struct cursor *c, const struct position_step *step)
 {
     if (c->at >= c->end || *c->at != (step->key ? '{' : '['))

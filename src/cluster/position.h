@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds the line of a value in a JSON text, for error messages. The JSON library does not keep it.
+ * Finds the line of a value in a JSON text, for error messages. The JSON library does not store lines.
  */
 #ifndef WEFT_CLUSTER_POSITION_H
 #define WEFT_CLUSTER_POSITION_H
@@ -19,7 +19,7 @@ struct position_path {
     unsigned depth;
 };
 
-/* The line of the value, counted from 1. If it is missing: the line of its nearest ancestor that exists. `text` is valid JSON. */
+/* The line of the value, counted from 1. If the value is missing: the line of its nearest existing ancestor. `text` must be valid JSON. */
 unsigned position_line(const char *text, size_t len, const struct position_path *path);
 
 /* Write the path as "hosts[2].rdma[1]"; the root is "the file". Control characters become '?'. */

@@ -13,8 +13,8 @@
 
 #define SECRET_MAX 1024u
 
-/* Other environment variables count as unset when they are empty. For the secret it is an error: it may come from a `$(cat FILE)` that
- * failed, and a cluster without a secret would be open to everybody. */
+/* Unlike other variables, an empty secret is an error. It may come from a failed `$(cat FILE)`, and a cluster without a secret would be
+ * open to everybody. */
 static int empty_secret(const char *who)
 {
     return base_fail(-EINVAL, "%s is set but empty: set it to a secret of 1 to %u bytes, or unset it", who, SECRET_MAX);

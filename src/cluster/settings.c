@@ -77,8 +77,8 @@ static void from_environment(struct found *found)
 {
     for (int i = 0; i < COUNT; i++) {
         const char *name = settings_table[i].variable, *value = variable(name);
-        /* If the size comes from an option or from WEFT_SIZE, MLX did not start this program, and the hostfile named by MLX's variables
-         * may describe another cluster: ignore it. */
+        /* Ignore MLX's variables for the hostfile if the size comes from an option or from WEFT_SIZE. Then MLX did not start this program,
+         * and that hostfile may describe another cluster. */
         bool theirs = i != HOSTFILE || (!found[SIZE].text && !variable(settings_table[SIZE].variable));
         for (int k = 0; !value && theirs && k < 4; k++) {
             name = settings_table[i].also[k];
@@ -101,7 +101,7 @@ static void from_hostfile(struct found *found, const struct cluster_hostfile *h)
         settings_take(&found[COORD], h->coord, CLUSTER_HOSTFILE, "hostfile", found[HOSTFILE].text);
 }
 
-/* Get rank and size from mpirun, prterun or srun by PMIx, unless one of them is set already. */
+/* Get rank and size from mpirun, prterun or srun by PMIx, unless rank or size is already set. */
 static int from_launcher(struct cluster_settings *out, struct found *found)
 {
     int64_t wait = 30 * WEFT_SECOND;
@@ -141,8 +141,8 @@ static int coord_from_hosts(struct cluster_settings *out, struct found *found)
     return 0;
 }
 
-/* Read rank, size and coord, which depend on each other and on the hostfile. `is_node`: the caller is a node, so it is an error if one of
- * them is missing. */
+/* Read rank, size and coord, which depend on each other and on the hostfile. `is_node`: the caller is a node, and a missing value is an
+ * error. */
 static int read_place(struct cluster_settings *out, struct found *found, bool is_node)
 {
     int64_t rank = 0, size = 1;
@@ -175,7 +175,7 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
     out->size = (uint32_t)size;
     if (!is_node) {
         if (size > 1 && out->hosts && !found[COORD].text && coord_from_hosts(out, found))
-            base_error_clear(); /* only a node needs the address, and will report the error */
+            base_error_clear(); /* not an error here: only nodes need the address, and they report the error */
         return 0;
     }
     if (!found[SIZE].text && (found[COORD].text || rank > 0))
@@ -225,7 +225,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
     if (rc == 0)
         rc = read_place(out, found, is_node);
     if (rc == 0 && !found[JOIN_TIMEOUT].text) {
-        /* The number of connections grows with the square of the number of nodes. Round down to seconds, to print well. */
+        /* The number of connections grows with the square of the number of nodes. Whole seconds, because the value is printed. */
         int64_t ns = 30 * WEFT_SECOND + (int64_t)out->size * out->size * 150 * WEFT_US;
         char *own = found[JOIN_TIMEOUT].own;
         snprintf(own, sizeof found[JOIN_TIMEOUT].own, "%llds", (long long)(ns / WEFT_SECOND));

@@ -60,18 +60,18 @@ enum id {
 
 struct setting {
     const char *name, *variable;
-    const char *also[4]; /* environment variables of MLX and JACCL; the first that is set is used */
+    const char *also[4]; /* alternative environment variables, of MLX and JACCL; the first that is set is used */
     const char *fallback, *help;
     const char *choices; /* CHOICE: "a|b" */
     int64_t min, max;    /* NUMBER, BYTES, DURATION (ns) */
     enum kind kind;
-    size_t into, into_bytes; /* offset and size of its member in struct cluster_settings; size 0: settings.c stores it */
+    size_t into, into_bytes; /* offset and size of the member of struct cluster_settings; size 0: settings.c stores the value */
     bool in_hostfile;
 };
 
 extern const struct setting settings_table[COUNT];
 
-/* A setting's text, before it is parsed, and its source. */
+/* The unparsed text of a setting, and its source. */
 struct found {
     const char *text;
     enum cluster_source source;
@@ -81,13 +81,13 @@ struct found {
 
 void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where, const char *what);
 
-/* The name to use in errors: the variable's if the value came from the environment, else the setting's. */
+/* The name to use in errors: the variable's if the value is from the environment, otherwise the setting's. */
 const char *settings_speaker(enum id id, const struct found *f);
 /* Fail with -EINVAL: "NAME='TEXT': expected ...". */
 int settings_bad(enum id id, const struct found *f, const char *expected);
 
-/* Parse a text and check it against the table; -EINVAL, with settings_bad(), for a wrong one. */
-int settings_read(enum id id, const struct found *f, struct cluster_settings *out); /* stores into the member named by the table, if any */
+/* Parse a text and check the value against the table. -EINVAL, with settings_bad(): wrong value. */
+int settings_read(enum id id, const struct found *f, struct cluster_settings *out); /* stores the value in the table's member, if any */
 int settings_read_number(enum id id, const struct found *f, int64_t *out);
 int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count);
 int settings_read_rails(const struct found *f, struct fab_options *out);

@@ -9,7 +9,7 @@
 
 _Static_assert(COUNT <= CLUSTER_SETTINGS_MAX, "rows for `weft config`");
 
-/* Names the member that gets the value. A new setting needs a row here and such a member. */
+/* The member of struct cluster_settings that gets the value. */
 #define INTO(member) .into = offsetof(struct cluster_settings, member), .into_bytes = sizeof((struct cluster_settings *)0)->member
 
 #define NODES     ((int64_t)WEFT_MAX_NODES)
@@ -83,9 +83,9 @@ const struct setting settings_table[COUNT] = {
                .in_hostfile = true,
                .help = "rc: how many devices to use together, 1 to 4, or which: NAME,NAME; default: WEFT_DEVICE, or all that are as fast "
                        "as the best"},
-    /* Spreading a put adds a round trip of a few microseconds: the read that proves that a piece has arrived. From 256 KiB on, a link of
-     * 200 Gbit/s saves at least as much by carrying only half of the bytes. Over softverbs rails save nothing, and from 256 KiB on the
-     * round trip costs nothing measurable. */
+    /* A put over several devices ends with a read that proves the arrival of each piece: a round trip of a few microseconds. At 200 Gbit/s,
+     * spreading 256 KiB over two devices saves at least this time. Over softverbs, spreading saves nothing, but from 256 KiB on it also
+     * costs nothing measurable. */
     [STRIPE] = {INTO(fabric.stripe_bytes), .name = "stripe", .variable = "WEFT_STRIPE", .fallback = "256K", .kind = BYTES, .min = 32 << 10,
                 .max = INT64_C(1) << 40, .in_hostfile = true,
                 .help = "rc: reads and writes of this size or more use all devices of WEFT_RAILS"},
@@ -99,9 +99,9 @@ const struct setting settings_table[COUNT] = {
                .help = "tb: the path of the command weft, to start a guard: a process that owns the devices instead of the node"},
     [GUARD_SOCKET] = {INTO(fabric.guard_socket), .name = "guard_socket", .variable = "WEFT_GUARD_SOCKET", .fallback = "", .kind = PATH,
                       .help = "tb: the absolute path of a Unix socket; programs with the same path share one guard"},
-    /* The lane of small messages carries the ends of transfers, the other two carry the rest. There are two so that one can transfer
-     * while the other recovers from a loss. Between Macs, 16 messages of 128 KiB were the fastest without losses. More messages in flight
-     * only mean more losses when a port falls behind. */
+    /* The first lane is for small messages and the ends of transfers. There are two lanes for large data, so that one can transfer while
+     * the other recovers from a loss. Between Macs, 16 messages of 128 KiB were the fastest without losses. More messages in flight cause
+     * more losses when a port falls behind. */
     [TB_LANES] = {.name = "tb_lanes",
                   .variable = "WEFT_TB_LANES",
                   .fallback = "32K:32,128K:16,128K:16",
@@ -149,9 +149,8 @@ const struct setting settings_table[COUNT] = {
     [LIVENESS] = {INTO(fabric.liveness_ns), .name = "liveness", .variable = "WEFT_LIVENESS", .fallback = "2s", .kind = DURATION,
                   .min = 100 * WEFT_MS, .max = 3600 * WEFT_SECOND, .in_hostfile = true,
                   .help = "how long another host may be silent before its nodes count as dead"},
-    /* Longer than a cable is usually unplugged or a port takes to come up. Shorter than the default deadline, so that an operation that
-     * waits for the link gets the result of the retries. Retrying does not delay the detection of a dead peer, which does not depend on
-     * it. */
+    /* Longer than most interruptions by a cable or a starting port. Shorter than the default deadline, so that waiting operations get the
+     * result of the retries. Retrying does not delay the detection of a dead peer. */
     [RECONNECT] = {INTO(fabric.reconnect_ns), .name = "reconnect", .variable = "WEFT_RECONNECT", .fallback = "10s", .kind = DURATION,
                    .max = LONG_TIME, .in_hostfile = true,
                    .help = "how long weft tries to reconnect a broken RDMA connection to a node that is alive; 0: not at all"},

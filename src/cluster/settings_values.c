@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Parses the texts of settings, and makes the error for a wrong one.
+ * Parses the texts of settings, and makes errors for wrong ones.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,7 +98,7 @@ static int read_choice(enum id id, const struct found *f)
     return settings_bad(id, f, what);
 }
 
-/* WEFT_GROW is one address, WEFT_JOIN one or more with commas between. */
+/* WEFT_GROW is one address; WEFT_JOIN is a comma-separated list. */
 static int settings_read_addresses(enum id id, const struct found *f)
 {
     char one[128];
@@ -150,7 +150,7 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
             memcpy(into, &v.flag, sizeof v.flag);
         break;
     case CHOICE:
-        rc = f->text[0] ? read_choice(id, f) : 0; /* "": the default of some settings, which is none of the choices */
+        rc = f->text[0] ? read_choice(id, f) : 0; /* "" is the default of some settings, and not among the choices */
         if (!rc && into)
             snprintf(into, s->into_bytes, "%s", f->text);
         break;
@@ -174,7 +174,7 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
 }
 
 #define FRAME       4096u
-#define FRAMES_MOST 4095u /* the most frames that a Thunderbolt port accepts in one message, and in one queue */
+#define FRAMES_MOST 4095u /* maximum number of frames that a Thunderbolt port accepts in one message, and in one queue */
 
 int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count)
 {

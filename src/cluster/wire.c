@@ -107,6 +107,6 @@ bool join_user_allowed(int fd, int *pid)
     unsigned uid;
     *pid = 0;
     if (base_peer_identity(fd, &uid, pid))
-        return true; /* not a Unix socket: the secret decides */
+        return true; /* over TCP the secret decides */
     return uid == geteuid() || uid == 0;
 }

@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-#define WIRE_MAGIC        UINT64_C(0x7765667430303035) /* "weft0005": the number grows when a message changes */
+#define WIRE_MAGIC        UINT64_C(0x7765667430303035) /* "weft0005": increase the number when a message changes */
 #define WIRE_NONCE        32
 #define WIRE_MAC          32
 #define WIRE_ADDRESS      108
@@ -30,7 +30,7 @@
 #define WIRE_REASON       1024 /* room for the longest text of base_error() */
 #define WIRE_LIVENESS_MAX (3600 * WEFT_SECOND)
 
-#define WIRE_NEWCOMER UINT32_MAX /* the number of a node that joins a running cluster, before it has got one */
+#define WIRE_NEWCOMER UINT32_MAX /* rank of a node that joins a running cluster, until it gets a rank */
 
 struct wire_hello {
     uint64_t magic;
@@ -46,13 +46,13 @@ struct wire_challenge {
 struct wire_card {
     uint64_t pool_bytes;
     uint32_t rank, pid;
-    uint32_t grows; /* 1: nodes may join later (WEFT_GROW). All nodes that start together say the same */
+    uint32_t grows; /* 1: nodes may join later (WEFT_GROW). Must be the same for all nodes that start together */
     uint32_t reserved;
     uint8_t host_id[16];
     char host[64];
-    char side[WIRE_ADDRESS];       /* where the node listens for side connections from its host */
-    char away[WIRE_ADDRESS];       /* where the node listens for side connections from other hosts: numeric HOST:PORT; "": nowhere */
-    int64_t liveness_ns;           /* how long a peer on another host may be silent */
+    char side[WIRE_ADDRESS]; /* address at which the node listens for side connections from its host */
+    char away[WIRE_ADDRESS]; /* address at which the node listens for side connections from other hosts: numeric HOST:PORT; "": none */
+    int64_t liveness_ns;     /* how long a peer on another host may be silent */
     uint64_t cpus[BASE_CPU_WORDS]; /* processors of its host that the node may use */
 };
 
@@ -61,7 +61,7 @@ struct wire_proof {
     uint8_t mac[WIRE_MAC];
 };
 
-/* WIRE_MEMBERS: to a node that joins a running cluster */
+/* WIRE_MEMBERS: the answer to a node that joins a running cluster */
 enum wire_answer_kind { WIRE_TABLE = 1, WIRE_REFUSED = 2, WIRE_MEMBERS = 3 };
 
 struct wire_answer {
@@ -72,8 +72,8 @@ struct wire_answer {
     uint32_t number, founders, from; /* WIRE_MEMBERS: the node's number, how many nodes the cluster began with, who answers */
     uint32_t reserved2;
     char text[WIRE_TEXT];
-    uint8_t session[WIRE_NONCE]; /* random, chosen by node 0 for this run of the cluster; WIRE_MEMBERS: for this node's joining */
-    uint8_t mac[WIRE_MAC];       /* over everything else, the cards included */
+    uint8_t session[WIRE_NONCE]; /* random; chosen by node 0 for this run of the cluster; WIRE_MEMBERS: chosen for this joining node */
+    uint8_t mac[WIRE_MAC];       /* of all other fields and the cards */
 };
 
 struct wire_token {
@@ -88,15 +88,15 @@ struct wire_news {
     int32_t error; /* 0: the node has connected to all nodes; from node 0: all nodes have connected. Else the errno with which the node
                       failed */
     char text[WIRE_REASON]; /* why the node failed */
-    uint8_t mac[WIRE_MAC];  /* over everything else, and the session */
+    uint8_t mac[WIRE_MAC];  /* of all other fields and the session */
 };
 
-/* What every node publishes before joining if a launcher that speaks PMIx has started it (meet.c). Only processes of the job receive it. */
+/* Published by every node before joining if a PMIx launcher has started it (meet.c). Only processes of the same job receive it. */
 #define WIRE_INTERFACES 16
 
 struct wire_interface {
     uint8_t family; /* 4 or 6 */
-    uint8_t prefix; /* bits of the address that name the network */
+    uint8_t prefix; /* number of network bits of the address */
     uint8_t reserved[2];
     uint8_t address[16];
 };
@@ -107,7 +107,7 @@ struct wire_notice {
     int32_t error; /* 0: the node joins; else an errno: its weft_open() has failed, and `text` says why */
     uint8_t host_id[16];
     char host[64];
-    uint32_t interface_count; /* how many interfaces the node's host has */
+    uint32_t interface_count; /* number of interfaces in the list below */
     struct wire_interface interfaces[WIRE_INTERFACES];
     /* Set by node 0 only: */
     uint32_t port;            /* TCP port at which node 0 listens on all interfaces; 0: none */

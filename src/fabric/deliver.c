@@ -6,10 +6,42 @@
 #include "fabric/fabric.h"
 
 static BASE_THREAD_LOCAL unsigned handler_depth;
+static BASE_THREAD_LOCAL bool nowait; /* fab_nowait() */
 
 bool fab_in_handler(void)
 {
     return handler_depth != 0;
+}
+
+bool fab_nowait(bool on)
+{
+    bool before = nowait;
+    nowait = on;
+    return before;
+}
+
+bool fab_is_nowait(void)
+{
+    return nowait;
+}
+
+bool fab_queues_more(void)
+{
+    return handler_depth && !nowait;
+}
+
+/* What runs handlers is between these two. A handler may run in the middle of an operation that must not wait: that is not the handler's
+ * operation. */
+BASE_INLINE bool handlers_begin(void)
+{
+    handler_depth++;
+    return fab_nowait(false);
+}
+
+BASE_INLINE void handlers_end(bool before)
+{
+    (void)fab_nowait(before);
+    handler_depth--;
 }
 
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
@@ -43,10 +75,10 @@ BASE_INLINE bool deliver(struct weft_node *w, int *events)
     int n = 0;
     if (!base_spin_try(&w->progress))
         return false;
-    handler_depth++;
+    bool before = handlers_begin();
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
-    handler_depth--;
+    handlers_end(before);
     /* No fence is needed: a thread that goes to sleep counts itself in `sleepers`, then takes this lock, then checks its condition. If it
      * had the lock before this thread, its count is seen here. If it gets the lock later, it sees what the handlers changed. */
     bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
@@ -93,9 +125,9 @@ int weft_progress(weft_node *w)
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone)
 {
     base_spin_lock(&w->progress);
-    handler_depth++;
+    bool before = handlers_begin();
     l->transport->last_words(w, l);
-    handler_depth--;
+    handlers_end(before);
     /* Under the lock, so that threads which deliver later take nothing more from this peer. release: a thread that sees the state sees the
      * effects of the last messages. seq_cst: see send_slow() in shm/message.c. */
     atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
@@ -105,32 +137,32 @@ void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died)
 {
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
-    handler_depth++;
+    bool before = handlers_begin();
     for (uint32_t i = 0; i < n; i++)
         if (w->hooks[i].gone)
             w->hooks[i].gone(w, node, died, w->hooks[i].arg);
-    handler_depth--;
+    handlers_end(before);
 }
 
 void fab_run_joined(struct weft_node *w, uint32_t node)
 {
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
-    handler_depth++;
+    bool before = handlers_begin();
     for (uint32_t i = 0; i < n; i++)
         if (w->hooks[i].joined)
             w->hooks[i].joined(w, node, w->hooks[i].arg);
-    handler_depth--;
+    handlers_end(before);
 }
 
 bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd)
 {
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
     bool taken = false;
-    handler_depth++;
+    bool before = handlers_begin();
     for (uint32_t i = 0; i < n && !taken; i++)
         if (w->hooks[i].given)
             taken = w->hooks[i].given(w, node, what, fd, w->hooks[i].arg);
-    handler_depth--;
+    handlers_end(before);
     return taken;
 }
 
@@ -138,7 +170,7 @@ int64_t fab_run_ticks(struct weft_node *w)
 {
     int64_t now = base_now_ns(), next = INT64_MAX;
     uint32_t n = atomic_load_explicit(&w->hook_count, memory_order_acquire);
-    handler_depth++;
+    bool before = handlers_begin();
     for (uint32_t i = 0; i < n; i++) {
         if (!w->hooks[i].tick)
             continue;
@@ -151,6 +183,6 @@ int64_t fab_run_ticks(struct weft_node *w)
         if (in < next)
             next = in;
     }
-    handler_depth--;
+    handlers_end(before);
     return next < 0 ? 0 : next;
 }

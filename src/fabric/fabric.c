@@ -112,7 +112,7 @@ int weft_get(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
 
 int weft_put_nowait(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
-    bool before = fab_nowait(true);
+    bool before = fab_nowait(!fab_in_handler());
     int rc = weft_put(w, dst, src, len, op);
     fab_nowait(before);
     return rc;
@@ -120,7 +120,7 @@ int weft_put_nowait(weft_node *w, weft_gaddr dst, const void *src, size_t len, w
 
 int weft_get_nowait(weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op)
 {
-    bool before = fab_nowait(true);
+    bool before = fab_nowait(!fab_in_handler());
     int rc = weft_get(w, dst, src, len, op);
     fab_nowait(before);
     return rc;
@@ -214,7 +214,7 @@ int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size
 int weft_send_nowait(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload,
                      size_t payload_len, weft_op *op)
 {
-    bool before = fab_nowait(true);
+    bool before = fab_nowait(!fab_in_handler());
     int rc = weft_send(w, node, id, header, header_len, payload, payload_len, op);
     fab_nowait(before);
     return rc;

@@ -496,7 +496,12 @@ int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
 /* Waits until there is room for one more operation to a peer, at most until the node's deadline. -EAGAIN at once in a call that must not
  * wait. Errors come without base_fail(). */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
-bool fab_nowait(bool on); /* true: from now on, this thread's operations do not wait for room. Returns the former value. */
+/* true: from now on, this thread's operations do not wait for room, but return -EAGAIN. Returns the former value. Handlers begin with
+ * false. */
+bool fab_nowait(bool on);
+bool fab_is_nowait(void);
+/* In a handler, where no call may wait, an operation is queued beyond the limits for waiting, unless it may return -EAGAIN. */
+bool fab_queues_more(void);
 /* For a call with one deadline that consists of several operations. Sets a limit for this thread: starting an operation, and waiting for it
  * with WEFT_TIMEOUT_DEFAULT, ends at the limit. INT64_MAX: no limit. Returns the former limit, which the caller restores. */
 int64_t fab_limit(int64_t deadline);

@@ -147,21 +147,14 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
     }
 }
 
-static BASE_THREAD_LOCAL bool nowait; /* fab_nowait() */
-
-bool fab_nowait(bool on)
-{
-    bool before = nowait;
-    nowait = on;
-    return before;
-}
-
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
 {
-    if (!nowait)
+    if (!fab_is_nowait())
         return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
-    fab_polled(w);
-    fab_progress(w); /* a program that only repeats this call makes progress nowhere else */
+    if (!fab_in_handler()) {
+        fab_polled(w);
+        fab_progress(w); /* a program that only repeats this call makes progress nowhere else */
+    }
     return has_room(arg) ? 0 : -EAGAIN;
 }
 

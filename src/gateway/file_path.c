@@ -225,7 +225,7 @@ int file_path_open(const struct file_root *root, const char *path, int flags, bo
         fd = *outside ? -EACCES : fd;
     }
     if (fd < 0)
-        return fd;
+        return fd == -ENXIO ? -EINVAL : fd; /* ENXIO: a socket, a FIFO without a reader, or a device without a driver */
     int rc = fstat(fd, &st) ? -errno : S_ISREG(st.st_mode) ? 0 : S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
     if (!rc)
         return fd;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Prints the lines that contain a text, as `LC_ALL=C grep -aF TEXT` does. It searches the whole span for the text, and looks for the ends
- * of lines only around each match.
+ * Prints the lines that contain a text, as `LC_ALL=C grep -aF TEXT` does. Searches the whole span for the text, and looks for the ends of
+ * lines only around matches.
  */
 #include "kernel/kernel.h"
 
@@ -10,8 +10,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Candidates are positions at which both the first and the last byte of the text match. This takes two loads and two compares for 32
- * positions, whatever the length of the text. */
+/* Looks for positions where the first and the last byte of the text match. This costs two loads and two compares for 32 positions, however
+ * long the text is. */
 __attribute__((target("avx2"))) static const uint8_t *find_avx2(const uint8_t *hay, size_t len, const uint8_t *text, size_t n)
 {
     const __m256i first = _mm256_set1_epi8((char)text[0]), last = _mm256_set1_epi8((char)text[n - 1]);

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LANES 4 /* number of tables: equal bytes in a row use different ones, so that an increment need not wait for the previous store */
+#define LANES 4 /* number of tables: equal bytes in a row use different ones, so that an increment does not wait for the previous store */
 
 static int histogram_run(const weft_span *in, const char *arg, weft_out *out)
 {
@@ -16,7 +16,7 @@ static int histogram_run(const weft_span *in, const char *arg, weft_out *out)
     const uint8_t *p = in->bytes;
     size_t left = in->len;
     while (left) {
-        /* With 32-bit counters the tables fit into the L1 cache. A round is at most 1 GiB, so they cannot overflow. */
+        /* The tables have 32-bit counters, so that they fit into the L1 cache. A round is at most 1 GiB, so no counter overflows. */
         uint32_t table[LANES][256] = {{0}};
         size_t round = left < ((size_t)1 << 30) ? left : (size_t)1 << 30, i = 0;
         for (; i + 8 <= round; i += 8) {

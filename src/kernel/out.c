@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft_out_write(): passes what a kernel writes to the code that collects its output.
+ * weft_out_write(): passes the output of a kernel to the code that runs the kernel.
  */
 #include "kernel/kernel.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds kernels by name: built-in ones, those that the program has added, and those in shared objects.
+ * Finds kernels by name: built-in ones, those added by the program, and those in shared objects.
  */
 #include "kernel/kernel.h"
 
@@ -11,14 +11,14 @@
 #include <string.h>
 
 #define ADDED_MAX 64u
-#define BYTES_MAX 4096u /* a larger size means that the symbol is not a weft_kernel but a function, for example */
+#define BYTES_MAX 4096u /* larger: the symbol is probably not a weft_kernel */
 
 static const weft_kernel *const built_in[] = {&kernel_wc, &kernel_histogram, &kernel_xxh64, &kernel_grep};
 #define BUILT_IN (sizeof built_in / sizeof built_in[0])
 
 static base_spin adding;
 static const weft_kernel *added[ADDED_MAX];
-static _Atomic uint32_t added_count; /* stored with release after a kernel was added: a load with acquire then sees the kernel, too */
+static _Atomic uint32_t added_count; /* stored with release after a kernel was added; pairs with the acquire in at() */
 
 static const weft_kernel *at(size_t i)
 {
@@ -26,7 +26,7 @@ static const weft_kernel *at(size_t i)
     return i < BUILT_IN ? built_in[i] : i - BUILT_IN < more ? added[i - BUILT_IN] : NULL;
 }
 
-/* Check a kernel's fields. It must have all fields of the first version; a kernel that was built with an old version lacks later ones. */
+/* Checks a kernel's fields. A kernel built with an older version of weft lacks the later fields. */
 static int kernel_check(const weft_kernel *k)
 {
     if (k->bytes < offsetof(weft_kernel, finish) + sizeof k->finish || k->bytes > BYTES_MAX)
@@ -61,7 +61,7 @@ int weft_kernel_register(const weft_kernel *kernel)
 int weft_kernel_load(const char *file, const char *name, const weft_kernel **out)
 {
     char path[4096];
-    /* For a name without a slash dlopen() would search the system's library directories. */
+    /* A slash, because dlopen() searches the system's directories for a name without one. */
     int n = snprintf(path, sizeof path, "%s%s", strchr(file, '/') ? "" : "./", file);
     if (n < 0 || (size_t)n >= sizeof path)
         return base_fail(-ENAMETOOLONG, "kernel %s: the path of its shared object is too long; use a shorter one", name);

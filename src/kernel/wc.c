@@ -3,13 +3,13 @@
  * Counts lines, words and bytes, as `LC_ALL=C wc` does, many bytes at a time.
  *
  * In POSIX, and in GNU wc since 9.5, a word is a run of bytes that are not white space. In GNU wc up to 9.4 the run must also contain a
- * printable byte, which in the C locale means a printable ASCII byte. Users compare the results with those of wc, so this kernel uses the
- * rule of the wc on the machine where it is built (option wc_words).
+ * printable ASCII byte. This kernel uses the rule of the wc on the machine where it is built (option wc_words), because users compare the
+ * results.
  *
- * One addition counts the words in 64 bytes, with either rule. `run` is the mask of the bytes that are not white space. `mark` is a subset
- * of it: the bytes that make their run a word. In run + mark, a run that contains a mark carries into the bit after its end; the bits after
- * other runs stay 0. So popcount((run + mark) & ~run) is the number of words that end in these 64 bytes. The carry of the addition is 1 if
- * the last run contains a mark and may continue; it is added to the next 64 bytes.
+ * One addition counts the words in 64 bytes, with either rule. `run` is the mask of the bytes that are not white space. `mark` has the bits
+ * of `run` whose bytes make their run a word. In run + mark, a run that contains a mark carries into the bit after its end; after other
+ * runs that bit stays 0. So popcount((run + mark) & ~run) is the number of words that end in these 64 bytes. If the last run contains a
+ * mark and reaches the end, the addition has a carry, which is added to the next 64 bytes.
  *
  *      run   ..111.11   (bit 0 at the right)
  *      mark  ....1..1
@@ -31,7 +31,7 @@ struct wc_state {
 
 struct wc_count {
     uint64_t lines, ended;
-    unsigned char carry; /* 1: the bytes read so far end in a run that contains a mark, so a word is not counted yet */
+    unsigned char carry; /* 1: the bytes so far end in a run with a mark, whose word is not counted yet */
 };
 
 static void count_bytes(struct wc_count *n, const uint8_t *p, size_t len, bool printable)
@@ -79,7 +79,7 @@ __attribute__((target("avx2"))) static inline uint64_t mask_avx2(__m256i low, __
     return (uint32_t)_mm256_movemask_epi8(low) | (uint64_t)(uint32_t)_mm256_movemask_epi8(high) << 32;
 }
 
-/* a <= b, unsigned bytes */
+/* Mask of the bytes of `a` that are at most the bytes of `b`, unsigned. */
 __attribute__((target("avx2"))) static inline __m256i at_most_avx2(__m256i a, __m256i b)
 {
     return _mm256_cmpeq_epi8(_mm256_min_epu8(a, b), a);
@@ -146,14 +146,14 @@ static int wc_fold(void *state, const void *output, size_t len)
                          "kernel wc: the result of a piece has %zu bytes instead of %zu; run the same version of weft on all hosts", len,
                          sizeof piece);
     memcpy(&piece, output, sizeof piece);
-    if (piece.start) { /* a word does not continue in the next input */
+    if (piece.start) { /* the first piece of an input: the previous input's last word ends */
         s->words += s->open;
         s->open = 0;
     }
     s->lines += piece.lines;
     s->bytes += piece.bytes;
     if (piece.space) {
-        /* The run at the piece's start continues the open word: count both together as one word. */
+        /* The piece's first run continues the open word, so count both as one word. */
         s->words += piece.ended - piece.head + (s->open | piece.head);
         s->open = piece.tail;
     } else {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The result of kernel wc for a piece, shared by wc.c and the GPU's kernel (gpu/span_kernels.h). It also compiles as CUDA.
+ * The result of kernel wc for a piece, shared by wc.c and the GPU's kernel (gpu/span_kernels.h). Must also compile as CUDA.
  */
 #ifndef WEFT_KERNEL_WC_H
 #define WEFT_KERNEL_WC_H
@@ -11,10 +11,10 @@
 #define WEFT_WC_PRINTABLE 0
 #endif
 
-/* The result of a piece. A word may continue in the next piece, so the runs at both ends are recorded separately. */
+/* The result of a piece. A word may cross the border of two pieces, so the runs at both ends are recorded separately. */
 struct kernel_wc_piece {
     uint64_t lines, bytes;
-    uint64_t ended; /* words that are ended by white space in this piece, including a word that starts before it */
+    uint64_t ended; /* words that end at white space in this piece */
     uint8_t start;  /* the piece is the first of its input */
     uint8_t space;  /* the piece contains white space */
     uint8_t head;   /* the run at the start of the piece contains a mark */

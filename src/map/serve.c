@@ -203,9 +203,6 @@ static int serve_run(struct map_job *job)
         return rc;
     map_signals_save();
     serving = job;
-    /* Ignore these signals: the owner decides what happens. */
-    map_on_signal(SIGINT, SIG_IGN);
-    map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
     base_process_null(2); /* so that a program that reads our standard output sees its end when the owner has ended */
@@ -213,6 +210,9 @@ static int serve_run(struct map_job *job)
     weft_config config = {.bytes = sizeof config};
     if ((rc = map_homes_serve(job)) || (rc = map_node_open(job, &config, on_serve_member)))
         return rc;
+    /* Ignore these signals: the owner decides what happens. Until now they have ended this node, since the owner may have ended unseen. */
+    map_on_signal(SIGINT, SIG_IGN);
+    map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGTERM, on_end);
     map_on_signal(SIGHUP, on_end);
     map_nodes_stop_with(job);

@@ -3,9 +3,9 @@
  * Allocation and free. The fast path uses the thread's own stack of blocks for each class: allocation pops a block and sets its mark; free
  * checks and clears the mark and pushes the block. All other paths are slow, and take the pool's lock.
  *
- * Limits of caches: for a class STACK_BLOCKS blocks and STACK_BYTES, for a thread THREAD_BYTES, for all threads together an eighth of the
- * pool. A stack starts small, and its limit grows each time that it becomes empty or full. A thread at its limit that needs a new class
- * returns all its blocks and starts again. So when the pool is exhausted, other threads' caches hold at most that eighth.
+ * Limits of caches: STACK_BLOCKS blocks and STACK_BYTES for a class, THREAD_BYTES for a thread, an eighth of the pool for all threads
+ * together. A stack starts small, and its limit grows when it becomes empty or full. A thread at its limit that needs a new class returns
+ * all its blocks and starts again. So in an exhausted pool, other threads' caches have at most an eighth.
  */
 #include "mem/heap.h"
 
@@ -21,11 +21,11 @@
 
 #define LIVE 1u
 
-/* first <= top <= limit. Only the owner writes; mem_stat() reads `top` and `first`. */
+/* first <= top <= limit. Only the owning thread writes; mem_stat() reads `top` and `first`. */
 struct stack {
     _Atomic(struct mem_block *) top;
     struct mem_block *first, *limit;
-    uint32_t blocks; /* allocated length of the array at `first` */
+    uint32_t blocks; /* capacity of the array at `first` */
 };
 
 struct mem_cache {
@@ -37,7 +37,7 @@ struct mem_cache {
     struct mem_cache *next, *prev; /* list of the pool's caches; guarded by the pool's lock */
 };
 
-/* Caches of the calling thread: the one used last, and the list of all. */
+/* The calling thread's caches: the last used one, and the list of all. */
 static BASE_THREAD_LOCAL struct {
     uint64_t pool_id;
     struct mem_cache *cache, *all;
@@ -61,11 +61,11 @@ static inline void set_top(struct stack *s, struct mem_block *top)
 
 /* --- returning blocks: under pool->lock --- */
 
-/* Return the oldest `n` blocks of a stack to their slabs; the newest are most likely in the processor's cache. */
+/* Return the oldest `n` blocks of a stack to their slabs; the newest ones stay, because they are likely in the processor's cache. */
 static void give_oldest(struct mem_pool *p, struct stack *s, size_t n)
 {
     struct mem_block *top = top_of(s);
-    if (!n) /* the stack may have no memory yet */
+    if (!n) /* the stack may not be allocated yet */
         return;
     for (size_t i = 0; i < n; i++)
         slab_put(p, s->first[i]);
@@ -166,7 +166,7 @@ void cache_detach(struct mem_pool *p)
     pthread_mutex_lock(&registry);
     for (struct mem_cache *c = p->caches; c; c = c->next)
         c->pool = NULL;
-    /* Other threads keep their detached caches until they end or create another cache. No new pool will have the same id. */
+    /* Other threads keep their detached caches until they end or create another cache. Ids of pools are never reused. */
     prune();
     if (here.pool_id == p->id) {
         here.cache = NULL;
@@ -178,7 +178,7 @@ void cache_detach(struct mem_pool *p)
 static struct mem_cache *make_cache(struct mem_pool *p)
 {
     pthread_once(&once, make_key);
-    /* Without the destructor, the cached blocks would be lost when the thread ends. */
+    /* Without the destructor, cached blocks would leak at the end of the thread. */
     if (!thread_key_made || pthread_setspecific(thread_key, &here))
         return NULL;
     size_t bytes = base_round_up(sizeof(struct mem_cache), BASE_CACHE_LINE);
@@ -202,7 +202,7 @@ static struct mem_cache *make_cache(struct mem_pool *p)
     return c;
 }
 
-/* The calling thread's cache of a pool. NULL: it cannot be created; then every operation takes the lock. */
+/* The calling thread's cache of a pool. NULL: the cache cannot be created, so every operation takes the lock. */
 static struct mem_cache *cache_here(struct mem_pool *p)
 {
     if (here.pool_id == p->id)
@@ -234,7 +234,7 @@ static void cache_grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
         set_top(s, blocks);
     }
     uint64_t now = (uint64_t)(s->limit - s->first);
-    /* The first limit is as many blocks as one word of the slab's map covers, so that threads do not share cache lines of marks. */
+    /* The first limit is the number of blocks in one word of the slab's map, so that threads do not share cache lines of marks. */
     uint64_t wanted = now ? now * 2 : ((UINT64_C(64) << p->class[class].grain) + size - 1) / size;
     if (wanted > s->blocks)
         wanted = s->blocks;
@@ -258,7 +258,7 @@ void mem_stat(struct mem_pool *p, struct mem_stats *out)
 {
     *out = (struct mem_stats){.reserved_bytes = p->bytes, .segments = (uint32_t)((p->bytes + MEM_SEGMENT_BYTES - 1) / MEM_SEGMENT_BYTES)};
     base_spin_lock(&p->lock);
-    /* Memory that an allocation would reclaim before it fails counts as free. */
+    /* Memory that an allocation can reclaim counts as free. */
     cache_empty_own(p);
     slab_trim(p);
     out->live_bytes = p->large_bytes;
@@ -300,7 +300,7 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
     struct mem_block *top = s ? top_of(s) : NULL;
     struct mem_block block;
 
-    /* The cache may have a block that the fast path did not take: the thread used another pool last, or the caller asks for an alignment.
+    /* The cache may have a block, because the fast path handles only the last used pool and no alignment.
      */
     if (s && top != s->first) {
         block = *--top;
@@ -321,7 +321,7 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
         if (!got)
             got = slab_take(p, class, &block, 1, 1);
         if (!got) {
-            /* Free the extents held by this thread's cached blocks and by unused slabs, and try again. */
+            /* Free this thread's cached blocks and all unused slabs, and try again. */
             cache_empty_own(p);
             slab_trim(p);
             got = slab_take(p, class, &block, 1, 1);
@@ -370,8 +370,8 @@ static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t by
                          (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);
     if (bytes > MEM_SMALL_MAX || align > MEM_SMALL_MAX)
         return alloc_large(p, bytes, align, offset);
-    /* Each slab starts at the start of an extent, so all blocks of a class are aligned if the block size is a multiple of the alignment.
-     * The largest class, 32 KiB, always qualifies. */
+    /* Slabs start at extents, so all blocks are aligned if their size is a multiple of the alignment. The largest class, 32 KiB, always
+     * qualifies. */
     uint32_t class = class_of(bytes);
     while (p->class[class].size & (align - 1))
         class ++;
@@ -410,8 +410,8 @@ int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offs
 
 /* --- free --- */
 
-/* Make the error for an offset at which no live buffer starts. If another thread frees that buffer at the same time, the error may describe
- * either state. */
+/* Make the error for an offset at which no live buffer starts. If another thread is freeing the buffer, the error may describe the state
+ * before or after. */
 static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
@@ -466,7 +466,7 @@ static __attribute__((noinline)) int free_large(struct mem_pool *p, uint64_t off
     return live ? 0 : cache_refuse(p, offset);
 }
 
-/* The slow path: the buffer is live, but the stack is full or another pool was used last. */
+/* The slow path, for a full stack, or if another pool was used last. */
 static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t class, struct mem_block block)
 {
     atomic_store_explicit(block.mark, 0, memory_order_relaxed);
@@ -494,8 +494,8 @@ static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t cla
 static inline uint64_t tag_of(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT;
-    /* acquire: pairs with the release in slab_make(). Usually the program already orders the two, but if it passes the offset through
-     * another process, tools such as the thread sanitizer cannot see that. */
+    /* acquire: pairs with the release in slab_make(). Usually the program already orders the two. The thread sanitizer cannot see this
+     * order if the offset passes through another process. */
     return BASE_LIKELY(e < p->extents) ? atomic_load_explicit(&p->extent[e].tag, memory_order_acquire) : 0;
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * Runs of extents. Free runs are in bins by length (one bin for each length below 16 extents, then 16 bins for each doubling), and a bit
- * map shows which bins have any. Both ends of a free run record its length, so that a freed run can be joined with its free neighbours in
- * constant time. A large buffer needs records only at its ends, however long it is.
+ * map shows which bins have any. Both ends of a free run record its length, so that a freed run is merged with its free neighbours in
+ * constant time. A large buffer has records only at its ends.
  */
 #include "mem/heap.h"
 
-#define LOOK 16u /* runs of a bin that are compared before the search goes to the next bin */
+#define LOOK 16u /* at most so many runs of a bin are compared before the next bin is searched */
 
 static uint32_t bin_of(uint32_t extents)
 {
@@ -16,7 +16,7 @@ static uint32_t bin_of(uint32_t extents)
     return 16 + (log - 4) * 16 + ((extents >> (log - 4)) & 15);
 }
 
-/* The first bin from `bin` on that has a run; RUN_BINS: none. */
+/* The first non-empty bin from `bin` on; RUN_BINS: none. */
 static uint32_t bin_next(const struct mem_pool *p, uint32_t bin)
 {
     const uint32_t words = (uint32_t)(sizeof p->run_bits / sizeof p->run_bits[0]);
@@ -34,7 +34,7 @@ static void insert(struct mem_pool *p, uint32_t first, uint32_t extents)
 {
     uint32_t bin = bin_of(extents), next = p->run_head[bin];
     p->kind[first + extents - 1] = RUN_FREE_END;
-    p->kind[first] = RUN_FREE; /* set after the other end, so that a run of one extent gets RUN_FREE */
+    p->kind[first] = RUN_FREE; /* set last, so that a run of one extent gets RUN_FREE */
     p->extent[first + extents - 1].run = extents;
     p->extent[first].run = extents;
     p->extent[first].next = next;
@@ -62,7 +62,7 @@ static void take_out(struct mem_pool *p, uint32_t first)
     p->kind[first + e->run - 1] = RUN_INSIDE;
 }
 
-/* The smallest run among the first `look` runs of a bin that is large enough; 0: none. */
+/* The smallest sufficient run among the first `look` runs of a bin; 0: none. */
 static uint32_t best_of_bin(const struct mem_pool *p, uint32_t bin, uint32_t extents, uint32_t align, uint32_t look)
 {
     uint32_t best = 0, best_run = UINT32_MAX;
@@ -83,7 +83,6 @@ uint32_t run_take(struct mem_pool *p, uint64_t want, uint32_t align)
     if (want > p->extents)
         return 0;
     uint32_t extents = (uint32_t)want, found = 0;
-    /* First compare only a few runs of each bin. If none is large enough, compare all. */
     for (unsigned pass = 0; pass < 2 && !found; pass++) {
         for (uint32_t bin = bin_next(p, bin_of(extents)); bin < RUN_BINS && !found; bin = bin_next(p, bin + 1))
             found = best_of_bin(p, bin, extents, align, pass ? UINT32_MAX : LOOK);
@@ -133,7 +132,7 @@ uint32_t run_largest(const struct mem_pool *p)
 
 uint32_t run_head_of(const struct mem_pool *p, uint32_t extent)
 {
-    /* A linear search is good enough: this is called only for a wrong free. */
+    /* A linear search is fast enough for a wrong free. */
     if (p->kind[extent] == RUN_FREE_END)
         return extent - p->extent[extent].run + 1;
     while (p->kind[extent] == RUN_INSIDE)

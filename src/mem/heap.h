@@ -9,8 +9,8 @@
  *
  * Each block has a mark, a byte in private memory that says whether the block is live. A slab has one such byte for each granule (a power
  * of two that divides the block size, 1/8 to 1/16 of it), and sets only those at the start of a block. So the mark of an offset is found by
- * a shift, and an offset inside a block finds 0. A bit map shows which blocks are free in the slab. One word of the map covers 64 marks,
- * which is one cache line. Threads get blocks by whole words, so that two threads seldom write marks in the same cache line.
+ * a shift, and offsets inside a block have mark 0. A bit map shows which blocks are free in the slab. One word of the map covers 64 marks,
+ * which is one cache line. Threads get the blocks of whole words, so that two threads seldom write marks in the same cache line.
  *
  * A block is in exactly one of three states: used by the program (mark 1), in a thread's cache (mark 0, map bit 0), or free in its slab
  * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either under pool->lock or by the
@@ -27,21 +27,21 @@
 #define CLASSES      59u /* sizes: 16, 32, 48; 64 to 1024 in steps of 64; then 8 sizes for each doubling, up to 32 KiB */
 #define GRAIN_MIN    4u  /* log2 of the smallest granule */
 #define GRAINS       8u  /* granules of 16 B to 2 KiB */
-#define SLAB_MAX     8u  /* the most extents of a slab */
+#define SLAB_MAX     8u  /* maximum number of extents of a slab */
 #define RUN_BINS     400u
 
-/* The use of an extent. Extents of a large buffer or a free run have RUN_INSIDE, except at its ends. */
+/* The use of an extent. A large buffer or free run has RUN_INSIDE in all extents but its ends. */
 enum run_kind { RUN_INSIDE, RUN_FREE, RUN_FREE_END, RUN_LARGE, RUN_SLAB, RUN_RESERVED };
 
 typedef _Atomic uint8_t mem_mark;
 
 struct mem_extent {
-    /* In a slab: the address of the mark of this extent's first granule, with log2 of the granule in bits 56..63 and the class in 48..55.
-     * Else 0. It is one word because mem_free() reads it without the lock: for a wrong offset it must not see a mixture of two slabs. */
+    /* In a slab: the address of the first granule's mark, log2 of the granule in bits 56..63, and the class in bits 48..55. Otherwise 0.
+     * All are in one word, because mem_free() reads them without the lock and must not see a mixture of two slabs. */
     _Atomic uint64_t tag;
-    struct mem_slab *slab; /* the slab that the extent belongs to */
+    struct mem_slab *slab; /* the slab of this extent */
     uint32_t run;          /* length of the run; valid at its first extent, and at the last one of a free run */
-    uint32_t next, prev;   /* list of the free runs of one bin; 0 ends it */
+    uint32_t next, prev;   /* list of the free runs of one bin; ends with 0 */
 };
 
 #define TAG_GRAIN_SHIFT 56u
@@ -56,37 +56,35 @@ struct mem_slab {
     uint32_t blocks, unused;  /* number of blocks, and of free ones */
     uint32_t words, hint;     /* words of the map; all words before `hint` are 0 */
     uint32_t class;
-    struct mem_slab *all; /* list of all slab records: a record is used again after its slab is freed, and is freed with the pool */
+    struct mem_slab *all; /* list of all slab records. A record is reused after its slab is freed; the pool frees all records */
 };
 
 struct mem_class {
     uint32_t size;
     uint8_t grain;   /* log2 of the granule */
-    uint8_t extents; /* preferred length of a slab; if there is no such run, a slab has one extent */
-    uint32_t spare;  /* slabs without used blocks, kept so that they need not be created again */
+    uint8_t extents; /* preferred length of a slab; if no such run is free, the slab has one extent */
+    uint32_t spare;  /* number of slabs without used blocks that are kept for reuse */
     struct mem_slab *slabs;
     uint64_t out; /* blocks not in slabs: live or in caches */
 };
 
-/* A block in a cache. */
 struct mem_block {
     uint64_t offset;
     mem_mark *mark;
 };
 
 struct mem_pool {
-    /* The members from here to `kind` are read by the fast path, and never written after creation. */
-    uint64_t id; /* unique among all pools of this process, also closed ones */
+    /* The fast path reads the fields from here to `kind`, which are constant after creation. */
+    uint64_t id; /* unique among all pools of this process, including closed ones */
     struct mem_extent *extent;
     uint64_t extents;
 
     uint8_t *base;
     uint64_t bytes;
     int fd;
-    uint32_t heap; /* first extent of the heap, at least 1 */
-    uint8_t *kind; /* enum run_kind of each extent */
-    _Atomic uint8_t
-        *asked; /* [bytes / 2 MiB]: whether a huge page was requested there (mem_enlarge()); NULL: huge pages are never requested */
+    uint32_t heap;          /* first extent of the heap, at least 1 */
+    uint8_t *kind;          /* enum run_kind of each extent */
+    _Atomic uint8_t *asked; /* [bytes / 2 MiB]: whether a huge page was requested (mem_enlarge()); NULL: never requested */
 
     _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */
     uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bit set: the bin has free runs */
@@ -96,7 +94,7 @@ struct mem_pool {
     struct mem_slab *recycled[GRAINS][SLAB_MAX];
     struct mem_slab *all_slabs;
     struct mem_cache *caches;
-    uint64_t granted; /* bytes that all caches together may hold now */
+    uint64_t granted; /* sum of the limits of all caches, in bytes */
 };
 
 /* --- extent.c: all under pool->lock --- */
@@ -109,20 +107,20 @@ uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* first extent
 /* --- slab.c: all under pool->lock --- */
 void slab_init(struct mem_pool *p);
 void slab_fini(struct mem_pool *p);
-/* Take `want` blocks of a class, and more from the same words of the map, up to `room`. Creates a slab if necessary. Returns the number of
- * blocks; 0: the pool is full. */
+/* Take `want` blocks of a class, plus further ones of the same words of the map, at most `room` in all. Creates a slab if necessary.
+ * Returns the number of blocks; 0: the pool is full. */
 uint32_t slab_take(struct mem_pool *p, uint32_t class, struct mem_block *into, uint32_t want, uint32_t room);
 void slab_put(struct mem_pool *p, struct mem_block block);
-void slab_trim(struct mem_pool *p); /* free the extents of all slabs without used blocks */
+void slab_trim(struct mem_pool *p); /* free all slabs without used blocks */
 
 /* --- cache.c --- */
-void cache_detach(struct mem_pool *p); /* the pool is being destroyed: detach all threads' caches from it */
+void cache_detach(struct mem_pool *p); /* detach all threads' caches from a pool that is being destroyed */
 /* Returns all blocks in the calling thread's cache to their slabs. The caller holds pool->lock. */
 void cache_empty_own(struct mem_pool *p);
 /* The number of blocks of a class in the caches of all threads. The caller holds pool->lock. */
 uint64_t cache_blocks(const struct mem_pool *p, uint32_t class);
 
-/* The class of a block. 512 bytes are class 10; from there on each doubling of the size has 8 classes. */
+/* The size class of a block. 512 bytes are class 10, and each further doubling of the size has 8 classes. */
 static inline uint32_t class_of(uint64_t bytes)
 {
     static const uint8_t small[33] = {0, 0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5,  6,  6,  6, 6,
@@ -134,10 +132,10 @@ static inline uint32_t class_of(uint64_t bytes)
     return 11 + (log - 9) * 8 + (last >> (log - 3)) - 8;
 }
 
-/* Returns the granule that starts at an offset, counted within its extent; a huge number if no granule starts there. */
+/* Returns the index within its extent of the granule that starts at `offset`; a huge number if no granule starts there. */
 static inline uint32_t granule_of(uint64_t tag, uint64_t offset)
 {
-    /* Rotates instead of shifting: if the offset is not a multiple of the granule, high bits of the result are set. */
+    /* A rotation instead of a shift sets high bits if the offset is not a multiple of the granule. */
     uint32_t grain = (uint32_t)(tag >> TAG_GRAIN_SHIFT), inside = (uint32_t)offset & (MEM_EXTENT_BYTES - 1);
     return inside >> grain | inside << (32 - grain);
 }

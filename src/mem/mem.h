@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 
-#define MEM_SEGMENT_BYTES (UINT64_C(1) << 30) /* largest part of the pool that is registered as one memory region */
+#define MEM_SEGMENT_BYTES (UINT64_C(1) << 30) /* the pool is registered in regions of at most this size */
 #define MEM_EXTENT_BYTES  (UINT64_C(64) << 10)
 #define MEM_SMALL_MAX     (UINT64_C(32) << 10) /* buffers up to this size come from size classes, larger ones are runs of extents */
 #define MEM_ALIGN_MAX     (UINT64_C(2) << 20)
@@ -30,32 +30,28 @@ struct mem_stats {
 };
 
 int mem_pool_create(struct mem_pool **out, const struct mem_options *options);
-/* Create only the allocator, for memory that the processor cannot access: there is no base and no descriptor. The first extent is never
- * used. */
+/* Create only an allocator, without base and descriptor, for memory that the processor cannot access. The first extent is never used. */
 int mem_pool_create_books(struct mem_pool **out, uint64_t bytes);
 void mem_pool_destroy(struct mem_pool *pool); /* no other thread may use the pool */
 
-/* See weft_alloc_aligned() and weft_free(). Blocks are always aligned to 16 bytes, so an `align` of 0 to 16 has no effect. Any thread may
- * call. Threads cache blocks that they freed: at most 8 MiB each, and an eighth of the pool together. If two threads free the same buffer
- * at the same time, this error may go undetected. */
+/* See weft_alloc_aligned() and weft_free(). Blocks are always aligned to 16 bytes, so an `align` of 0 to 16 has no effect. Thread-safe.
+ * Each thread caches at most 8 MiB of freed blocks, all threads together at most an eighth of the pool. A double free by two threads at the
+ * same time may go undetected. */
 int mem_alloc(struct mem_pool *pool, uint64_t bytes, uint64_t align, uint64_t *offset);
-/* As mem_alloc(), without an alignment, and with `origin` added to the offset, so that the caller need not load and change the result. */
+/* As mem_alloc() without an alignment, but adds `origin` to the offset, which is faster than an addition by the caller. */
 int mem_alloc_from(struct mem_pool *pool, uint64_t bytes, uint64_t origin, uint64_t *out);
 int mem_free(struct mem_pool *pool, uint64_t offset);
-/* Usable bytes of the live buffer that starts at `offset`; 0: none starts there. Only tests use it. */
+/* Usable bytes of the live buffer that starts at `offset`; 0: no buffer starts there. For tests. */
 uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
-/* Allocates, in one step, all pages of a live buffer that will soon be written as a whole. Any thread may call this, while other buffers
- * are in use. */
+/* Populates all pages of a live buffer that will soon be written as a whole. Thread-safe. */
 void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Asks the system, once, to replace the pages of a live buffer by huge pages. This is for buffers that are read often: a processor reads
- * huge pages up to twice as fast. The system copies the pages that are in use, and may take long while its processors are busy. Any thread
- * may call this, while other buffers are in use. */
+/* Asks the system, once, to replace the pages of a live buffer by huge pages, which a processor reads up to twice as fast. The system
+ * copies used pages, which may take long on a busy machine. Thread-safe. */
 void mem_enlarge(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Whether mem_enlarge() was not called for this buffer yet, and may succeed. */
+/* Whether mem_enlarge() may succeed and was not called for this buffer yet. */
 bool mem_can_enlarge(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Maps the memory of a pool, this process's or another's, at an address aligned to 2 MiB. At other addresses huge pages would be mapped as
- * small ones. NULL with errno. */
+/* Maps the memory of any process's pool. The address is aligned to 2 MiB, because huge pages need this alignment. NULL with errno. */
 void *mem_map(int fd, uint64_t bytes);
 
 void *mem_base(const struct mem_pool *pool);

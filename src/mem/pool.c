@@ -14,7 +14,7 @@
 
 #define HUGE_PAGE MEM_ALIGN_MAX
 
-/* Reserve private memory; only pages that are touched take physical memory. */
+/* Reserve private memory; only touched pages take physical memory. */
 static void *reserve(uint64_t bytes)
 {
     void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -27,10 +27,10 @@ static int pool_check_size(uint64_t bytes, bool huge)
     base_format_bytes(bytes, want, sizeof want);
     uint64_t available = base_memory_available();
     if (!huge && bytes > available)
-        return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; make it smaller (WEFT_POOL)", want,
+        return base_fail(-ENOMEM, "a pool of %s does not fit: this machine has %s available of %s; set a smaller WEFT_POOL", want,
                          base_format_bytes(available, have, sizeof have), base_format_bytes(base_memory_total(), whole, sizeof whole));
     if (bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "a pool of %s is too large: the largest that weft can address has %s; make it smaller (WEFT_POOL)", want,
+        return base_fail(-EINVAL, "a pool of %s is too large: the largest possible pool has %s; set a smaller WEFT_POOL", want,
                          base_format_bytes(WEFT_MAX_POOL_BYTES, have, sizeof have));
     uint64_t free_huge = base_memory_huge();
     if (huge && bytes > free_huge)
@@ -67,7 +67,7 @@ void *mem_map(int fd, uint64_t bytes)
 /* --- pages --- */
 
 #if defined(__linux__) && !defined(MADV_COLLAPSE)
-#define MADV_COLLAPSE 25 /* Linux 6.1; older headers lack it */
+#define MADV_COLLAPSE 25 /* since Linux 6.1; missing in older headers */
 #endif
 
 bool mem_can_enlarge(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
@@ -100,7 +100,7 @@ void mem_prepare(struct mem_pool *p, uint64_t offset, uint64_t bytes)
 #if defined(MADV_POPULATE_WRITE)
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
     int error = errno;
-    (void)madvise(p->base + first, offset + bytes - first, MADV_POPULATE_WRITE); /* a kernel before 5.14 refuses */
+    (void)madvise(p->base + first, offset + bytes - first, MADV_POPULATE_WRITE); /* fails before Linux 5.14 */
     errno = error;
 #else
     (void)p, (void)offset, (void)bytes;
@@ -112,7 +112,7 @@ static int prefault(struct mem_pool *p)
 #if defined(MADV_POPULATE_WRITE)
     if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
-    if (errno != EINVAL) /* EINVAL: a kernel before 5.14 */
+    if (errno != EINVAL) /* EINVAL: before Linux 5.14 */
         return base_fail(-errno,
                          "cannot touch the %llu bytes of the pool when the node opens (WEFT_POOL_PREFAULT): %s; make the pool smaller "
                          "(WEFT_POOL), or unset WEFT_POOL_PREFAULT",
@@ -157,7 +157,7 @@ static struct mem_pool *pool_new(uint64_t bytes, uint64_t heap)
     return p;
 }
 
-/* Create the allocator's records of the pool's extents; the whole heap is free. */
+/* Create the allocator's records of extents, with one free run for the whole heap. */
 static int pool_start(struct mem_pool *p)
 {
     p->extent = reserve(p->extents * sizeof *p->extent);
@@ -194,7 +194,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
 {
     uint64_t heap = o->heap_offset ? base_round_up(o->heap_offset, MEM_EXTENT_BYTES) : MEM_EXTENT_BYTES;
     uint64_t unit = o->huge ? HUGE_PAGE : MEM_EXTENT_BYTES;
-    /* Check the size before rounding it up: the rounding could overflow. */
+    /* Check the size first, because rounding up could overflow. */
     int rc = pool_check_size(o->bytes, o->huge);
     if (rc)
         return rc;
@@ -224,7 +224,7 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
     }
     if (!o->huge && bytes >= 16 * HUGE_PAGE) {
 #if defined(MADV_HUGEPAGE)
-        /* Huge pages make large pools faster, if the system supports them on advice for shared memory. Errors do not matter. */
+        /* Huge pages make large pools faster. Errors are ignored: not every system supports them for shared memory. */
         (void)madvise(p->base, bytes, MADV_HUGEPAGE);
 #endif
         p->asked = reserve(bytes / HUGE_PAGE);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Slabs: runs of extents that are divided into blocks of one size. heap.h explains the bit map of free blocks and the marks. The memory of
- * a slab's record is reused, and freed only with the pool, because a wrong free may read marks without the lock while the slab is being
- * freed.
+ * Slabs: runs of extents that are divided into blocks of one size. heap.h explains the bit map of free blocks and the marks. Records of
+ * slabs are reused, and freed only with the pool, because a wrong free may read the marks of a slab that is being freed.
  */
 #include "mem/heap.h"
 
@@ -27,7 +26,7 @@ static void class_init(struct mem_class *c, uint32_t index)
         c->size = (9 + step) << (octave + 6);
         c->grain = (uint8_t)(octave + 6);
     }
-    /* The fewest extents that hold at least four blocks and leave at most a sixteenth unused. */
+    /* The smallest number of extents with at least four blocks and at most a sixteenth unused. */
     for (c->extents = 1; c->extents < SLAB_MAX; c->extents++) {
         uint32_t bytes = (uint32_t)c->extents << EXTENT_SHIFT;
         if (bytes / c->size >= 4 && bytes % c->size <= bytes / 16)
@@ -69,7 +68,7 @@ static void unlink_slab(struct mem_class *c, struct mem_slab *s)
         c->slabs = s->next;
 }
 
-/* Get a record for a slab, with its map and its marks after it. The marks start on a cache line of their own. */
+/* Get a record for a slab, followed by its map and its marks. The marks start on a new cache line. */
 static struct mem_slab *record(struct mem_pool *p, uint32_t grain, uint32_t extents)
 {
     struct mem_slab **bin = &p->recycled[grain - GRAIN_MIN][extents - 1];
@@ -120,7 +119,7 @@ static bool slab_make(struct mem_pool *p, uint32_t class)
     s->class = class;
     s->blocks = s->unused = (extents << EXTENT_SHIFT) / c->size;
     s->hint = 0;
-    /* All marks are 0 already: a slab is freed only when it has no live blocks. */
+    /* All marks are 0, because a slab is freed only without live blocks. */
     memset(s->map, 0, s->words * sizeof *s->map);
     for (uint32_t b = 0; b < s->blocks; b++) {
         uint32_t g = b * (c->size >> c->grain);
@@ -192,7 +191,7 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     uint32_t g = (uint32_t)(block.mark - s->marks);
     uint64_t bit = UINT64_C(1) << (g % 64);
     if (BASE_UNLIKELY(s->map[g / 64] & bit)) {
-        /* Two threads freed the same buffer at the same time, and both cached it: drop it here, so that it is not free twice. */
+        /* Two threads have freed and cached the same buffer at the same time: drop the second copy. */
         base_log(BASE_LOG_ERROR,
                  "the buffer at pool offset 0x%llx was freed by two threads at once: the program must free each buffer once",
                  (unsigned long long)block.offset);

@@ -3,38 +3,37 @@
  * Barrier by dissemination: in round k each node signals the node 2^k places after it, and waits for the signal of the node 2^k places
  * before it. After log2(n) rounds each node has heard, directly or through others, of every other node.
  *
- * Every node has one cache line of words in its pool for each node that may signal it; only that other node writes the line. A signal is a
- * word that holds the set of nodes for which the barrier is, and how many barriers that set has had. For a given pair of nodes only one
- * round has their distance, so one word is enough for all rounds. A fast node that is one barrier ahead only raises this word.
+ * Every node has, in its pool, one cache line of words for each other node; only that node writes the line. A signal is a word with the
+ * barrier's set of nodes and the number of barriers that this set has had (its generation). A pair of nodes exchanges a signal in only one
+ * round, so one word is enough for all rounds. A node that is one barrier ahead only increases the word.
  *
- * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal for the old set stays
- * readable, since other nodes may still be in that barrier. No node waits for a signal that will not arrive. A node that cannot finish a
- * barrier tells all others which barrier it gave up. A node that begins with a new set tells all others that set. Two words of the line are
- * reserved for these notices. All nodes that did not finish start again with the smaller set. So do two nodes that saw others leave in
- * different orders and began with different sets of the same size: neither ever had the other's set. tests/model/barrier.pml checks this
- * exhaustively. A line has fewer words than there are sizes of a set, so words are reused. A node reuses a word for a smaller set only when
- * the reader has begun with a newer set than the one the word was used for.
+ * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal of the old set stays
+ * readable, because other nodes may still be in that barrier. No node waits for a signal that will not arrive: a node that cannot finish a
+ * barrier writes this into one reserved word of the line (GIVEN_UP_WORD), and a node that begins with a new set writes the set into another
+ * (NEWEST_WORD). All nodes that did not finish start again with the smaller set. So do two nodes with different sets of the same size,
+ * which occur if they saw others leave in different orders. tests/model/barrier.pml checks this exhaustively. A line has fewer words than
+ * there are sizes of a set. A node reuses a word for a smaller set only when the reader has begun with a set newer than the word's old one.
  *
- * A call that times out does not leave the barrier: the node's next call continues the same barrier, with the same set and generation. So
- * no node is ever a whole barrier ahead of a late one. Signals that were sent stay valid, and other nodes may pass the barrier meanwhile.
+ * A call that times out does not leave the barrier: the node's next call continues the same barrier, with the same set and generation.
+ * Signals that were sent stay valid, and other nodes may pass the barrier meanwhile.
  *
- * A node sends no signals to itself. The line that it has in its own pool therefore records which barrier it has arrived at; waiting nodes
- * read it to print whom they wait for.
+ * A node sends no signals to itself. So its own line records the barrier at which it has arrived; waiting nodes read this line to print for
+ * which nodes they wait.
  */
 #include <stdio.h>
 
 #include "sync/state.h"
 
-/* A signal word, from the high bits down: size of the set (12 bits), hash of the set (20), generation (32). Sets only shrink, so the
- * smaller set is the newer. */
-#define SIGNAL_WORDS  6u /* signal words in a line; the size of a set selects one */
-#define GIVEN_UP_WORD 6u /* the barrier that the writer gave up last; the writer enters no later barrier of that set */
-#define NEWEST_WORD   7u /* the newest set of which the writer has begun a barrier; the word's generation is 0 */
-#define COME_WORD     0u /* in a node's own line: the barrier at which it arrived last */
+/* A signal word, from the high bits down: size of the set of nodes (12 bits), hash of the set (20), generation (32). Sets only shrink, so a
+ * smaller set is newer. */
+#define SIGNAL_WORDS  6u /* signal words in a line; the size of the set selects the word */
+#define GIVEN_UP_WORD 6u /* the last barrier that failed at the writer; the writer enters no later barrier with this set */
+#define NEWEST_WORD   7u /* the newest set with which the writer has begun a barrier; generation 0 */
+#define COME_WORD     0u /* in a node's own line: the last barrier at which the node arrived */
 
 #define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */
 
-/* Before a wait prints whom it waits for, it reads from the other nodes whether they have arrived: at most ASK_NS for each, and ASK_ALL_NS
+/* A long wait prints which nodes have not arrived. To find out, it reads a word of each other node: at most ASK_NS for each, and ASK_ALL_NS
  * for all. */
 #define ASK_NS     WEFT_SECOND
 #define ASK_ALL_NS (3 * WEFT_SECOND)
@@ -49,14 +48,14 @@ static inline int write_word(struct weft_node *w, uint32_t node, uint32_t word, 
     return fab_system_set(w, node, sync_barrier_offset(w->rank) + 8 * word, value, true);
 }
 
-/* Tell all other nodes with which set this node has begun. There may be no room for the message to a node now: a stopped node does not
- * empty its queues. */
+/* Write this node's set into the NEWEST_WORD of all other nodes. A write may fail if a queue is full, because a stopped node does not empty
+ * its queues. */
 static int tell_newest(struct weft_node *w, struct sync *s)
 {
     int first = 0;
     for (uint32_t i = 0; i < s->member_count; i++) {
         int rc = s->members[i] == w->rank ? 0 : write_word(w, s->members[i], NEWEST_WORD, s->set << 32);
-        if (rc != -ECONNRESET && !first) /* a node that has died or left need not know */
+        if (rc != -ECONNRESET && !first) /* a node that is gone does not need the set */
             first = rc;
     }
     s->untold = first != 0;
@@ -84,7 +83,7 @@ static void take_stock(struct weft_node *w, struct sync *s)
         s->set = set;
         s->generation = 0;
         if (n != w->founders)
-            (void)tell_newest(w, s); /* nodes that cannot be told now are told when the next barrier begins */
+            (void)tell_newest(w, s); /* on failure, the next barrier tries again */
     }
 }
 
@@ -99,20 +98,20 @@ struct signal_wait {
 
 static bool has_signalled(const struct signal_wait *b)
 {
-    /* acquire: pairs with the sender's swap; what the sender did before the barrier is visible after it */
+    /* acquire: pairs with the sender's swap, so the sender's stores before the barrier are visible after it */
     uint64_t v = atomic_load_explicit(&b->line[signal_word(b->set)], memory_order_acquire);
     return v >> 32 == b->set &&
-           (int32_t)((uint32_t)v - b->generation) >= 0; /* the sender may be one generation ahead, and the number may wrap */
+           (int32_t)((uint32_t)v - b->generation) >= 0; /* the sender may be one generation ahead; the generation may wrap */
 }
 
-/* Whether the sender sends no more signals in this barrier. If so, the caller must check the signal once more, because it may have been
- * sent just before. */
+/* Whether the sender sends no more signals in this barrier. If true, the caller must check the signal again, because the sender may have
+ * sent it just before. */
 static bool barrier_has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
     uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
-    /* If the sender's newest set is a different one of the same size, the two nodes have seen different nodes leave. As sets only shrink,
-     * the sender never had this node's set. Both must learn of all nodes that left, and begin again. */
+    /* If the sender's newest set is different but of the same size, the two nodes saw different nodes leave. Sets only shrink, so the
+     * sender never had this node's set. This barrier fails, and the next one has the smaller set. */
     return (given_up >> 32 == b->set && (int32_t)((uint32_t)given_up - b->generation) <= 0) ||
            (newest != 0 && newest != b->set && newest >> 20 <= b->set >> 20) || !fab_alive(b->w, b->from);
 }
@@ -123,7 +122,7 @@ static bool signalled(void *arg)
     if (BASE_LIKELY(has_signalled(b)))
         return true;
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
-        /* A death makes the barrier fail. A node that left had passed the barrier before, unless it is the node for which this one waits.
+        /* A death makes the barrier fail. A node that left has passed the barrier, unless this node still waits for its signal.
          */
         b->epoch = weft_epoch(b->w);
         if (fab_count_dead(b->w, b->w->founders) != b->dead) {
@@ -137,8 +136,8 @@ static bool signalled(void *arg)
     return true;
 }
 
-/* A process of the same host stores its signal directly, which needs no progress here. So a few loads find an imminent signal at a lower
- * cost than fab_wait(), which registers as a waiter and polls everything. */
+/* Poll the signal a few times before fab_wait(). A process of the same host stores its signal directly, and fab_wait() costs more because
+ * it registers a waiter and polls all transports. */
 static bool signalled_soon(struct signal_wait *b)
 {
     const struct weft_node *w = b->w;
@@ -159,12 +158,12 @@ static const _Atomic uint64_t *line_of(const struct weft_node *w, uint32_t node)
 
 struct reader_wait {
     struct weft_node *w;
-    uint32_t node, size; /* size of the set that the signal is for */
+    uint32_t node, size; /* size of the signal's set */
     uint32_t dead;
     bool failed;
 };
 
-/* Has the node finished reading this set's word for an older set? Also true if the barrier has failed meanwhile. */
+/* Whether the node no longer needs this signal word for an older set. Also true if the barrier has failed. */
 static bool has_moved_on(void *arg)
 {
     struct reader_wait *r = arg;
@@ -194,7 +193,7 @@ static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
 {
     _Atomic uint64_t *own = (_Atomic uint64_t *)(void *)(w->pool_base + sync_barrier_offset(w->rank));
-    /* release: pairs with the acquire in fab_system_get(). Only the text that a long wait prints depends on it */
+    /* release: pairs with the acquire in fab_system_get(). Used only for the text that a long wait prints */
     atomic_store_explicit(&own[COME_WORD], s->set << 32 | generation, memory_order_release);
 }
 
@@ -204,7 +203,8 @@ static bool has_come(const struct sync *s, uint64_t word)
     return set == s->set ? (int32_t)((uint32_t)word - s->generation) >= 0 : set != 0 && set >> 20 < s->set >> 20;
 }
 
-/* Find out which nodes have not arrived, as far as that can be known now. False: what this node waits for has happened meanwhile. */
+/* Determine which nodes have not arrived. Nodes that do not answer in time are left out. False: `ready` has become true, so the wait is
+ * over. */
 static bool find_late(struct weft_node *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
 {
     int64_t end = base_deadline(ASK_ALL_NS);
@@ -233,7 +233,7 @@ int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char 
             continue;
         char names[128], whom[192];
         uint32_t n = fab_name_nodes(late, w->founders, names, sizeof names);
-        if (n == 0) /* the node has arrived, but its next signal is delayed */
+        if (n == 0) /* all nodes have arrived, but a signal is delayed */
             snprintf(whom, sizeof whom, "node %u, which is alive", from);
         else
             snprintf(whom, sizeof whom, "%s, which %s alive", names, n == 1 ? "is" : "are");
@@ -255,7 +255,7 @@ static int signal_next(struct weft_node *w, struct sync *s, struct fab_patience 
     if (r.failed)
         return 0;
     int rc;
-    do /* repeat: a node may be stopped for longer than one operation waits */
+    do /* repeat: the node may be stopped for longer than the time-out of one write */
         rc = write_word(w, to, signal_word(s->set), s->set << 32 | s->generation);
     while (rc == -ETIMEDOUT && p->lasting);
     if (rc && rc != -ECONNRESET)
@@ -304,9 +304,8 @@ static bool news(void *arg)
     return weft_epoch(n->w) != n->epoch;
 }
 
-/* The barrier has failed. Other nodes may have given it up before this node noticed which node is gone. Return only once this node has
- * noticed, so that its caller sees who is left and the next barrier has the smaller set. If only another node considers a node dead, wait
- * no longer than the default deadline. */
+/* Called after a failed barrier. Waits until this node has noticed which node is gone, so that the next barrier has the smaller set. Waits
+ * at most for the default deadline, because perhaps only another node considers a node dead. */
 static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_patience *p)
 {
     struct news_wait n = {w, s->epoch};
@@ -319,7 +318,6 @@ static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_pa
     return base_fail(-ECONNRESET, "this barrier has failed, because a node is gone; the next barrier is among the remaining nodes");
 }
 
-/* Begin a new barrier with the nodes that are alive. */
 static int barrier_enter(struct weft_node *w, struct sync *s)
 {
     uint64_t epoch = weft_epoch(w);
@@ -339,7 +337,7 @@ static int barrier_enter(struct weft_node *w, struct sync *s)
     return 0;
 }
 
-/* Run the rest of a barrier that was entered, up to its end or the deadline. */
+/* Continue a barrier that was entered, until its end or the deadline. */
 static int barrier_go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
 {
     bool failed = false;
@@ -369,13 +367,11 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
                          "counters or messages",
                          w->rank, w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
-        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange, and only one thread at a time may be: let "
-                                 "one thread make these calls");
+        return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: let only one thread make these calls");
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
-    /* A barrier that an earlier call has entered keeps its set, whichever nodes are gone since then, because all nodes of the set may have
-     * arrived before. */
+    /* A barrier that an earlier call has entered keeps its set, even if nodes are gone since then, because they may have arrived before. */
     int rc = s->entered ? 0 : barrier_enter(w, s);
     while (rc == 0 && s->untold) {
         rc = tell_newest(w, s);
@@ -384,8 +380,7 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     if (rc == 0) {
         say_come(w, s, s->generation);
         rc = barrier_go_on(w, s, &p, visit);
-        /* The call has timed out, and other nodes wait for signals that this node sends only in its next call. So let them see that this
-         * node has not arrived. */
+        /* After a time-out, other nodes wait for signals that this node sends only in its next call. So mark this node as not arrived. */
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);
     }

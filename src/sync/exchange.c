@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Exchange: a few words from every node to every node, and a barrier. Each node writes its words into the pools of the others, with a tag
- * that says which barrier they belong to, into one of two places in turn. So a node that is one exchange ahead does not overwrite words
- * that others have not read yet. It cannot be two ahead, since it would have to pass a barrier at which the others have not arrived. Only a
- * node that already uses a smaller set of nodes can be further ahead. The tag of its words shows that.
+ * that names the barrier. There are two places, used in turn, so a node that is one exchange ahead does not overwrite unread words. A node
+ * cannot be two exchanges ahead, because it cannot pass a barrier at which others have not arrived. The exception is a node with a newer,
+ * smaller set, which the tag shows.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct exchange {
     const uint64_t *mine;
     uint32_t words;
     uint64_t *all;
-    bool *gave; /* NULL: the caller does not ask which nodes have given words */
+    bool *gave; /* which nodes have given words; NULL: not needed */
 };
 
 static uint64_t tag_now(const struct sync *s)
@@ -35,14 +35,14 @@ static uint64_t exchange_place(const struct weft_node *w, const struct sync *s, 
 static int put_word(struct weft_node *w, const struct fab_patience *p, uint32_t node, uint64_t offset, uint64_t value)
 {
     int rc;
-    do /* repeat: a node may be stopped for longer than one operation waits */
+    do /* repeat: the node may be stopped for longer than the time-out of one write */
         rc = fab_system_set(w, node, offset, value, false);
     while (rc == -ETIMEDOUT && p->lasting);
     return rc ? rc : weft_fence(w, node);
 }
 
-/* Wait until the words have arrived at the node. Without this wait, the barrier's signals could reach the node through other nodes before
- * the words do. */
+/* Wait until the words have arrived at the node. Otherwise the barrier's signals, which other nodes pass on, could arrive before the
+ * words. */
 static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
 {
     int rc, over;
@@ -59,7 +59,7 @@ static int flush(struct weft_node *w, struct fab_patience *p, uint32_t node)
     return rc == -ECONNRESET ? 0 : rc;
 }
 
-/* Put this node's words into the pools of all others. The tag is cleared while the words change. */
+/* Write this node's words into all other pools. The tag is 0 while the words change. */
 static int exchange_give(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
@@ -78,7 +78,7 @@ static int exchange_give(struct weft_node *w, struct fab_patience *p, void *arg)
     for (uint32_t i = 0; i < s->member_count; i++) {
         int rc = flush(w, p, s->members[i]);
         if (rc) {
-            s->put = rc == -ETIMEDOUT; /* after any other error it is unknown which of the words were written: write all again */
+            s->put = rc == -ETIMEDOUT; /* after any other error the next call writes all words again, because some may be missing */
             return rc;
         }
     }
@@ -91,7 +91,7 @@ struct word_wait {
     uint32_t from;
 };
 
-/* Whether the words have arrived, or certainly will not arrive. */
+/* Whether the words have arrived, or will never arrive. */
 static bool decided(void *arg)
 {
     const struct word_wait *g = arg;
@@ -101,8 +101,8 @@ static bool decided(void *arg)
     return tag == tag_now(s) || newer || !fab_alive(g->w, g->from) || fab_count_dead(g->w, g->w->founders) != s->dead;
 }
 
-/* Read the words of all nodes, after the barrier. The barrier shows only that all words are under way: they come over the link of their own
- * node, the barrier's signals over other links. So wait for each node's words. */
+/* Read the words of all nodes, after the barrier. Waits for each node's words: the barrier's signals come over other links and may overtake
+ * the words. */
 static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
 {
     const struct exchange *x = arg;
@@ -122,7 +122,7 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
     for (uint32_t i = 0; i < s->member_count; i++) {
         uint32_t from = s->members[i];
         const struct given *g = (const struct given *)(const void *)(w->pool_base + exchange_place(w, s, from));
-        /* The tag is read before and after the words: if it is the same, the words belong together. */
+        /* The words are consistent if the tag is the same before and after reading them. */
         uint64_t before = __atomic_load_n(&g->tag, __ATOMIC_ACQUIRE);
         for (uint32_t k = 0; k < x->words; k++)
             x->all[(size_t)from * x->words + k] = __atomic_load_n(&g->words[k], __ATOMIC_ACQUIRE);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock (lock.h) at the node that takes and releases it.
+ * The side of the lock (lock.h) that takes and releases it.
  *
- * A claim is one attempt to take a lock and, if the attempt succeeds, the time for which the lock is held. While a claim is WANTED it
- * belongs to the thread that tries; when it is HELD it belongs to the node, and any thread may release it. A call that times out hands its
- * claim to the progress thread (the list `left`) if its swap is still under way, or may have happened or not. The progress thread undoes it
- * by a second swap, from this claim's value to 0 or LOCK_ORPHAN. Atomics to one node happen in order, so the second swap sees the effect of
- * the first. It changes no other claim, since its expected value names this one.
+ * A claim is one attempt to take a lock, and exists until the lock is released. A WANTED claim belongs to the thread that tries. A HELD
+ * claim belongs to the node, and any thread may release it. A call that times out leaves its claim to the progress thread (the list `left`)
+ * if the result of its swap is unknown. The progress thread undoes the claim by a second swap, from this claim's value to 0 or LOCK_ORPHAN.
+ * Atomics to one node are executed in order, so the second swap comes after the first. The second swap cannot affect another claim, because
+ * its expected value names this one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 enum claim_state { WANTED, HELD };
 
 struct lock_claim {
-    struct lock_claim *next; /* next in the list that the claim is in: a bucket, `left` or `spare` */
+    struct lock_claim *next; /* next claim in the same list: a bucket, `left` or `spare` */
     struct weft_node *w;
     uint64_t word, ticket;
     _Atomic enum claim_state state;
@@ -28,9 +28,9 @@ struct lock_claim {
     _Atomic bool granted;
     _Atomic bool refused;
     bool inherited, many;
-    /* A swap that is under way: it takes the lock, or releases it (`back` is set): */
+    /* A pending compare-and-swap that takes the lock, or releases it (`back`): */
     struct fab_now *swap;
-    bool back; /* while `back`, `inherited` means: the claim came from a dead holder and was never used */
+    bool back; /* if set, `inherited` means that the claim came from a dead holder and was never used */
 };
 
 static uint64_t value_of(const struct lock_claim *c)
@@ -60,7 +60,7 @@ static void spare(struct sync *s, struct lock_claim *c)
     s->spare = c;
 }
 
-/* Find an earlier attempt of this node for the same lock that timed out and is still under way: the next call continues it. */
+/* Find an earlier attempt of this node that timed out and is still pending. The new call continues this attempt. */
 static struct lock_claim *take_left(struct sync *s, uint64_t word)
 {
     for (struct lock_claim **at = &s->left; *at; at = &(*at)->next) {
@@ -73,8 +73,8 @@ static struct lock_claim *take_left(struct sync *s, uint64_t word)
     return NULL;
 }
 
-/* Take the claim that this node holds on `word` out of its bucket. Older claims on the same word are stale: the lock's memory was freed and
- * zeroed while they were held. */
+/* Remove the held claim on `word` from its bucket. Older claims on the same word are stale: the lock's memory was freed and zeroed while
+ * they were held. */
 static struct lock_claim *take_held(struct sync *s, uint64_t word)
 {
     struct lock_claim *held = NULL;
@@ -138,7 +138,7 @@ static void lock_leave(struct sync *s, struct lock_claim *c)
     c->next = s->left;
     s->left = c;
     base_spin_unlock(&s->lock_lock);
-    fab_kick(c->w); /* have the progress thread run its tick */
+    fab_kick(c->w); /* wake the progress thread, which calls the tick function */
 }
 
 static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, uint64_t ticket, bool inherited)
@@ -153,7 +153,7 @@ static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, u
 
 /* --- claims left to the progress thread --- */
 
-/* Do one step to undo a claim that was left to the progress thread. True: the lock is free of the claim, or will be without further steps.
+/* Do one step to undo a claim that was left to the progress thread. True: no more steps are needed.
  */
 static bool lock_settle(struct weft_node *w, struct lock_claim *c)
 {
@@ -164,15 +164,15 @@ static bool lock_settle(struct weft_node *w, struct lock_claim *c)
         if (rc == -EINPROGRESS)
             return false;
         if (rc == 0 && !c->back && old != 0)
-            return true; /* the claim never got the lock */
+            return true; /* the claim did not get the lock */
         if (rc == 0 && c->back && old != (mine | LOCK_WAITERS))
             return true; /* the claim was released, or never got the lock */
         if (rc == 0 && c->back)
-            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* if this fails, the next tick tries again */
+            return lock_say(w, home, LOCK_RELEASE, c->word, c->ticket, c->inherited) == 0; /* on failure the next tick tries again */
     }
     c->back = true;
     return fab_swap_begin(w, c->word, mine, c->inherited ? LOCK_ORPHAN : 0, &c->swap) != 0 &&
-           !fab_alive(w, home); /* if the swap could not be started, the next tick tries again */
+           !fab_alive(w, home); /* otherwise the next tick tries again */
 }
 
 static int64_t lock_tick(struct weft_node *w, int64_t now_ns, void *arg)
@@ -219,11 +219,10 @@ static void on_lock_answer(struct weft_node *w, struct sync *s, uint32_t from, c
     base_spin_unlock(&s->lock_lock);
     if (c || m->verb != LOCK_GRANT)
         return;
-    /* The call that waited has just timed out: release the lock. */
     if (lock_say(w, from, LOCK_RELEASE, m->word, m->ticket, m->flag) && give_back_later(w, s, m->word, m->ticket, m->flag))
         base_log(
             BASE_LOG_WARN,
-            "lock %#llx was granted after the call for it had timed out, and there is no memory for the message that releases it. Calls of "
+            "lock %#llx was granted after its call had timed out, and there is no memory for the message that releases the lock. Calls of "
             "other nodes for this lock will time out until this node is closed" BASE_MEMORY_HINT,
             (unsigned long long)m->word);
 }
@@ -242,7 +241,7 @@ static void on_lock_message(struct weft_node *w, uint32_t from, const void *head
     bool home = weft_gaddr_node(m.word) == w->rank;
     bool answer = m.verb == LOCK_GRANT || m.verb == LOCK_REFUSE;
     if ((m.word & 7) || fab_resolve(w, m.word, 8, &l) || (answer ? weft_gaddr_node(m.word) != from : !home))
-        return; /* no version of weft sends such a message */
+        return; /* invalid; no version of weft sends this */
     switch (m.verb) {
     case LOCK_REQUEST: lock_on_request(w, arg, from, &m); break;
     case LOCK_RELEASE: lock_on_release(w, arg, from, &m); break;
@@ -255,7 +254,7 @@ static void on_lock_message(struct weft_node *w, uint32_t from, const void *head
 
 /* --- taking a lock --- */
 
-/* Print whom this node waits for: the holder of the lock, as its word says now. */
+/* Print the current holder of the lock, for which this node waits. */
 static void say_holder(const struct fab_patience *p, weft_gaddr word)
 {
     struct weft_node *w = p->w;
@@ -279,7 +278,7 @@ static int64_t until(int64_t deadline)
     return left > 0 ? left : 0;
 }
 
-/* Wait for the compare-and-swap on a lock of another node. -EINPROGRESS: it has not ended by the deadline. */
+/* Wait for the compare-and-swap on a lock of another node. -EINPROGRESS: still pending at the deadline. */
 static int wait_for_swap(struct lock_claim *c, struct fab_patience *p, uint64_t *old)
 {
     for (;;) {
@@ -315,7 +314,8 @@ static int timed_out(weft_gaddr word)
                      (unsigned long long)word);
 }
 
-/* Another claim has the lock: ask the home for it, and wait. On 0 the claim is HELD; on an error it no longer exists. */
+/* Another claim has the lock: ask the lock's home to queue this claim, and wait. On success the claim is HELD, on an error it no longer
+ * exists. */
 static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
 {
     uint32_t home = weft_gaddr_node(c->word);
@@ -331,13 +331,13 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     if (asked)
         rc = wait_for_answer(c, p);
 
-    /* Memory order: the former holder may be a thread of this node, while the grant came from another process. That thread held lock_lock
-     * before the swap that released the lock, and this thread takes lock_lock after the grant. So this thread sees its stores. */
+    /* Memory order: the former holder may be a thread of this node, although the grant came from another process. The former holder held
+     * lock_lock before it released the lock. So this thread, which takes lock_lock after the grant, sees the former holder's stores. */
     base_spin_lock(&s->lock_lock);
     bool granted = atomic_load_explicit(&c->granted, memory_order_acquire);
     bool refused = atomic_load_explicit(&c->refused, memory_order_acquire), many = c->many;
     *inherited = c->inherited;
-    c->inherited = false; /* the caller is told of the death now; the next holder is not */
+    c->inherited = false; /* this caller is told of the death, the next holder is not */
     c->waits = false;
     if (granted) {
         become_held(c);
@@ -358,7 +358,7 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
                          "lock %#llx: node %u, in whose pool it is, has no memory for one more waiter; end other programs on its host",
                          (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
-        (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* if this fails, a grant that arrives later is released */
+        (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* on failure, a grant that arrives later is released */
         return timed_out(word);
     }
     return rc ? rc
@@ -366,7 +366,7 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
                           (unsigned long long)word, home);
 }
 
-/* The lock was not free: its word was `old`. Wait for the lock, or take it over from a dead holder. */
+/* The lock was not free, its word was `old`. Wait for the lock, or take it over from a dead holder. */
 static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p,
                                   bool *inherited)
 {
@@ -374,7 +374,7 @@ static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lo
         lock_forget(s, c);
         return timed_out(c->word);
     }
-    /* A lock that no living node holds is taken even with time-out 0, so allow a round trip for it. */
+    /* Allow time for a round trip, because a lock without a living holder is taken even with time-out 0. */
     int64_t look = base_deadline(SYNC_LOOK_NS);
     if (!lock_owned(w, old) && p->deadline < look)
         p->deadline = look;
@@ -424,7 +424,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         }
         rc = wait_for_swap(c, p, &old);
         if (rc == 0 && old == 0) {
-            /* Take lock_lock for the memory order that ask_home() explains. */
+            /* Take lock_lock for memory order, see ask_home(). */
             base_spin_lock(&s->lock_lock);
             become_held(c);
             base_spin_unlock(&s->lock_lock);
@@ -436,7 +436,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
             lock_forget(s, c);
             return rc;
         }
-        lock_leave(s, c); /* the swap may have happened, or may still happen */
+        lock_leave(s, c); /* the swap may have been executed, or may still be executed */
         if (rc == -EINPROGRESS)
             return base_fail(-ETIMEDOUT,
                              "lock %#llx: node %u, in whose pool it is, did not answer before the deadline (is its process stopped?); if "
@@ -444,7 +444,7 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
                              (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;
-        /* The link broke and has recovered: try again. */
+        /* The link was interrupted and works again: try again. */
     }
 }
 
@@ -479,7 +479,7 @@ static int not_held(weft_gaddr word)
                      (unsigned long long)word);
 }
 
-/* The release failed and changed nothing: the claim is HELD as before. */
+/* After a release that failed and changed nothing: the claim stays HELD. */
 static int still_held(struct sync *s, struct lock_claim *c, int rc)
 {
     base_spin_lock(&s->lock_lock);
@@ -520,7 +520,7 @@ static int unlock_there(struct weft_node *w, struct sync *s, struct lock_claim *
     bool waiters = rc == 0 && old == (mine | LOCK_WAITERS);
     if (waiters)
         rc = lock_say(w, weft_gaddr_node(word), LOCK_RELEASE, word, c->ticket, false);
-    if (rc && rc != -ECONNRESET) { /* the lock may not be released yet: the progress thread completes that */
+    if (rc && rc != -ECONNRESET) { /* the progress thread completes the release */
         lock_leave(s, c);
         return 0;
     }

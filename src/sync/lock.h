@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock: its word, its messages, and the calls between its two sides: lock.c (the node that takes and releases it) and lock_home.c (the
- * node in whose pool the word is).
+ * The lock: its word, its messages, and the calls between its two sides: lock.c (the node that takes and releases the lock) and lock_home.c
+ * (the home, which is the node with the word in its pool).
  *
- * The word is 0 when the lock is free, else it names the claim that holds it: the node, and a number that the node uses for no other claim.
- * A claim is one attempt of a node to take the lock (see lock.c). One compare-and-swap takes a free lock; one releases a lock that nobody
- * waits for. A node that finds the lock taken asks the home, which is the node in whose pool the word is. The home queues the waiters, in
- * order of arrival, in its private memory, and then hands the lock over by message.
+ * A claim is one attempt of a node to take the lock (see lock.c). The word is 0 if the lock is free. Otherwise it names the claim that
+ * holds the lock: the node, and a number that the node uses only once. One compare-and-swap takes a free lock, and one releases a lock
+ * without waiters. A node that finds the lock taken asks the home. The home queues the waiters in order of arrival, in private memory, and
+ * hands the lock over by messages.
  *
- * While LOCK_WAITERS is set, only the home changes the word. Other nodes see that the word is not 0. The holder's compare-and-swap to 0
- * fails, so the holder sends a message instead.
+ * While LOCK_WAITERS is set, only the home changes the word. The holder's compare-and-swap to 0 then fails, and the holder sends a message
+ * instead.
  *
- * A compare-and-swap may happen long after its call has returned with -ETIMEDOUT (the home was stopped), or nobody learns whether it
- * happened (the link broke). As the word names the claim, a node can undo exactly its own claim, whichever claim has the lock meanwhile:
- * see the head of lock.c. tests/model/lock.pml checks this exhaustively.
+ * A compare-and-swap may be executed long after its call has timed out (the home was stopped), or its result may stay unknown (the link
+ * broke). Because the word names the claim, a node can undo its own claim without affecting others (see lock.c). tests/model/lock.pml
+ * checks this exhaustively.
  */
 #ifndef WEFT_SYNC_LOCK_H
 #define WEFT_SYNC_LOCK_H
@@ -25,7 +25,8 @@
 #define LOCK_OWNER      ((UINT64_C(1) << LOCK_OWNER_BITS) - 1)
 #define LOCK_TICKETS    ((UINT64_C(1) << 42) - 1)
 #define LOCK_WAITERS    (UINT64_C(1) << 63)
-/* The lock is free, but its last holder died: the next holder must be told. The value is not 0, so that the next taker asks the home. */
+/* The lock is free, but its last holder died, and the next holder must be told. The value is not 0, so the next node asks the lock's
+ * home. */
 #define LOCK_ORPHAN (UINT64_C(1) << 62)
 
 static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
@@ -35,7 +36,7 @@ static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
 
 enum lock_verb {
     LOCK_REQUEST = 1, /* to the home: this claim waits for the lock */
-    LOCK_GRANT,       /* from the home: the claim now has the lock; `flag`: the former holder died */
+    LOCK_GRANT,       /* from the home: the claim has the lock; `flag`: the former holder died */
     LOCK_RELEASE,     /* to the home: the claim releases the lock; `flag`: it inherited the lock from a dead holder and did not use it */
     LOCK_CANCEL,      /* to the home: the claim no longer waits */
     LOCK_REFUSE, /* from the home: the claim cannot be queued; `flag`: its node has too many requests here; otherwise the home is out of
@@ -44,12 +45,11 @@ enum lock_verb {
 
 struct lock_message {
     uint64_t word;   /* gaddr */
-    uint64_t ticket; /* number of the claim; answers carry it back */
+    uint64_t ticket; /* number of the claim, repeated in answers */
     uint32_t verb;
     uint32_t flag;
 };
 
-/* The most requests that a home queues for one node. */
 #define LOCK_REQUESTS_MAX 1024u
 
 static inline int lock_say(struct weft_node *w, uint32_t node, enum lock_verb verb, uint64_t word, uint64_t ticket, bool flag)
@@ -58,7 +58,7 @@ static inline int lock_say(struct weft_node *w, uint32_t node, enum lock_verb ve
     return fab_send(w, node, SYNC_HANDLER_LOCK, &m, sizeof m, NULL, 0, NULL);
 }
 
-/* Does the word name a node that lives? */
+/* Whether the lock's owner is a living node. */
 static inline bool lock_owned(const struct weft_node *w, uint64_t value)
 {
     uint64_t owner = value & LOCK_OWNER;
@@ -72,8 +72,6 @@ void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
 void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node);
 int64_t lock_home_tick(struct weft_node *w, struct sync *s);
 void lock_home_close(struct sync *s);
-uint32_t
-lock_home_requests(struct sync *s,
-                   uint32_t *queues); /* number of requests queued here; for a test that one node cannot make it grow without limit */
+uint32_t lock_home_requests(struct sync *s, uint32_t *queues); /* number of requests queued here; for tests of the limit */
 
 #endif

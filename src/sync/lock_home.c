@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The home's side of the lock (lock.h): the queue of waiters, in order of arrival. All of this file runs in handlers and hooks of the node
- * in whose pool the word is. The word may hold any value, since every node may write to every pool. The home only compares it with claims;
- * no memory access depends on it.
+ * in whose pool the word is. The word is untrusted, because every node can write to every pool. The home only compares it with claims; no
+ * memory access depends on its value.
  */
 #include <stdlib.h>
 
@@ -28,7 +28,7 @@ static _Atomic uint64_t *home_lock_word_at(struct weft_node *w, uint64_t word)
     return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
 }
 
-/* --- the caller holds lock_lock, which is never held during a send --- */
+/* --- the caller holds lock_lock; it must be released before sending --- */
 
 static struct lock_queue **find_queue(struct sync *s, uint64_t word)
 {
@@ -47,8 +47,8 @@ static void drop_empty(struct lock_queue **at)
     }
 }
 
-/* Take the first living waiter off the queue and make it the owner. If there is none, free the lock; a lock that was inherited from a dead
- * holder is marked again (LOCK_ORPHAN). Returns the new owner; the caller drops lock_lock and then tells it, by home_lock_tell(). */
+/* Make the first living waiter of the queue the owner. Without a waiter, free the lock, or set LOCK_ORPHAN if it was inherited from a dead
+ * holder. Returns the new owner; the caller releases lock_lock and then calls home_lock_tell(). */
 static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct lock_queue **at, bool inherited)
 {
     struct lock_queue *q = *at;
@@ -72,8 +72,8 @@ static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct
 
 /* --- the caller does not hold lock_lock --- */
 
-/* Tell a waiter that it has the lock. If the message cannot be sent now (no memory, or no room at the receiver), the progress thread sends
- * it later: a waiter that never heard of the grant would never release the lock. */
+/* Send LOCK_GRANT to a waiter. If the message cannot be sent now (no memory, or a full queue), the progress thread sends it later: a waiter
+ * without the grant would never release the lock. */
 static void home_lock_tell(struct weft_node *w, struct sync *s, struct lock_waiter *to)
 {
     if (!to)
@@ -106,7 +106,7 @@ int64_t lock_home_tick(struct weft_node *w, struct sync *s)
     return again;
 }
 
-/* Append a waiter to the queue of its word; if the word has no queue, `*fresh` becomes it. The caller holds lock_lock. */
+/* Append a waiter to the queue of its word, using `*fresh` if there is no queue. The caller holds lock_lock. */
 static struct lock_queue **line_up(struct sync *s, struct lock_waiter *waiter, struct lock_queue **fresh)
 {
     struct lock_queue **q = find_queue(s, waiter->word);
@@ -141,7 +141,7 @@ void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const s
     struct lock_queue **q = line_up(s, waiter, &fresh);
     for (uint64_t v = atomic_load_explicit(word, memory_order_acquire);;) {
         if (!lock_owned(w, v)) {
-            /* The lock is free, or its holder died. Another node may take it first while the word is 0. */
+            /* The lock is free, or its holder died. If the word is 0, another node may take the lock at the same time. */
             if (!(v & LOCK_WAITERS) && !atomic_compare_exchange_strong_explicit(word, &v, LOCK_WAITERS | lock_value(from, m->ticket),
                                                                                 memory_order_seq_cst, memory_order_acquire))
                 continue;
@@ -193,7 +193,7 @@ static void remove_requests(struct sync *s, struct lock_queue **q, uint32_t node
         free(waiter);
     }
     (*q)->last = at;
-    drop_empty(q); /* LOCK_WAITERS may stay set: the holder then releases the lock by message */
+    drop_empty(q); /* LOCK_WAITERS may stay set; then the holder releases the lock by a message */
 }
 
 void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
@@ -217,7 +217,7 @@ static void forget_requests(struct sync *s, uint32_t node)
     base_spin_unlock(&s->lock_lock);
 }
 
-/* Locks that the dead node held go to the next waiter. A lock without waiters is noticed when a node next asks for it. */
+/* Locks that the dead node held go to the next waiter. A lock without waiters is handled when a node asks for it. */
 void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node)
 {
     for (bool again = true; again;) {

@@ -18,8 +18,8 @@ struct sync {
     uint64_t epoch, set;
     uint32_t generation, member_count, place, dead;
     uint32_t *members;
-    bool untold; /* some nodes have not been told yet that this node has begun with the present set */
-    /* State of a barrier that was entered and not finished because the call timed out: the next call continues it. */
+    bool untold; /* NEWEST_WORD was not written to all nodes yet */
+    /* State of a barrier whose call has timed out; the next call continues this barrier. */
     bool entered;
     bool put;          /* exchange: the words have been sent */
     bool given;        /* `before` has succeeded: the words have arrived */
@@ -31,23 +31,23 @@ struct sync {
     struct lock_claim *claims[SYNC_CLAIM_BUCKETS], *left, *spare;
     uint64_t next_ticket;
     struct lock_queue *queues;
-    struct lock_waiter *owed; /* waiters that have been granted a lock and not told yet */
-    uint32_t *requests;       /* [size]: number of requests of each node that wait here */
+    struct lock_waiter *owed; /* waiters to whom LOCK_GRANT must still be sent */
+    uint32_t *requests;       /* [size]: number of queued requests of each node */
 };
 
-/* The least time that a read of another node's memory may take, even if the call's time-out is shorter, such as 0: a read needs a round
- * trip. If the node is stopped, the call fails after this time, and not only after the default deadline. */
+/* Minimum time-out for reading a word of another node, because a read needs a round trip. A call with a shorter time-out, such as 0, waits
+ * for this time if the node is stopped. */
 #define SYNC_LOOK_NS (50 * WEFT_MS)
 
-/* barrier.c. Functions that an exchange runs inside a barrier. `before` runs when the barrier's set and generation are known, before any
- * signal is sent; `after` runs when all nodes have arrived. When a call continues an unfinished barrier, `before` runs again only if it has
- * not succeeded, and `after` may run again. */
+/* barrier.c. Callbacks of an exchange inside a barrier. `before` runs before signals are sent, when the barrier's set and generation are
+ * known. `after` runs when all nodes have arrived. If a call continues an unfinished barrier, `before` runs again unless it has succeeded,
+ * and `after` may run again. */
 struct sync_visit {
     int (*before)(struct weft_node *w, struct fab_patience *p, void *arg);
     int (*after)(struct weft_node *w, struct fab_patience *p, void *arg);
     void *arg;
 };
-/* fab_wait() inside a barrier, for something that node `from` must do. A long wait prints which nodes have not arrived. */
+/* As fab_wait(), inside a barrier, for an action of node `from`. A long wait prints which nodes have not arrived. */
 int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char *what, uint32_t from);
 int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *visit);
 

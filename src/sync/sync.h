@@ -9,12 +9,12 @@
 #include "weft/sync.h"
 
 /* --- sync's system words, in every pool --- */
-/* The words of the barrier in a node's pool: one cache line for each node of the cluster. */
+/* The barrier's words in a node's pool: one cache line for each node. */
 static inline uint64_t sync_barrier_offset(uint32_t from)
 {
     return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;
 }
-/* Behind the barrier's lines: for each node two places for weft_exchange(), each with a tag and WEFT_EXCHANGE_WORDS words. */
+/* After the barrier's lines: two places for each node for weft_exchange(), each with a tag and WEFT_EXCHANGE_WORDS words. */
 static inline uint64_t sync_exchange_offset(uint32_t nodes, uint32_t from)
 {
     return sync_barrier_offset(nodes) + (uint64_t)from * 2 * (1 + WEFT_EXCHANGE_WORDS) * 8;
@@ -26,6 +26,6 @@ static inline uint64_t sync_system_bytes(uint32_t nodes)
 
 enum { SYNC_HANDLER_LOCK = FAB_ROOM_HANDLERS(0) };
 
-int sync_open(struct weft_node *w); /* called before joining: the first message needs the handlers */
+int sync_open(struct weft_node *w); /* called before joining, because the first message needs the handlers */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Completion queues that one can sleep on: each with a channel of its own.
+ * Completion queues, each with a completion channel of its own.
  */
 #include "verbs/verbs.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The devices of this host: opening, examining and judging them. Nothing is allocated on a device before verbs_device_use(): a domain that
- * a dying process leaves behind on a Thunderbolt device is lost until the host restarts.
+ * Opens and queries the devices of this host, and decides which are usable. Before verbs_device_use() nothing is allocated on a device: if
+ * a process dies, a Thunderbolt device loses its protection domain until the host restarts.
  */
 #include <net/if.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static double gbits_of(const struct ibv_port_attr *p)
     return 0;
 }
 
-/* Store the verdict on a device: the code in `usable`, the error text in `why_not`. Returns the code. */
+/* Stores why a device is not usable: the code in `usable`, the text in `why_not`. Returns the code. */
 static int device_judge(struct verbs_device *d, int code, const char *format, ...) BASE_PRINTF(3, 4);
 static int device_judge(struct verbs_device *d, int code, const char *format, ...)
 {
@@ -40,7 +40,7 @@ static int device_judge(struct verbs_device *d, int code, const char *format, ..
     return d->usable = code;
 }
 
-/* The interface that the device says its addresses come from; a Thunderbolt device is named after it. */
+/* Finds the device's network interface. The name of a Thunderbolt device contains the interface's name. */
 static void find_interface(struct verbs_device *d, unsigned index, bool thunderbolt)
 {
     char name[IF_NAMESIZE];
@@ -50,7 +50,7 @@ static void find_interface(struct verbs_device *d, unsigned index, bool thunderb
         snprintf(d->interface, sizeof d->interface, "%s", name);
 }
 
-/* Reads the type of GID entry `g`, where the library tells it. Returns the index of the entry's network interface; 0: unknown. */
+/* Reads the type of GID entry `g`, if the library can tell. Returns the index of the entry's network interface; 0: unknown. */
 static unsigned look_closer(const struct verbs_device *d, struct verbs_gid *g)
 {
 #if !defined(__APPLE__)
@@ -105,7 +105,7 @@ static const char *state_text(enum ibv_port_state state)
 
 static int device_query_port(struct verbs_device *d)
 {
-    memset(&d->port_attr, 0, sizeof d->port_attr); /* the verb fills an older, shorter struct: the rest stays zero */
+    memset(&d->port_attr, 0, sizeof d->port_attr); /* the verb fills an older, shorter struct, so the rest must be zero */
     int rc = d->lib->query_port(d->context, d->port, &d->port_attr), raw;
     if (rc) {
         int code = verbs_code(rc, false, &raw);
@@ -133,7 +133,7 @@ bool verbs_port_up(struct verbs_device *d)
     return d->lib->query_port(d->context, d->port, &attr) == 0 && attr.state == IBV_PORT_ACTIVE;
 }
 
-/* Queries an open device and decides whether weft can use it. Also for a device that was queried before. */
+/* Queries an open device, and decides whether weft can use it. */
 static int device_look(struct verbs_device *d, int transport, int wanted_gid)
 {
     int rc = device_query_port(d);
@@ -171,7 +171,7 @@ static void device_release(struct verbs_device *d)
     memset(d, 0, sizeof *d);
 }
 
-/* Adds one port of the device to the list. A device that cannot be opened is listed too, with the reason. */
+/* Adds one port of the device to the list. If the device cannot be opened, the entry says why. */
 static void visit(struct verbs_device *d, const struct verbs_library *lib, struct ibv_device *device, uint8_t port, int wanted_gid)
 {
     int raw, rc;
@@ -226,7 +226,7 @@ int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid)
     struct ibv_device **list = lib->get_device_list(&given);
     if (!list) {
         int code = verbs_code(0, false, &raw);
-        if (code == -ENOSYS || code == -ENOENT) { /* no kernel support: no devices */
+        if (code == -ENOSYS || code == -ENOENT) { /* the kernel has no RDMA support */
             *out = NULL;
             *count = 0;
             return 0;
@@ -247,7 +247,7 @@ void verbs_devices_close(struct verbs_device *devices, uint32_t count)
     free(devices);
 }
 
-/* The words before the reason why a device is refused: the device's name, unless the reason contains it already (see gid.c). */
+/* Returns the beginning of an error message: the device's name, or "" if the reason in `why_not` has the name already (see gid.c). */
 static const char *before_reason(const struct verbs_device *d, char *text, size_t len)
 {
     snprintf(text, len, "%s%s", strstr(d->why_not, d->name) ? "" : d->name, strstr(d->why_not, d->name) ? "" : ": ");
@@ -260,7 +260,7 @@ static int device_refused(const struct verbs_device *d, int code)
     return base_fail(code, "%s%s", before_reason(d, name, sizeof name), d->why_not);
 }
 
-/* Fails with a list of all devices. The reason against each is added only if the caller asked for no device by name. */
+/* Fails with a list of all devices. Unless the caller asked for a device by name, the list says why each device is not usable. */
 static int none(const struct verbs_device *all, uint32_t count, const char *name)
 {
     char there[900] = "", before[sizeof all->name + 3];
@@ -278,7 +278,7 @@ static int none(const struct verbs_device *all, uint32_t count, const char *name
     return base_fail(-ENODEV, "no usable RDMA device: %s", there);
 }
 
-/* The device of this name; without a name, the fastest usable device. NULL: none. */
+/* Returns the device with this name; without a name, the fastest usable device. NULL: none. */
 static struct verbs_device *pick(struct verbs_device *all, uint32_t count, const char *name)
 {
     struct verbs_device *best = NULL;
@@ -301,7 +301,7 @@ int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gi
         one = malloc(sizeof *one);
     if (one) {
         *one = *found;
-        memset(found, 0, sizeof *found); /* the caller now owns the device: it is not closed with the others */
+        memset(found, 0, sizeof *found); /* so that verbs_devices_close() does not close the device, which the caller owns now */
         *out = one;
     } else if (!found) {
         rc = none(all, count, name);
@@ -331,7 +331,7 @@ int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out
         struct verbs_device *own = malloc(sizeof *own);
         if (own) {
             *own = *d;
-            memset(d, 0, sizeof *d); /* the caller now owns the device: it is not closed with the others */
+            memset(d, 0, sizeof *d); /* so that verbs_devices_close() does not close the device, which the caller owns now */
             out[(*count)++] = own;
         } else {
             rc = base_fail(-ENOMEM, "no memory for one of the devices" BASE_MEMORY_HINT);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Which entry of a port's GID table to use. The entry's GID is the address that is sent to the peer, and its index is the sgid_index of
- * every queue pair: both must be of the same entry. A GID that was never set, or belongs to another port, fails only when a queue pair is
- * connected.
+ * Chooses an entry of a port's GID table. The entry's GID is sent to the peer as this node's address, and its index is the sgid_index of
+ * every queue pair. A wrong GID is only noticed when a queue pair is connected.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -25,7 +24,7 @@ static bool all_zero(const uint8_t *bytes, size_t len)
     return true;
 }
 
-/* ::ffff:a.b.c.d */
+/* Whether a GID is an IPv4-mapped address, ::ffff:a.b.c.d. */
 static bool ipv4_mapped(const union ibv_gid *gid)
 {
     return all_zero(gid->raw, 10) && gid->raw[10] == 0xff && gid->raw[11] == 0xff && !all_zero(gid->raw + 12, 4);
@@ -47,8 +46,7 @@ static const char *kind_text(enum verbs_gid_kind kind)
     }
 }
 
-/* The sort key of a GID entry; lower is better. Of two addresses of one class RoCE v2 is better than v1: v1 cannot be routed, and the peer
-   may refuse it. */
+/* The sort key of a GID entry; lower is better. RoCE v2 is preferred to v1, because v1 cannot be routed and some peers refuse it. */
 static unsigned rank(const struct verbs_gid *g)
 {
     unsigned r = ipv4_mapped(&g->raw) ? 0 : 8;
@@ -81,8 +79,8 @@ static void gid_print_table(char *out, size_t len, const struct verbs_gid *table
         snprintf(out + n, len - n, "; and %u more", set - shown);
 }
 
-/* Fails with an error text about the GID table. `wanted`: the index that the user asked for. If some other entry is set, the interface has
- * an address, so the text does not advise to configure one. */
+/* Fails with an error text about the GID table. `wanted`: the index that the user asked for. If another entry is set, the interface has an
+ * address, so the text does not advise to configure one. */
 static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface,
                       int wanted)
 {
@@ -93,8 +91,7 @@ static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char 
     for (uint32_t k = 0; k < count && wanted >= 0; k++)
         others = others || gid_is_set(&table[k].raw);
     if (others)
-        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Choose an entry that is set, or none: then weft chooses", device,
-                         what, seen);
+        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Choose an entry that is set, or let weft choose", device, what, seen);
 #if defined(__APPLE__)
     return base_fail(-EADDRNOTAVAIL,
                      "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "

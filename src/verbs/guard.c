@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The program's side of a guard (guard_serve.c): finds, starts and ends it. Memory that is to be registered must first be mapped by the
- * guard, too (verbs_guard_share()). When the guard has died, all ports are reported as down, calls that create fail, and calls that destroy
- * succeed.
+ * The program's side of a guard (guard_serve.c): finds, starts and ends the guard. The guard can register only memory that the program has
+ * shared with it (verbs_guard_share()). After the guard has died, all ports are reported as down, calls that create objects fail, and calls
+ * that destroy objects succeed.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -19,9 +19,8 @@
 #include "base/process.h"
 #include "verbs/guard_ask.h"
 
-/* Starts the guard. It is not a child of the program, so the program's own wait() never reports it, and it is in a session and a process
-   group of its own. It starts with all signals blocked, and unblocks them once it ignores SIGTERM and the other signals that ask a program
-   to end. */
+/* Starts the guard in a session of its own. It is not a child of the program, so that the program's wait() never reports it. It starts with
+ * all signals blocked, until it ignores those that ask a program to end. */
 static int start_guard(const char *command, const char *at, int socket)
 {
     const char *const words[] = {"weft", "run", "--as-guard", at, NULL};
@@ -42,8 +41,7 @@ static int start_guard(const char *command, const char *at, int socket)
     return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
-/* Receives the guard's greeting. Returns -EEXIST if another guard already uses the socket, and -ECONNRESET if the guard was about to
- * end. */
+/* Receives the guard's greeting. -EEXIST: another guard uses the socket. -ECONNRESET: the guard was about to end. */
 static int greet(struct verbs_guard *g, const char *command)
 {
     struct guard_greeting hello;
@@ -112,8 +110,7 @@ static int list_devices(struct verbs_guard *g)
 
 /* --- finding or starting a guard --- */
 
-/* Starts a guard whose first program is this one. `path`: where the guard listens for other programs; NULL: it is for this program alone.
- */
+/* Starts a guard, with this program as its first. `path`: where the guard listens for other programs; NULL: it serves only this program. */
 static int start_and_greet(struct verbs_guard *g, const char *command, const char *path)
 {
     int ends[2] = {-1, -1}, rc = base_socketpair(ends);
@@ -125,7 +122,6 @@ static int start_and_greet(struct verbs_guard *g, const char *command, const cha
     return rc ? rc : greet(g, command);
 }
 
-/* Returns a socket that is connected to the guard at this path. */
 static int call_guard(const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -138,7 +134,7 @@ static int call_guard(const char *path)
         return -ENOTSOCK;
     memcpy(at.sun_path, path, strlen(path) + 1);
 #if defined(SOCK_CLOEXEC)
-    /* with SOCK_CLOEXEC from the start: another thread may start a program at any time */
+    /* SOCK_CLOEXEC, because another thread may start a program at any time */
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 #else
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -164,7 +160,7 @@ static void hang_up(struct verbs_guard *g)
     g->fd = g->bell = -1;
 }
 
-/* Connects to the guard at this path, or starts a guard. Tries again if the guard ends, or another process starts one, at the same time. */
+/* Connects to the guard at this path, or starts one. Tries again if at the same time the guard ends, or another process starts one. */
 static int join_guard(struct verbs_guard *g, const char *command, const char *path)
 {
     if (path[0] != '/')

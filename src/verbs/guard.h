@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a guard (guard_serve.h) and a program that it guards (guard_ask.h) send to each other. Both are processes of weft on one host. Calls
- * about objects go over a Unix socket, one at a time, and each is answered. Requests and completions go through rings in memory that both
- * have mapped; each word of a ring has one writer. Either process may be killed at any point, and each checks everything that the other
- * can write.
+ * The protocol between a guard (guard_serve.h) and a program that it guards (guard_ask.h). Both are processes of weft on one host. Calls
+ * about objects go over a Unix socket, one at a time. Requests and completions go through rings in shared memory. Each word of a ring has
+ * one writer. Either process may be killed at any point, and neither trusts the other's data.
  */
 #ifndef WEFT_VERBS_GUARD_H
 #define WEFT_VERBS_GUARD_H
@@ -15,10 +14,10 @@
 #define GUARD_NONE     UINT32_MAX           /* an object number that names no object */
 #define GUARD_CONTEXTS VERBS_DEVICES_MAX
 #define GUARD_PORTS    32u /* ports of a device whose states are in the shared page */
-#define GUARD_FD       0   /* the descriptor of a new guard that is its socket to the program that started it */
+#define GUARD_FD       0   /* in a new guard: the socket to the program that started it */
 
 enum guard_verb {
-    GUARD_HELLO = 1, /* the answer carries two descriptors: the shared page, and the bell, with which the program wakes the guard */
+    GUARD_HELLO = 1, /* the answer carries two descriptors: the shared page, and a socket by which the program wakes the guard */
     GUARD_SHARE,     /* carries a descriptor; a: address of the memory in the program, b: bytes */
     GUARD_LIST,      /* object: index */
     GUARD_OPEN,      /* object: index */
@@ -40,7 +39,7 @@ enum guard_verb {
     GUARD_QUERY_QP,  /* a: mask */
     GUARD_MODIFY_QP, /* a: mask */
     GUARD_DESTROY_QP,
-    GUARD_HOLDERS, /* object: context; the answer's text lists the processes and how many of the device's objects each has */
+    GUARD_HOLDERS, /* object: context; the answer's text lists the processes, and how many objects of the device each has */
 };
 
 struct guard_call {
@@ -48,7 +47,7 @@ struct guard_call {
     uint64_t a, b, c;
     union {
         struct ibv_qp_attr attr;
-        struct ibv_qp_init_attr init; /* the pointers in it are meaningless in the other process */
+        struct ibv_qp_init_attr init; /* its pointers are valid only in the program */
     };
 };
 
@@ -76,21 +75,21 @@ struct guard_answer {
     };
 };
 
-/* The guard's first message. If the guard could not be started, the magic number is replaced by an errno, and nothing follows. */
+/* The guard's first message. If the guard could not start, its first word is an errno, and nothing follows. */
 struct guard_greeting {
     uint32_t magic, call_bytes, answer_bytes, completion_bytes;
 };
 
 struct guard_page {
-    _Atomic uint32_t sleeping;           /* The guard sets it before it sleeps. A program that reads 1 clears it and rings the bell. */
+    _Atomic uint32_t sleeping;           /* set by the guard before it sleeps; a program that reads 1 clears it, and writes to the bell */
     _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up; written by the guard */
 };
 
-/* A ring in shared memory: the writer advances `in`, the reader advances `out`; the entries follow this struct. */
+/* A ring in shared memory, followed by its entries. The writer advances `in`, the reader advances `out`. */
 struct guard_ring {
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t in;
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t out;
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* in a ring of completions: the program wants an event for the next completion */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* only for completions: the program wants an event for the next one */
 };
 
 struct guard_request {

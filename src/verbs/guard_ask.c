@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls to a guard: each is sent and answered before the next one. A guard that has ended or does not answer in time is not used again.
+ * Makes calls to a guard, one at a time. If the guard has ended, or does not answer in time, it is not used again.
  */
 #include <poll.h>
 #include <unistd.h>
 
 #include "verbs/guard_ask.h"
 
-#define LOOK (5 * WEFT_MS) /* how often at most the program checks that the guard is alive */
+#define LOOK (5 * WEFT_MS) /* the least time between two checks that the guard is alive */
 
 void guard_lost(struct verbs_guard *g, const char *why)
 {
@@ -17,8 +17,8 @@ void guard_lost(struct verbs_guard *g, const char *why)
                  why);
 }
 
-/* How long to wait for the guard's answer. After that the guard is not used again: its late answer could be taken for the answer to the
- * next call. For calls that only destroy an object the wait is shorter, because the guard executes them even if nobody waits. */
+/* How long to wait for the guard's answer. After a time-out the guard is not used again, because a late answer would be taken for the
+ * answer to the next call. Calls that only destroy an object have less time: the guard executes them in any case. */
 static int64_t patience(uint32_t verb)
 {
     switch (verb) {

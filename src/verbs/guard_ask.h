@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The program's side of a guard (guard.h): the interface between guard.c, which starts and ends a guard, guard_ask.c, which makes calls,
- * and guard_verbs.c, the table of verbs.
+ * The program's side of a guard (guard.h). guard.c starts and ends a guard, guard_ask.c makes calls, guard_verbs.c is the table of verbs.
  */
 #ifndef WEFT_VERBS_GUARD_ASK_H
 #define WEFT_VERBS_GUARD_ASK_H
@@ -10,8 +9,8 @@
 
 #include "verbs/guard.h"
 
-#define GUARD_PATIENCE (10 * WEFT_SECOND) /* how long to wait for the answer to a call; the death of the guard is noticed at once */
-/* The same for a call that may take long, because it waits for a peer or registers much memory. */
+#define GUARD_PATIENCE (10 * WEFT_SECOND) /* the longest wait for the answer to a call; the death of the guard is noticed at once */
+/* The same for calls that may take long, because the guard waits for a peer or registers much memory. */
 #define GUARD_SLOW (60 * WEFT_SECOND)
 
 struct guard_device {
@@ -22,8 +21,8 @@ struct guard_device {
 
 struct verbs_guard {
     struct verbs_library lib;
-    pthread_mutex_t lock;   /* held during a call: one call at a time */
-    int fd, bell, quiet[2]; /* quiet: descriptors that never become readable, used after the guard has died */
+    pthread_mutex_t lock;   /* held during a call */
+    int fd, bell, quiet[2]; /* quiet: descriptors that never become readable, for use after the guard has died */
     _Atomic bool gone;
     _Atomic int64_t looked_at;
     struct guard_page *page;
@@ -33,8 +32,8 @@ struct verbs_guard {
 };
 
 /* --- guard_ask.c --- */
-/* Makes a call to the guard. Returns 0 or an errno, which is also stored in errno. `fd` (may be NULL): if `gives`, the descriptor to send;
- * otherwise it receives the descriptor that the answer carries. */
+/* Makes a call to the guard. Returns 0 or an errno, and also sets errno. `fd` (may be NULL): the descriptor to send if `gives`; otherwise
+ * it receives the descriptor that came with the answer. */
 int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives);
 bool guard_lives(struct verbs_guard *g);                 /* checks at most every few milliseconds */
 void guard_lost(struct verbs_guard *g, const char *why); /* records that the guard has died; reports the reason once */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard's process. A guard of one program, whose socket is descriptor 0, serves that program and ends with it. A guard of several
- * programs (WEFT_GUARD_SOCKET) also listens on a Unix socket of mode 0600, and starts a thread for each program that connects. So the
- * programs of a host use one cable at the same time, together with the standing cluster's node on this host, which usually has started the
- * guard. The device is opened once for all of them (guard_shared.c). When a program is killed, its thread frees what it has left.
+ * The guard's process. A guard of one program serves the program at descriptor 0, and ends with it. A guard of several programs
+ * (WEFT_GUARD_SOCKET) also listens on a Unix socket of mode 0600, and starts a thread for each program that connects. So several programs
+ * of a host can use one cable at the same time, and each device is opened once for all of them (guard_shared.c). If a program is killed,
+ * its thread frees the program's objects.
  *
- * The guard ends when its last program has ended. A lock on a file beside the socket ensures that only one guard at a time uses the socket.
- * A program that was about to connect to a guard that ends starts a new one (guard.c).
+ * The guard ends with its last program. A locked file beside the socket ensures that only one guard at a time uses the socket. A program
+ * that connects while the guard ends starts a new one (guard.c).
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -42,7 +42,7 @@ static void *serve_program(void *arg)
     guard_serve_program(&h->shared, &one->g);
     guard_shared_leave(&h->shared, &one->g);
     free(one);
-    (void)!write(h->wake[1], "w", 1); /* if the pipe is full, the main thread has bytes to read */
+    (void)!write(h->wake[1], "w", 1); /* if the pipe is full, the main thread will wake anyway */
     return NULL;
 }
 
@@ -54,7 +54,6 @@ static uint32_t programs(struct shared_guard *h)
     return count;
 }
 
-/* Start to serve the program that is connected at `fd`. */
 static void add_program(struct shared_guard *h, int fd)
 {
     struct program *one = calloc(1, sizeof *one);
@@ -82,7 +81,7 @@ static void add_program(struct shared_guard *h, int fd)
     }
 }
 
-/* Make this process the guard at this path. -EEXIST: another process is the guard there. */
+/* Makes this process the guard at this path. -EEXIST: another process is the guard there. */
 static int open_shared_guard(struct shared_guard *h)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -90,7 +89,7 @@ static int open_shared_guard(struct shared_guard *h)
     if (h->path[0] != '/' || strlen(h->path) >= sizeof at.sun_path)
         return -EINVAL;
     struct stat old;
-    if (stat(h->path, &old) == 0 && !S_ISSOCK(old.st_mode)) /* this file is not the guard's, and must not be removed below */
+    if (stat(h->path, &old) == 0 && !S_ISSOCK(old.st_mode)) /* this file is not the guard's, so unlink() below must not remove it */
         return -ENOTSOCK;
     memcpy(at.sun_path, h->path, strlen(h->path) + 1);
     snprintf(beside, sizeof beside, "%s.lock", h->path);
@@ -102,7 +101,7 @@ static int open_shared_guard(struct shared_guard *h)
     snprintf(beside, sizeof beside, "%s.log", h->path);
     int log = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (log >= 0)
-        dup2(log, STDERR_FILENO); /* the standard error of the program that has started this process is not for messages of the guard */
+        dup2(log, STDERR_FILENO); /* so that the guard's messages do not appear in the program's standard error */
     if (log >= 0)
         close(log);
     int rc = chdir("/") ? -errno : base_pipe(h->wake, O_NONBLOCK);
@@ -134,7 +133,7 @@ static void run_shared_guard(struct shared_guard *h)
             base_sleep_ns(10 * WEFT_MS);
         }
     }
-    unlink(h->path); /* connections that were not accepted yet are closed with the listener; their programs start another guard */
+    unlink(h->path); /* connections that were not accepted are closed with the listener, and their programs start another guard */
 }
 
 int verbs_guard_serve(const char *socket)
@@ -143,7 +142,7 @@ int verbs_guard_serve(const char *socket)
     static struct shared_guard h = {.listener = -1, .wake = {-1, -1}};
     static struct guard alone = {.fd = GUARD_FD};
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
-        signal(ignored[i], SIG_IGN); /* these signals ask the program to end; the guard ends after the program */
+        signal(ignored[i], SIG_IGN); /* these signals end the program; the guard ends after it */
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

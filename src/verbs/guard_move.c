@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Moves requests from the program's rings to the devices, and completions from the devices into the program's rings. A program can write
- * anything into a ring, so each entry is read once and checked.
+ * Moves requests from the program's rings to the devices, and completions from the devices to the rings. The program may write anything
+ * into a ring, so each entry is read once and checked.
  */
 #include <string.h>
 #include <unistd.h>
 
 #include "verbs/guard_serve.h"
 
-/* before a send, the ports are queried if the last query is older than this; before a receive is posted, always (tb/cable.c says why) */
+/* How old the last query of the ports may be before a send is posted. Before a receive is posted the ports are always queried; tb/cable.c
+ * says why. */
 #define LOOK_POST (WEFT_MS / 20)
 #define BATCH     32u
 
@@ -23,8 +24,8 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
         if (c->watched >> i & 1 && g->lib->query_port(c->real, (uint8_t)(i + 1), &attr) == 0 && attr.state == IBV_PORT_ACTIVE)
             up |= 1u << i;
     }
-    /* After a port went down, the guard only destroys its queue pairs: memory that the driver uses for them may have been freed with the
-     * cable. Until they are destroyed, the program sees the port as down even if it is up again, so it cannot miss the change. */
+    /* After a port went down, the guard only destroys its queue pairs: the driver may have freed their memory with the cable. Until they
+     * are destroyed, the guard reports the port as down, so that the program cannot miss the change. */
     for (uint32_t i = 0; was & ~up && i < g->table[PAIR].top; i++) {
         struct pair *p = guard_find(g, PAIR, i);
         if (p && p->context == c && !p->dead) {
@@ -37,12 +38,12 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
 
 static void mover_tell(struct completions *c)
 {
-    /* The entries were written before this fence (release). The program writes `armed`, then reads `in` again; both are sequentially
-       consistent. So either the program sees the entries, or the guard sees `armed` below. */
+    /* The fence orders the entries before the load of `armed`. The program stores `armed`, and then loads `in` again. So either the program
+     * sees the entries, or this thread sees `armed`. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&c->q.ring->armed, memory_order_relaxed) &&
         atomic_exchange_explicit(&c->q.ring->armed, 0, memory_order_seq_cst))
-        (void)!write(c->channel->tell, "c", 1); /* if the pipe is full, the program has unread events already */
+        (void)!write(c->channel->tell, "c", 1); /* if the pipe is full, the program has unread events */
 }
 
 static uint32_t room(struct guard *g, struct completions *c)
@@ -56,7 +57,7 @@ static uint32_t room(struct guard *g, struct completions *c)
 static void put_completion(struct completions *c, const struct guard_completion *e)
 {
     memcpy(c->q.entries + (c->q.mine & (c->q.count - 1)) * sizeof *e, e, sizeof *e);
-    /* release: pairs with the acquire of the program's poll_cq */
+    /* release: pairs with the acquire in the program's poll_cq() */
     atomic_store_explicit(&c->q.ring->in, ++c->q.mine, memory_order_release);
 }
 
@@ -85,7 +86,7 @@ static int mover_post(struct pair *p, uint32_t which, const struct guard_request
     return ibv_post_send(p->real, &wr, &bad);
 }
 
-/* Moves requests from a ring to the device's work queue, as many as the device accepts now. Returns how many. */
+/* Moves as many requests from a ring to the device's work queue as the device accepts now. Returns how many. */
 static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
 {
     struct queue *q = &p->q[which];
@@ -108,8 +109,8 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
             err = mover_post(p, which, &r, &sge);
         }
         if (err == ENOMEM)
-            break; /* the device's work queue is full: try again after one of its requests has completed */
-        if (err) { /* the program's post has returned already, so the failure is reported by a completion */
+            break; /* the device's work queue is full: try again when a request has completed */
+        if (err) { /* the program's call has returned, so report the failure by a completion */
             if (room(g, p->cq[which]) == 0)
                 break;
             put_completion(p->cq[which],
@@ -118,7 +119,7 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
         }
         q->mine++;
     }
-    /* release: the entries have been read, and the program may overwrite them */
+    /* release: the program may overwrite these entries */
     atomic_store_explicit(&q->ring->out, q->mine, memory_order_release);
     return n;
 }

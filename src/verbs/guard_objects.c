@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The objects that a guard holds for its program, in tables, and the calls about them. The program may send anything, so the numbers of
- * objects and all ranges are checked before use. Each call fills in its answer; its result is that of the verb, 0 or an errno.
+ * Executes a program's calls. The program's objects are in tables. Numbers of objects and ranges are checked before use, because the
+ * program may send anything. Each call fills in its answer, and returns the verb's result, 0 or an errno.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,9 +11,9 @@
 
 #include "verbs/guard_serve.h"
 
-#define ENTRIES_MAX (1u << 20) /* the largest ring */
+#define ENTRIES_MAX (1u << 20) /* the most entries of a ring */
 #define TABLE_MAX   (1u << 17)
-/* limits for one program: descriptors and mappings belong to the guard's process, and all programs share them */
+/* Limits for one program, because all programs share the guard's descriptors and mappings. */
 #define CHANNELS_MAX 256u
 #define SHARES_MAX   64u
 
@@ -22,7 +22,7 @@ static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct do
 
 /* --- tables --- */
 
-/* Allocates an object of this kind, all zeros, and enters it in the guard's table. NULL: no memory. */
+/* Allocates a zeroed object of this kind, and enters it in the guard's table. NULL: no memory. */
 static void *objects_make(struct guard *g, enum kind kind, uint32_t *id)
 {
     struct table *t = &g->table[kind];
@@ -132,7 +132,7 @@ static int list(struct guard *g, const struct guard_call *c, struct guard_answer
     int rc = guard_shared_list(g->shared);
     if (rc)
         return rc;
-    a->a = (uint64_t)s->listed; /* from now on the list does not change */
+    a->a = (uint64_t)s->listed; /* the list is constant once it was read */
     if (c->object < (uint32_t)s->listed) {
         struct ibv_device *d = s->list[c->object];
         snprintf(a->device.name, sizeof a->device.name, "%s", g->lib->get_device_name(d));
@@ -271,8 +271,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     p->real = g->lib->create_qp(d->real, &init);
     int error = p->real ? 0 : objects_failed();
     if (!error) {
-        /* A device may have granted more entries than it reports here, and report them only in a later query. The ring gets twice as many,
-         * so that it is never full before the device's queue. */
+        /* A device may grant more entries than it reports here. With twice as many, the ring is never full before the device's queue. */
         p->q[0].count = power_of_two(2 * init.cap.max_send_wr + 2);
         p->q[1].count = power_of_two(2 * init.cap.max_recv_wr + 2);
         error = -make_queues(p->q, 2, sizeof(struct guard_request), fd);
@@ -296,7 +295,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     return 0;
 }
 
-/* Whether another object still uses the object `one`, so that `one` must not be destroyed. */
+/* Whether another object still uses `one`, so that it must not be destroyed. */
 static bool used(const struct guard *g, const void *one)
 {
     for (uint32_t i = 0; i < g->table[PAIR].top; i++) {

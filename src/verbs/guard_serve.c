@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard: a process that owns RDMA devices for programs, so that everything is freed in order even if a program is killed. This file
- * serves one program, on one thread. The guard has the program's pool mapped, executes the program's calls and the requests in its rings,
- * and frees everything when the program ends. See guard.h; docs/thunderbolt-guard.md says which failures this cannot prevent.
+ * Serves one program, on one thread. The guard is a process that owns RDMA devices for programs, so that everything is freed in order even
+ * if a program is killed. It maps the program's pool, executes the program's calls and requests, and frees everything when the program
+ * ends. docs/thunderbolt-guard.md says which failures this cannot prevent.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -20,10 +20,10 @@
 
 #define SPIN   (20 * WEFT_US)
 #define READS  WEFT_SECOND   /* how long a program may take to read an answer, or to send the rest of a call */
-#define LOOK   (5 * WEFT_MS) /* how often the guard reads the port states while data moves */
-#define NAP_MS 20            /* the same while none moves, in ms */
+#define LOOK   (5 * WEFT_MS) /* time between two queries of the ports while data moves */
+#define NAP_MS 20            /* the same while no data moves, in ms */
 
-/* Serves one call, if one has arrived. False: the program has ended, or has sent something invalid. */
+/* Serves a call, if one has arrived. False: the program has ended, or has sent something invalid. */
 static bool serve_one(struct guard *g, bool *some)
 {
     struct pollfd ready = {.fd = g->fd, .events = POLLIN};
@@ -41,7 +41,7 @@ static bool serve_one(struct guard *g, bool *some)
     fd[0] = came[0];
     int result = rc ? -rc : guard_answer_call(g, &c, &a, fd);
     if (came[0] >= 0)
-        close(came[0]); /* a valid descriptor is mapped by now */
+        close(came[0]); /* the memory was mapped by now */
     bool gives = result == 0 && (c.verb == GUARD_CREATE_CHANNEL || c.verb == GUARD_CREATE_CQ || c.verb == GUARD_CREATE_QP);
     a.result = result;
     bool sent = base_send_fds(g->fd, &a, sizeof a, fd, gives ? 1 : 0) == 0;
@@ -52,8 +52,8 @@ static bool serve_one(struct guard *g, bool *some)
 
 /* --- one program --- */
 
-/* Destroys all objects of the program in the order that devices require: queue pairs, regions, completion queues, channels, domains,
- * contexts. */
+/* Destroys all objects of the program in the order that devices need: queue pairs, regions, completion queues, channels, domains, contexts.
+ */
 static void guard_give_back(struct guard *g)
 {
     static const enum kind order[] = {PAIR, REGION, COMPLETIONS, CHANNEL, DOMAIN, CONTEXT};
@@ -75,8 +75,8 @@ static void guard_give_back(struct guard *g)
                  n);
 }
 
-/* Sleeps until a device or the program has work for the guard. Before it sleeps, the guard checks for work once more: work that arrived
- * before it asked to be woken does not wake it. */
+/* Sleeps until a device or the program has work for the guard. Checks once more for work before it sleeps: work that arrived before
+ * `sleeping` was set does not wake the guard. */
 static void nap(struct guard *g)
 {
     struct pollfd fds[3 + 64] = {
@@ -89,8 +89,8 @@ static void nap(struct guard *g)
         if (c && n < sizeof fds / sizeof fds[0])
             fds[n++] = (struct pollfd){.fd = c->channel->real->fd, .events = POLLIN};
     }
-    /* seq_cst: a program that writes a request and then reads 0 here does not ring the bell; the look below then finds its request (the
-       other fence is in ring_bell(), guard_verbs.c) */
+    /* seq_cst: a program that reads 0 here after it has written a request does not wake the guard. Then the guard finds the request below.
+     * Pairs with the fence in ring_bell() of guard_verbs.c. */
     atomic_store_explicit(&g->page->sleeping, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     if (guard_move_all(g) == 0 && !g->broken)
@@ -120,7 +120,7 @@ static void guard_run(struct guard *g)
     for (;;) {
         g->now = base_now_ns();
         bool some = guard_move_all(g) > 0, called = false;
-        /* Looking for a call is a system call: too slow to do before every request. */
+        /* This is a system call, too slow to make before every request. */
         if (!some || g->now - served > WEFT_MS) {
             served = g->now;
             if (!serve_one(g, &called))
@@ -150,7 +150,7 @@ static void guard_run(struct guard *g)
     }
 }
 
-/* Finds the name of a process, as " (NAME)"; "" if the system does not tell it. */
+/* Sets the program's name for messages, " (NAME)"; "" if the system does not tell. */
 static void name_program(struct guard *g)
 {
     char path[64], name[32] = "";
@@ -172,10 +172,10 @@ static int guard_start(struct guard *g)
     if (page < 0)
         return page;
     void *p = mmap(NULL, base_round_up(sizeof *g->page, BASE_PAGE), PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
-    /* A pair of sockets, not a pipe: writing to a pipe whose reader has died would kill the program by SIGPIPE. */
+    /* Sockets, not a pipe: a write to a pipe without reader would kill the program by SIGPIPE. */
     int rc = p == MAP_FAILED ? -errno : base_socketpair(g->bell);
     g->page = p == MAP_FAILED ? NULL : p;
-    /* An answer that the program does not read must not hold up this thread for ever: it would not notice the program's end. */
+    /* A time limit, because this thread must notice the program's end even if the program does not read its answers. */
     const struct timeval reads = {.tv_sec = READS / WEFT_SECOND};
     if (!rc && setsockopt(g->fd, SOL_SOCKET, SO_SNDTIMEO, &reads, sizeof reads))
         rc = -errno;
@@ -188,8 +188,8 @@ static int guard_start(struct guard *g)
     if (g->bell[1] >= 0)
         close(g->bell[1]);
     close(page);
-    /* A closed socket is not the only sign that the program has ended: a forked child of the program may keep the socket open. */
-    pthread_mutex_lock(&g->shared->lock); /* this guard's threads for other programs read the process number and name */
+    /* The socket alone does not show that the program has ended: a forked child may keep it open. So also watch the process. */
+    pthread_mutex_lock(&g->shared->lock); /* threads that serve other programs read these */
     bool known = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0;
     if (known)
         name_program(g);
@@ -198,7 +198,7 @@ static int guard_start(struct guard *g)
     return rc;
 }
 
-/* Frees what the guard has for a program, other than objects of devices. */
+/* Frees what the guard has allocated for a program, except objects of devices. */
 static void guard_forget(struct guard *g)
 {
     for (uint32_t i = 0; i < g->table[SHARE].top; i++) {
@@ -231,6 +231,6 @@ int guard_serve_program(struct guard_shared *s, struct guard *g)
         guard_give_back(g);
     }
     guard_forget(g);
-    close(g->fd); /* the last step: a program that closes its devices waits for this */
+    close(g->fd); /* last, because a program that closes its devices waits for this */
     return rc;
 }

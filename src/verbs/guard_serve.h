@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard's own side (guard.h): the interface between its files. guard_move.c moves requests and completions between rings and devices;
- * guard_shared.c has what all programs of the guard share; guard_objects.c has the objects of one program and the calls about them;
- * guard_serve.c serves one program; guard_listen.c is the process, which serves one program or all that connect to a socket.
+ * The guard's side (guard.h). guard_move.c moves requests and completions between rings and devices. guard_shared.c has what all programs
+ * of the guard share. guard_objects.c executes the calls of a program. guard_serve.c serves one program. guard_listen.c is the process,
+ * which serves one or several programs.
  *
- * Each program has a thread, and only this thread uses the program's struct guard, except for the counts of objects. So a program that does
- * not answer, does not read, or sends something invalid delays only itself. The threads share the devices (struct guard_shared).
+ * Each program has a thread. Only this thread uses the program's struct guard, except for the counts of objects. So a program that does not
+ * answer or sends something invalid delays only itself. The threads share the devices (struct guard_shared).
  */
 #ifndef WEFT_VERBS_GUARD_SERVE_H
 #define WEFT_VERBS_GUARD_SERVE_H
@@ -15,13 +15,13 @@
 #include "verbs/guard.h"
 
 struct share {
-    uint64_t at, bytes; /* address in the program, and length */
+    uint64_t at, bytes; /* the address in the program, and the length */
     uint8_t *here;
 };
 struct context {
     struct ibv_context *real;
     uint32_t device; /* index in the list of devices */
-    /* watched: ports whose state is in the shared page; dead: queue pairs that the device must not use any more */
+    /* watched: ports whose state is in the shared page; dead: queue pairs that the guard must not use any more, only destroy */
     uint32_t id, watched, dead;
     int64_t looked_at;
 };
@@ -44,7 +44,7 @@ struct queue { /* the guard's side of a ring */
     struct guard_ring *ring;
     uint8_t *entries;
     uint64_t bytes;
-    uint32_t count, mine; /* mine: the guard's copy of the ring's word that the guard writes */
+    uint32_t count, mine; /* mine: a copy of the ring's word that the guard writes */
 };
 struct completions {
     struct context *context;
@@ -56,24 +56,25 @@ struct pair {
     struct context *context;
     struct domain *domain;
     struct ibv_qp *real;
-    struct completions *cq[2]; /* the completion queues for sends and for receives */
+    struct completions *cq[2]; /* for sends, for receives */
     struct queue q[2];
     bool dead;
 };
 
 enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
 
-/* A device, opened for all programs together. A driver may take long to open or close one: meanwhile, only programs that need this device
+/* A device that was opened once for all programs. A driver may take long to open or close it; meanwhile only programs that need this device
  * wait. */
 struct shared_device {
-    pthread_mutex_t lock; /* protects the fields below; held during calls to open and close the device, never while waiting for a program */
+    pthread_mutex_t
+        lock; /* protects the fields below; may be held during slow calls of the driver, but never while waiting for a program */
     struct ibv_context *real;
     struct ibv_pd *domain;
-    uint32_t opened, domains; /* how often programs have opened the device, and allocated a domain on it */
+    uint32_t opened, domains; /* number of times that programs opened the device, and allocated a domain on it */
 };
 struct guard_shared {
     const struct verbs_library *lib;
-    pthread_mutex_t list_lock; /* protects `list` and `listed`, which do not change after they were read */
+    pthread_mutex_t list_lock; /* protects `list` and `listed`, which are constant once they were read */
     struct ibv_device **list;
     int listed;
     struct shared_device device[GUARD_CONTEXTS];
@@ -87,16 +88,16 @@ struct guard { /* one program */
     struct guard_shared *shared;
     struct guard *next;
     int pid;
-    char name[40];                                                   /* the program's name for messages: " (NAME)", or "" */
+    char name[40];                                                   /* for messages: " (NAME)", or "" */
     _Atomic uint32_t pairs[GUARD_CONTEXTS], regions[GUARD_CONTEXTS]; /* objects that the program has on each device */
-    int fd, bell[2], program; /* program: a descriptor that becomes readable when the program ends; negative if the system has none */
+    int fd, bell[2], program; /* program: becomes readable when the program ends; negative: not supported by this system */
     struct guard_page *page;
     struct table {
         void **at;
         uint32_t top, room;
     } table[KINDS];
     int64_t now;
-    const char *broken; /* why the program's data is invalid; NULL: the data is valid */
+    const char *broken; /* why the program's data is invalid; NULL: valid so far */
 };
 
 static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t id)
@@ -104,31 +105,31 @@ static inline void *guard_find(const struct guard *g, enum kind kind, uint64_t i
     return id < g->table[kind].top ? g->table[kind].at[id] : NULL;
 }
 
-/* --- guard_shared.c: any thread may call it. Devices are numbered as in the list; results are 0 or an errno --- */
+/* --- guard_shared.c: any thread may call these. Devices are numbered as in the list. Results are 0 or an errno --- */
 void guard_shared_init(struct guard_shared *s);
-int guard_shared_list(struct guard_shared *s);                                           /* reads the list of devices, the first time */
+int guard_shared_list(struct guard_shared *s);                                           /* reads the list of devices when first called */
 int guard_shared_open(struct guard_shared *s, uint32_t index, struct ibv_context **out); /* ENODEV: there is no such device */
 int guard_shared_close(struct guard_shared *s, uint32_t index);
 int guard_shared_domain(struct guard_shared *s, uint32_t index, struct ibv_pd **out);
 int guard_shared_free_domain(struct guard_shared *s, uint32_t index);
-void guard_shared_holders(struct guard_shared *s, uint32_t index, char *out, size_t len); /* writes which process has how many objects */
+void guard_shared_holders(struct guard_shared *s, uint32_t index, char *out, size_t len); /* describes which process has how many objects */
 void guard_shared_enter(struct guard_shared *s, struct guard *g);
 void guard_shared_leave(struct guard_shared *s, const struct guard *g);
 
 /* --- guard_objects.c --- */
-/* Executes a call. `fd` holds first the descriptor that came with the call, if any, then those to send with the answer. Returns the verb's
- * result, 0 or an errno. */
+/* Executes a call, and returns the verb's result, 0 or an errno. `fd` holds the descriptor that came with the call, and afterwards those to
+ * send with the answer. */
 int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_answer *a, int fd[2]);
 int guard_destroy(struct guard *g, enum kind kind, void *one); /* returns 0 or an errno; EBUSY: another object still uses it */
 
 /* --- guard_move.c --- */
-/* reads the port states, unless that was done less than `at_most` ago */
+/* Queries the ports, unless the last query is less than `at_most` old. */
 void guard_look(struct guard *g, struct context *c, int64_t at_most);
 uint32_t guard_move_all(struct guard *g); /* moves requests and completions; returns how many */
 
 /* --- guard_serve.c --- */
-/* Serves the program at g->fd until it ends, then frees all that it has left, and at last closes g->fd. If the program could not be served,
- * returns a negative errno, which was also sent to the program. */
+/* Serves the program at g->fd until it ends, then frees its objects, and closes g->fd last. If the program could not be served, returns a
+ * negative errno, and also sends it to the program. */
 int guard_serve_program(struct guard_shared *s, struct guard *g);
 
 #endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all programs of a guard share: each device is opened once, with one protection domain. So however many programs use a device, it has
- * one owner, and one domain that a driver could leak. Regions and queue pairs belong to one program each; a device has a limited number of
- * them, which programs get in the order in which they ask.
+ * What all programs of a guard share. Each device is opened once, with one protection domain, so a driver can leak at most one domain.
+ * Regions and queue pairs belong to one program each; their number is limited, and programs get them in the order of their calls.
  */
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +32,7 @@ int guard_shared_list(struct guard_shared *s)
     return rc;
 }
 
-/* The device with this number in the list; NULL: there is none. */
+/* Returns the device with this number in the list; NULL: there is none. */
 static struct ibv_device *shared_listed(struct guard_shared *s, uint32_t index)
 {
     pthread_mutex_lock(&s->list_lock);

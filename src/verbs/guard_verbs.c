@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The table of verbs for a program with a guard: like the table of the verbs library, but the objects belong to the guard. Requests and
- * completions go through rings; everything else is a call to the guard.
+ * The table of verbs for a program with a guard. The objects belong to the guard. Requests and completions go through rings; everything
+ * else is a call to the guard.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@ struct context {
     struct ibv_context base;
     struct verbs_guard *g;
     uint32_t id;
-    struct ibv_port_attr port[GUARD_PORTS]; /* the last answer for each port; protected by the lock of calls */
+    struct ibv_port_attr port[GUARD_PORTS]; /* the last answer for each port; protected by verbs_guard.lock */
     bool known[GUARD_PORTS];
 };
 struct object { /* a protection domain, or a region */
@@ -38,7 +38,7 @@ struct queue {
 struct channel {
     struct ibv_comp_channel base;
     uint32_t id;
-    struct ibv_cq *cq; /* the completion queue that sends its events to this channel */
+    struct ibv_cq *cq; /* the completion queue whose events come from this channel */
 };
 struct completions {
     struct ibv_cq base;
@@ -56,21 +56,21 @@ static struct context *of(struct ibv_context *c)
     return (struct context *)(void *)c;
 }
 
-/* --- calls that create and destroy objects --- */
+/* --- create and destroy objects --- */
 
 static int simple(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 {
     return guard_ask(g, &(struct guard_call){.verb = (uint32_t)verb, .object = object}, NULL, NULL, false);
 }
 
-/* Destroys an object. This also succeeds after the guard has died, because its objects were freed with it. */
+/* Destroys an object. Succeeds also after the guard has died, because all objects were freed then. */
 static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 {
     int rc = simple(g, verb, object);
     return atomic_load_explicit(&g->gone, memory_order_relaxed) ? 0 : rc;
 }
 
-/* Allocates `bytes` zero bytes for an object, and creates the object in the guard by call `c`. NULL: see errno. */
+/* Allocates a zeroed struct of `bytes` for an object, and makes call `c`, which creates the object in the guard. NULL: see errno. */
 static void *guarded_make(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, size_t bytes)
 {
     void *o = calloc(1, bytes);
@@ -102,10 +102,10 @@ static int map_queues(struct queue *q, uint32_t n, size_t each, int fd)
 
 static void ring_bell(struct verbs_guard *g)
 {
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with the one in nap() of guard_serve.c */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fence in nap() of guard_serve.c */
     if (BASE_UNLIKELY(atomic_load_explicit(&g->page->sleeping, memory_order_relaxed)) &&
         atomic_exchange_explicit(&g->page->sleeping, 0, memory_order_relaxed))
-        /* full: the guard has been told already; closed: the guard has died, which must not kill the program */
+        /* if the socket is full, the guard is awake; if it is closed, the guard has died, and SIGPIPE must not kill the program */
         (void)!send(g->bell, "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -117,7 +117,7 @@ static int guarded_post(struct verbs_guard *g, struct queue *q, uint64_t wr_id, 
         return ENODEV;
     const struct guard_request r = {.wr_id = wr_id, .address = sge->addr, .bytes = sge->length, .region = sge->lkey, .flags = flags};
     base_spin_lock(&q->lock);
-    /* acquire: the program may overwrite entries that the guard has read */
+    /* acquire: the guard has read the entries that the program overwrites */
     bool fits = q->mine - atomic_load_explicit(&q->ring->out, memory_order_acquire) < q->count;
     if (fits) {
         memcpy(q->entries + (q->mine & (q->count - 1)) * sizeof r, &r, sizeof r);
@@ -183,7 +183,7 @@ static int guarded_poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wc)
 static int guarded_req_notify_cq(struct ibv_cq *cq, int solicited)
 {
     (void)solicited;
-    /* seq_cst: the caller polls once more after this; see mover_tell() in guard_move.c */
+    /* seq_cst: the caller polls once more after this. See mover_tell() in guard_move.c. */
     atomic_store_explicit(&((struct completions *)(void *)cq)->q.ring->armed, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     return 0;
@@ -239,8 +239,7 @@ static int guarded_query_device(struct ibv_context *context, struct ibv_device_a
     return rc;
 }
 
-/* Programs ask for port states often, also before every post. So the guard is asked only if the shared page says that a state has changed.
- */
+/* Programs query port states before every post. So the guard is asked only if the shared page shows that a state has changed. */
 static int guarded_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
 {
     struct context *c = of(context);
@@ -368,7 +367,7 @@ static int guarded_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq 
     struct verbs_guard *g = of(channel->context)->g;
     char byte;
     ssize_t n = read(channel->fd, &byte, 1);
-    if (n == 0) { /* the guard, which writes to this descriptor, has died: replace the descriptor by one that never becomes readable */
+    if (n == 0) { /* the guard has died: replace the descriptor by one that never becomes readable */
         guard_lost(g, "it has ended");
         dup2(g->quiet[0], channel->fd);
         errno = EAGAIN;
@@ -503,7 +502,7 @@ static int guarded_destroy_qp(struct ibv_qp *qp)
 int guard_fill_verbs(struct verbs_guard *g)
 {
     const struct verbs_library *real;
-    int rc = verbs_load(&real); /* for functions that need no device, such as the texts of errors */
+    int rc = verbs_load(&real); /* for functions that need no device, such as wc_status_str() */
     if (rc)
         return rc;
     g->lib = (struct verbs_library){

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The verbs library, found at run time. It is absent on most machines, and on macOS before 26.2. weft is not linked with it, so that it
- * runs there too.
+ * Loads the verbs library at run time. weft is not linked with the library, because most machines, and macOS before 26.2, do not have it.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -65,10 +64,10 @@ static const struct symbol {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct verbs_library library; /* under the lock until it is loaded; then it does not change */
+static struct verbs_library library; /* protected by the lock until it is loaded; constant afterwards */
 static bool loaded;
 
-/* The pointer is copied by its bytes: ISO C has no conversion from what dlsym() returns to a pointer to a function. */
+/* memcpy(), because ISO C cannot convert the result of dlsym() to a pointer to a function. */
 static int library_fill(struct verbs_library *to, void *handle)
 {
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
@@ -118,7 +117,7 @@ static int library_load(void)
         dlclose(handle);
         return rc;
     }
-    library = l; /* the library is never unloaded: its threads may be running */
+    library = l; /* never unloaded, because threads of the library may be running */
     return 0;
 }
 
@@ -157,5 +156,5 @@ int verbs_code(int returned, bool thunderbolt, int *raw)
         code = ETIMEDOUT;
     else if (thunderbolt && code == 102)
         code = EOPNOTSUPP;
-    return code > 0 ? -code : -EIO; /* the verb failed, and did not say why */
+    return code > 0 ? -code : -EIO; /* the verb gave no reason */
 }

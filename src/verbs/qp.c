@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: making, connecting, destroying. An error names the objects of both sides, and the usual reason of that error.
+ * Makes, connects and destroys queue pairs. An error names the objects of both sides and the usual cause.
  */
 #include <stdio.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static bool qp_thunderbolt(const struct verbs_device *d)
     return d->traits.link == VERBS_THUNDERBOLT;
 }
 
-/* --- making --- */
+/* --- creation --- */
 static int cannot_create(const struct verbs_device *d, const struct verbs_qp_options *o)
 {
     int raw, code = verbs_code(0, qp_thunderbolt(d), &raw);
@@ -47,7 +47,7 @@ static uint32_t qp_at_most(uint32_t n, uint32_t limit)
     return limit && n > limit ? limit : n;
 }
 
-/* No query tells how much data a request can carry inline. If the device refuses to make the queue pair, it is asked again with less. */
+/* No query tells how much data a request can carry inline. If the device refuses to make the queue pair, ask again for less. */
 static struct ibv_qp *qp_make(const struct verbs_device *d, const struct verbs_qp_options *o, struct ibv_qp_init_attr *init)
 {
     uint32_t data = qp_at_most(o->inline_bytes, d->traits.inline_bytes);
@@ -95,7 +95,7 @@ static int to_init(struct verbs_qp *q, enum ibv_qp_type type)
     return 0;
 }
 
-/* Reads back what the device granted: it may be more than was asked for, or be counted in another unit. */
+/* Reads back the depths that the device granted: they may be larger than requested, or counted in another unit. */
 static void read_back(struct verbs_qp *q, const struct ibv_qp_init_attr *made)
 {
     struct ibv_qp_attr attr = {0};
@@ -211,8 +211,8 @@ static int cannot(const struct verbs_qp *q, const struct verbs_address *peer, co
                      peer->device, peer->port, verbs_gid_text(&to, there, sizeof there), peer->gid_index, peer->qpn, meaning_of(code));
 }
 
-/* Whether two InfiniBand ports are in different subnets: then a LID does not suffice to address the peer. The first halves of their GIDs
-   differ. */
+/* Whether two InfiniBand ports are in different subnets, so that a LID does not suffice as an address. A GID's first half names its subnet.
+ */
 static bool routed(const struct verbs_address *a, const struct verbs_address *b)
 {
     return a->global || b->global || (!zero(a->gid, 16) && !zero(b->gid, 16) && memcmp(a->gid, b->gid, 8) != 0);
@@ -277,8 +277,8 @@ int verbs_qp_stop(struct verbs_qp *q)
     return rc ? verbs_code(rc, qp_thunderbolt(q->device), NULL) : 0;
 }
 
-/* Destroys the queue pair in the state that it is in. On a Thunderbolt device, moving it to the error state first makes every later
-   deregistration of memory fail. */
+/* Destroys the queue pair without moving it to the error state first: on a Thunderbolt device that move would make all later
+ * deregistrations of memory fail. */
 void verbs_qp_destroy(struct verbs_qp *q)
 {
     int raw;
@@ -287,7 +287,8 @@ void verbs_qp_destroy(struct verbs_qp *q)
     int rc = q->device->lib->destroy_qp(q->qp);
     if (rc) {
         int code = verbs_code(rc, qp_thunderbolt(q->device), &raw);
-        base_log(BASE_LOG_WARN, "%s: queue pair 0x%06x cannot be freed: errno %d (%s); if the device has none left, end this program",
+        base_log(BASE_LOG_WARN,
+                 "%s: queue pair 0x%06x cannot be freed: errno %d (%s); when the device has no queue pair left, end this program",
                  q->device->name, q->here.qpn, raw, base_strerror(code));
     }
     q->qp = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory regions: a range of memory, registered in a few large pieces, however many buffers are cut from it.
+ * Registers a range of memory as a few large regions, so that any number of buffers in the range need no region of their own.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #define PAGE 4096u /* the smallest page of the systems that weft runs on */
 
-/* log2 of the segment size, which is a power of two: every request computes by a shift in which segment its memory is. */
+/* log2 of the segment size. A power of two, because every request computes its segment by a shift. */
 static uint32_t segment_shift(const struct verbs_device *d)
 {
     uint64_t most = d->traits.region_bytes < VERBS_SEGMENT ? d->traits.region_bytes : VERBS_SEGMENT;
@@ -37,8 +37,8 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
         meaning = text;
     } else if (code == -ENOMEM && limited) {
         snprintf(text, sizeof text,
-                 ". This process may lock %s of memory (ulimit -l); raise that limit. If it suffices, the "
-                 "device has no region left",
+                 ". This process may lock %s of memory (ulimit -l); raise this limit. If the limit is high enough, the device has no "
+                 "region left",
                  base_format_bytes((uint64_t)lock.rlim_cur, limit, sizeof limit));
         meaning = text;
     } else if (code == -EFAULT) {
@@ -63,7 +63,7 @@ static struct ibv_mr *region_ask(const struct verbs_regions *r, const struct sou
                      : d->lib->reg_dmabuf_mr(d->pd, s->offset + at, bytes, (uintptr_t)r->base + at, s->fd, access);
 }
 
-/* Registers one segment. The first registration finds out which access flags the device accepts. */
+/* Registers one segment. The first one finds out which access flags the device accepts. */
 static struct ibv_mr *region_one(struct verbs_regions *r, const struct source *s, uint32_t i, uint64_t bytes)
 {
     const struct verbs_device *d = r->device;
@@ -149,7 +149,8 @@ void verbs_unregister(struct verbs_regions *r)
         int rc = r->device->lib->dereg_mr(r->mr[--r->count]);
         if (rc) {
             int code = verbs_code(rc, r->device->traits.link == VERBS_THUNDERBOLT, &raw);
-            base_log(BASE_LOG_WARN, "%s: a memory region cannot be freed: errno %d (%s); if the device has none left, end this program",
+            base_log(BASE_LOG_WARN,
+                     "%s: a memory region cannot be freed: errno %d (%s); when the device has no region left, end this program",
                      r->device->name, raw, base_strerror(code));
         }
     }

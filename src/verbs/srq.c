@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared receive queues: receives that all queue pairs of a node share. Not every device has them, and not every system's verbs.h.
+ * Shared receive queues. Some devices do not have them, and some systems' verbs.h does not declare them.
  */
 #include "verbs/verbs.h"
 
@@ -30,8 +30,8 @@ void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq)
     if (rc) {
         int code = verbs_code(rc, d->traits.link == VERBS_THUNDERBOLT, &raw);
         base_log(BASE_LOG_WARN,
-                 "%s: the shared receive queue cannot be freed: errno %d (%s); if the device has none left, end this program", d->name, raw,
-                 base_strerror(code));
+                 "%s: the shared receive queue cannot be freed: errno %d (%s); when the device has none left, end this program", d->name,
+                 raw, base_strerror(code));
     }
 }
 

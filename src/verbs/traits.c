@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a device can do: what it reports, corrected by what is known of its kind. This is the only file that knows kinds of devices.
+ * Computes the traits of a device: its reported attributes, corrected by what is known about its kind. All knowledge about kinds of devices
+ * is in this file.
  */
 #include <string.h>
 
@@ -10,7 +11,7 @@ enum { THUNDERBOLT = 100 }; /* the value of transport_type; no header defines it
 
 #define REMOTE (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)
 
-/* A limit that the device reports, but at most `limit`. Devices report limits as int. */
+/* Returns a limit that the device reports, capped at `limit`. Devices report limits as int. */
 static uint32_t traits_at_most(int said, uint32_t limit)
 {
     return said <= 0 ? 0 : (uint32_t)said < limit ? (uint32_t)said : limit;
@@ -22,7 +23,7 @@ static uint32_t else_at_most(int said, uint32_t limit)
     return said <= 0 ? limit : traits_at_most(said, limit);
 }
 
-/* What is published about Apple's device up to macOS 26.4. Some of the limits that the device reports are wrong. */
+/* Limits of Apple's device up to macOS 26.4, as published. Some of the reported limits are wrong. */
 static void traits_thunderbolt(struct verbs_traits *t, const struct ibv_device_attr *d)
 {
     t->link = VERBS_THUNDERBOLT;
@@ -31,13 +32,13 @@ static void traits_thunderbolt(struct verbs_traits *t, const struct ibv_device_a
     t->pds = else_at_most(d->max_pd, 11);
     t->regions = else_at_most(d->max_mr, 100);
     t->cqe = else_at_most(d->max_cqe, 4096);
-    t->region_bytes = VERBS_SEGMENT; /* the device reports 16.4 MB; 2 GiB was seen to work, 4 GiB and more corrupts data */
+    t->region_bytes = VERBS_SEGMENT; /* the device reports 16.4 MB; regions of 2 GiB have worked, but 4 GiB and more corrupt data */
     t->depth_unit_bytes = 4096;
     t->depth = else_at_most(d->max_qp_wr, 4095);
     t->message_bytes = UINT64_C(4095) * 4096;
     t->sge = 1;
     t->access = REMOTE;
-    t->access_else = IBV_ACCESS_LOCAL_WRITE; /* sufficient here; other users report that the device accepts no other flag */
+    t->access_else = IBV_ACCESS_LOCAL_WRITE; /* enough for this device; some users report that it accepts no other flag */
 }
 
 static void iwarp(struct verbs_traits *t)
@@ -66,7 +67,7 @@ static void others_limits(struct verbs_traits *t, const struct ibv_device_attr *
     t->depth = traits_at_most(d->max_qp_wr, UINT32_MAX);
     t->message_bytes = port->max_msg_sz ? port->max_msg_sz : UINT32_C(1) << 30;
     t->sge = traits_at_most(d->max_sge, UINT32_MAX);
-    t->inline_bytes = 256; /* no query tells the limit; verbs_qp_create() asks for less if this is refused */
+    t->inline_bytes = 256; /* no query tells the limit; verbs_qp_create() asks for less if the device refuses */
     int as_target = d->max_qp_rd_atom, as_source = d->max_qp_init_rd_atom;
     t->rd_atomic = traits_at_most(as_source < as_target && as_source > 0 ? as_source : as_target, UINT8_MAX);
     t->heap = true;
@@ -86,7 +87,7 @@ void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv
         switch (transport) {
         case IBV_TRANSPORT_IB: infiniband(&t, port); break;
         case IBV_TRANSPORT_IWARP: iwarp(&t); break;
-        default: t.ud = true; /* usNIC, EFA: datagrams, and kinds of queue pair of their own */
+        default: t.ud = true; /* usNIC, EFA: datagrams, and vendor types of queue pair */
         }
         others_limits(&t, device, port);
     }
@@ -106,7 +107,7 @@ bool verbs_thunderbolt_here(void)
     struct ibv_device **list = verbs_load(&lib) ? NULL : lib->get_device_list(&count);
     for (int i = 0; list && i < count; i++) {
         int transport;
-        memcpy(&transport, &list[i]->transport_type, sizeof transport); /* the value may be none of the enumeration's */
+        memcpy(&transport, &list[i]->transport_type, sizeof transport); /* memcpy(), because the value may not be in the enumeration */
         found = found || transport == THUNDERBOLT;
     }
     if (list)

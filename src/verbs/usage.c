@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * How much of a device is in use. The verbs do not tell; Linux's kernel counts, and answers over netlink.
+ * Counts how many objects of a device are in use. The verbs API has no such query; Linux's kernel answers over netlink.
  */
 #include <string.h>
 
@@ -22,7 +22,7 @@ static const struct {
     {"cq", offsetof(struct verbs_usage, cqs)}, {"srq", offsetof(struct verbs_usage, srqs)}, {"ctx", offsetof(struct verbs_usage, contexts)},
 };
 
-/* The netlink attribute at `at`, if all of it lies before `end`; else NULL. */
+/* Returns the netlink attribute at `at`; NULL if it does not end before `end`. */
 static const struct nlattr *attribute(const uint8_t *at, const uint8_t *end, const uint8_t **next)
 {
     const struct nlattr *a = (const void *)at;
@@ -67,7 +67,7 @@ static void one_counter(const struct nlattr *entry, struct verbs_usage *out)
     }
 }
 
-/* Reads the kernel's message about one device. Returns whether it is the device that was asked for. */
+/* Reads the kernel's message about one device. True: it is about `device`. */
 static bool one_device(const uint8_t *at, const uint8_t *end, const char *device, struct verbs_usage *out)
 {
     const struct nlattr *a, *summary = NULL;
@@ -99,7 +99,7 @@ static int usage_ask(int fd)
     return sendto(fd, &h, sizeof h, 0, (struct sockaddr *)&kernel, sizeof kernel) == sizeof h ? 0 : -errno;
 }
 
-/* Receives all messages of the answer. Returns 1 if the device was among them. */
+/* Receives the whole answer. Returns 1 if it contains the device. */
 static int usage_hear(int fd, const char *device, struct verbs_usage *out)
 {
     _Alignas(struct nlmsghdr) uint8_t buffer[16384];
@@ -150,7 +150,7 @@ int verbs_usage(const char *device, struct verbs_usage *out)
     static const struct verbs_usage unknown = {-1, -1, -1, -1, -1, -1};
     char plain[64];
     *out = unknown;
-    size_t n = strcspn(device, ":"); /* a name like "mlx5_0:2" means the second port of the device "mlx5_0" */
+    size_t n = strcspn(device, ":"); /* "mlx5_0:2" means port 2 of the device "mlx5_0" */
     if (n >= sizeof plain)
         return -ENOTSUP;
     memcpy(plain, device, n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tests with several nodes: forked processes that join one cluster. A check that fails prints where, and ends its node with status 1. The
- * test in the parent sees how each node ended.
+ * Tests with several nodes: forked processes that join one cluster. A check that fails prints where, and ends its node with status
+ * CHECK_FAILED. The test in the parent sees how each node ended.
  */
 #ifndef WEFT_CLUSTER_TEST_H
 #define WEFT_CLUSTER_TEST_H
@@ -14,14 +14,15 @@
 
 #include "weft.h"
 
-#define NODES_MAX 16
+#define NODES_MAX    16
+#define CHECK_FAILED 99 /* exit status */
 
 #define CHECK(condition)                                                                               \
     do {                                                                                               \
         if (!(condition)) {                                                                            \
             fprintf(stderr, "%s:%d: node %s: check failed: %s (last error: %s)\n", __FILE__, __LINE__, \
                     getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", #condition, weft_error());        \
-            _exit(1);                                                                                  \
+            _exit(CHECK_FAILED);                                                                       \
         }                                                                                              \
     } while (0)
 
@@ -32,14 +33,15 @@
         if (ok_rc_ != 0) {                                                                                                               \
             fprintf(stderr, "%s:%d: node %s: %s returned %d: %s\n", __FILE__, __LINE__, getenv("WEFT_RANK") ? getenv("WEFT_RANK") : "-", \
                     #call, ok_rc_, weft_error());                                                                                        \
-            _exit(1);                                                                                                                    \
+            _exit(CHECK_FAILED);                                                                                                         \
         }                                                                                                                                \
     } while (0)
 
 typedef void (*node_fn)(weft_node *w, void *arg);
 
 /* Starts `n` nodes, which open (with `environment`, "NAME=VALUE" strings that end with NULL; may be NULL), run `fn` and close. Returns when
-   all have ended. `status[i]` is as from waitpid(). Nodes that hang are killed after two minutes. */
+   all have ended. `status[i]` is as from waitpid(). Nodes that hang are killed after two minutes, or
+   ten seconds after a check has failed in another node. */
 void nodes_run(int n, node_fn fn, void *arg, const char *const *environment, int status[NODES_MAX]);
 
 /* The same, but returns how many nodes failed. */
@@ -109,7 +111,8 @@ void *shared_words(size_t bytes);
 
 int64_t now_ns(void);
 
-/* How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one is. */
+/* How long to wait for something that takes far less than `seconds` on a fast and idle machine. tests/speed says how fast this one was at
+ * the start, and its load how many others share it now. */
 int64_t patience_ns(uint32_t seconds);
 
 /* How often a test should repeat what it normally does `n` times: fewer times, divided by TEST_DIVIDE, where every step is slow (an

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "fabric/fabric.h"
@@ -212,9 +213,29 @@ static void slow_handler(weft_node *w, uint32_t from, const void *header, size_t
         usleep(500);
 }
 
+/* The queue to node 1 is full. In a handler, weft's own operations that must not wait get -EAGAIN; those of a program are queued all the
+ * same. */
+static void full_handler(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,
+                         void *arg)
+{
+    (void)from, (void)header, (void)header_len, (void)payload, (void)payload_len;
+    static const uint8_t more[WEFT_PAYLOAD_MAX];
+    _Atomic bool *ran = arg;
+    bool before = fab_nowait(true);
+    int rc = 0;
+    for (int i = 0; i < 2000 && rc == 0; i++)
+        rc = weft_send(w, 1, 4, NULL, 0, more, sizeof more, NULL);
+    fab_nowait(before);
+    CHECK(rc == -EAGAIN && !before);
+    OK(weft_send(w, 1, 4, NULL, 0, NULL, 0, NULL));
+    OK(weft_send_nowait(w, 1, 4, NULL, 0, NULL, 0, NULL));
+    *ran = true;
+}
+
 static void backpressure(weft_node *w, void *arg)
 {
     (void)arg;
+    _Atomic bool ran = false;
     weft_gaddr go = symmetric_alloc(w, 64);
     OK(weft_handle(w, 4, slow_handler, weft_ptr(w, on_node(go, weft_rank(w)), 8)));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -229,6 +250,12 @@ static void backpressure(weft_node *w, void *arg)
         for (int i = 0; i < 2000 && rc == 0; i++)
             rc = weft_send_nowait(w, 1, 4, NULL, 0, payload, sizeof payload, NULL);
         CHECK(rc == -EAGAIN);
+        OK(weft_handle(w, 5, full_handler, &ran));
+        OK(weft_send(w, 0, 5, NULL, 0, NULL, 0, NULL));
+        (void)fab_nowait(true); /* a handler that this thread runs begins without it */
+        while (!ran)
+            weft_progress(w);
+        (void)fab_nowait(false);
         rc = 0;
         const int64_t deadline_ns = w->options.deadline_ns;
         w->options.deadline_ns = 500 * WEFT_MS; /* for the operations that time out; all others may take as long as before */

@@ -369,7 +369,7 @@ class Slow(Cast):
 
 class Refused(Cast):
     def test_wrong_words(self):
-        for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "0", "a", "b"], "--bwlimit"),
+        for words, said in ((["a"], "at least one SRC"), ([], "at least one SRC"), (["--bwlimit", "1023", "a", "b"], "from 1K on"),
                             (["--to", "1", "a", "2:b"], "the hosts are given twice"), (["--to", "", "a", "b"], "--to"), (["", "1:b"], "SRC is empty"),
                             (["a", "1:"], "DEST is empty"), (["a", ":b"], "there is no host before ':'"), (["--unknown", "a", "b"], "--unknown"), (["--as-node"], "is for weft's own use")):
             self.assertIn(said, self.cast(*words, code=2).stderr, words)
@@ -386,7 +386,7 @@ class Refused(Cast):
         with socket.socket(socket.AF_UNIX) as s:
             s.bind(os.path.join(self.src, "socket"))
         p = self.cast(self.src, "/proc/version", "all:" + self.dest, code=1)
-        for what in ("src/pipe: is a device, a socket or a pipe", "src/socket: is a device, a socket or a pipe", "version: it does not tell its size"):
+        for what in ("src/pipe: is a device, a socket or a pipe", "src/socket: is a device, a socket or a pipe", "version: its size is unknown"):
             self.assertRegex(p.stderr, f"(?m){what}.*: not sent")
         for node in (1, 2, 3):
             self.assertEqual(os.listdir(self.at(node, "src")), ["a"])
@@ -514,7 +514,7 @@ class Refused(Cast):
             self.file("src/a", random.Random(3).randbytes(6_000_000))
             self.file("src/b", b"b")
             got = json.loads(self.cast("--json", self.src, "all:" + self.dest, code=1).stdout)
-            self.assertRegex(got["messages"][0]["text"], "src/a: cannot write: No space left on device; this host gets nothing more")
+            self.assertRegex(got["messages"][0]["text"], "src/a: cannot write: No space left on device; nothing more is written on this host")
             self.assertEqual([(h["node"], h["complete"]) for h in got["hosts"]], [("1", True), ("2", False), ("3", True)])
             for node in (1, 3):
                 self.same(node)

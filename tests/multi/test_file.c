@@ -231,6 +231,41 @@ static void test_changes(void **state)
     }
 }
 
+/* A file is cut short while four have a piece of it mapped: all bytes of the piece stay readable, as they were. */
+static void cut_short(weft_node *w, void *arg)
+{
+    struct change_board *b = arg;
+    if (weft_rank(w) == 0) {
+        wait_for(&b->open, 4);
+        CHECK(truncate(in_folder("cut"), 10) == 0);
+        atomic_store(&b->over, 1);
+    } else {
+        weft_file *f;
+        weft_file_view v, other;
+        OK(weft_file_open(w, 0, in_folder("cut"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_map(f, 5 * PIECE, &v, DEFAULT_TIME));
+        meet(&b->open, 4);
+        wait_for(&b->over, 1);
+        CHECK(v.bytes == PIECE && right(v.at, 12, 5 * PIECE, PIECE));
+        CHECK(weft_file_map(f, 9 * PIECE, &other, DEFAULT_TIME) == -ESTALE && !other.at); /* a piece that nobody has read */
+        CHECK(right(v.at, 12, 5 * PIECE, PIECE));
+        weft_file_unmap(f, &v);
+        OK(weft_file_close(f));
+        OK(weft_file_open(w, 0, in_folder("cut"), 0, &f, DEFAULT_TIME));
+        OK(weft_file_map(f, 0, &v, DEFAULT_TIME));
+        CHECK(weft_file_size(f) == 10 && v.bytes == 10 && right(v.at, 12, 0, 10));
+        OK(weft_file_close(f));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_cut_short(void **state)
+{
+    (void)state;
+    write_file(in_folder("cut"), 12, CHANGED_BYTES, O_TRUNC);
+    assert_int_equal(nodes_failed_with(5, cut_short, shared_words(sizeof(struct change_board)), OPEN), 0);
+}
+
 /* --- a cache that is smaller than what is read --- */
 
 static void evictions(weft_node *w, void *arg)
@@ -271,6 +306,44 @@ static void test_evictions(void **state)
     (void)state;
     write_file(in_folder("large"), 20, 40 * PIECE, O_TRUNC);
     assert_int_equal(nodes_failed_with(5, evictions, NULL, SMALL), 0);
+}
+
+/* Returns how many pieces the gateway has read from the disk, after one byte of a piece was read. */
+static uint64_t read_piece(weft_node *w, uint64_t i)
+{
+    weft_file *f;
+    char byte;
+    size_t n;
+    OK(weft_file_open(w, 0, in_folder("large"), 0, &f, DEFAULT_TIME));
+    OK(weft_file_read(f, &byte, 1, i * PIECE, &n, DEFAULT_TIME));
+    OK(weft_file_close(f));
+    return cache_of(w).disk_reads;
+}
+
+/* The cache has room for four pieces. The piece that was used least recently is dropped first. */
+static void least_recent(weft_node *w, void *arg)
+{
+    (void)arg;
+    /* a node of another host may keep copies, so the gateway does not learn of each use */
+    if (weft_rank(w) == 1 && stats(w, 0).transport[0] == 's') {
+        static const struct {
+            uint64_t piece, reads;
+        } step[] = {{0, 1}, {2, 2}, {4, 3},
+                    {6, 4}, {0, 4}, {8, 5} /* drops 2 */,
+                    {4, 5}, {0, 5}, {2, 6} /* drops 6 */,
+                    {8, 6}, {4, 6}, {6, 7} /* drops 0 */,
+                    {0, 8}};
+        for (unsigned i = 0; i < sizeof step / sizeof step[0]; i++)
+            CHECK(read_piece(w, step[i].piece) == step[i].reads);
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+}
+
+static void test_least_recent(void **state)
+{
+    (void)state;
+    write_file(in_folder("large"), 20, 10 * PIECE, O_TRUNC);
+    assert_int_equal(nodes_failed_with(2, least_recent, NULL, SMALL), 0);
 }
 
 /* --- a change that only the cache's readers could notice --- */
@@ -438,7 +511,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_basics),  TEST(test_once), TEST(test_changes), TEST(test_evictions),
-                                       TEST(test_noticed), TEST(test_pins), TEST(test_writes)};
+    const struct CMUnitTest tests[] = {TEST(test_basics),    TEST(test_once),      TEST(test_changes),
+                                       TEST(test_cut_short), TEST(test_evictions), TEST(test_least_recent),
+                                       TEST(test_noticed),   TEST(test_pins),      TEST(test_writes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include "file_test.h"
 
@@ -35,6 +37,8 @@ static void errors(weft_node *w, void *arg)
     must_fail(w, in_folder("none"), 0, -ENOENT, "none at node 0: No such file");
     must_fail(w, folder, 0, -EISDIR, "this is a directory");
     must_fail(w, in_folder("fifo"), 0, -EINVAL, "not a regular file"); /* at once: nobody writes to it */
+    must_fail(w, in_folder("fifo"), WEFT_FILE_WRITE, -EINVAL, "not a regular file");
+    must_fail(w, in_folder("socket"), 0, -EINVAL, "not a regular file");
     must_fail(w, "/dev/zero", 0, -EINVAL, "not a regular file");
     if (access("/proc/version", R_OK) == 0)
         must_fail(w, "/proc/version", 0, -EINVAL, "does not tell its size"); /* and not an empty file */
@@ -70,6 +74,11 @@ static void test_errors(void **state)
     (void)state;
     write_file(in_folder("small"), 1, 10, O_TRUNC);
     assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", in_folder("socket"));
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    close(fd);
     assert_int_equal(nodes_failed_with(2, errors, NULL, OPEN), 0);
 }
 

@@ -284,6 +284,9 @@ class Out(Case):
         for url in ("http://world.test/big", "https://world.test/big"):
             self.assertEqual(hashlib.sha256(curl(url, text=False).stdout).hexdigest(), big)
         self.assertEqual(self.chained("curl", "-sS", "--noproxy", "*", "http://world.test/small").stdout if find("proxychains4") else "small\n", "small\n")
+        socks = 'exec curl -gsS --socks5 "${all_proxy#*//}" "$1"'  # with the address, not the name
+        for url in (f"http://{WORLD}/small", "http://[fd78::2]/small"):
+            self.assertEqual(self.proxied("sh", "-c", socks, "sh", url).stdout, "small\n", url)
         p = curl("https://world.test/small", "--cacert", "/dev/null", code=None)
         self.assertNotEqual(p.returncode, 0)  # the certificate was looked at
         script = "import ssl, sys, urllib.request as u\nprint(u.urlopen(sys.argv[1], context=ssl.create_default_context(cafile=sys.argv[2])).read())"

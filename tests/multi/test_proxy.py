@@ -151,6 +151,9 @@ class Proxy(unittest.TestCase):
         cls.port = cls.server.server_address[1]
         cls.url = f"http://127.0.0.1:{cls.port}"
         cls.echo = Echo()
+        cls.six = None
+        with contextlib.suppress(OSError):  # without IPv6
+            cls.six = Echo(socket.create_server(("::1", cls.echo.port), family=socket.AF_INET6))
         cls.listener = socket.create_server(("127.0.0.1", 0))  # of a server that a test plays itself
         cls.addClassCleanup(cls.listener.close)
         cls.env = clean_env(XDG_RUNTIME_DIR=cls.tmp.name, HOME=cls.tmp.name, WEFT_LIVENESS="30s", WEFT_POOL="256M", no_proxy="")
@@ -165,7 +168,7 @@ class Proxy(unittest.TestCase):
     @classmethod
     def up(cls):
         subprocess.run([WEFT, "up", *CLUSTER, "--deny", "deny.invalid", "--allow", f"127.0.0.1:{cls.port}", "--allow",
-                        f"127.0.0.1:{cls.echo.port}", "--allow", f"127.0.0.1:{cls.listener.getsockname()[1]}"],
+                        f"127.0.0.1:{cls.echo.port}", "--allow", f"[::1]:{cls.echo.port}", "--allow", f"127.0.0.1:{cls.listener.getsockname()[1]}"],
                        env=cls.env, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL, capture_output=True)
 
     @classmethod
@@ -200,6 +203,9 @@ class Proxy(unittest.TestCase):
             self.fail(p.stderr.read())
         host, port = line.rsplit(":", 1)
         return p, (host, int(port))
+
+    def status(self, *args):
+        return subprocess.run([WEFT, "status", *args], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
 
     def pid_of(self, node):
         p = subprocess.run([WEFT, "status", "--json"], env=self.env, capture_output=True, text=True, check=True, timeout=LIMIT)
@@ -312,6 +318,26 @@ class Programs(Proxy):
         port = re.search(r"(?m)^http_proxy=http://127\.0\.0\.1:(\d+)$", out)[1]
         for line in (f"all_proxy=socks5h://127.0.0.1:{port}", f"HTTPS_PROXY=http://127.0.0.1:{port}", "no_proxy=localhost,127.0.0.1,::1"):
             self.assertIn(line + "\n", out)
+        for name in ("no_proxy", "NO_PROXY"):  # the user's own, of any length
+            none = ",".join(f"host{i}.invalid" for i in range(500))
+            out = self.run_it("env", env=dict(env, **{name: none})).stdout.decode()
+            for line in (f"no_proxy={none}", f"NO_PROXY={none}"):
+                self.assertIn(line + "\n", out)
+
+    def test_signal_at_the_start(self):
+        """A signal that comes as soon as `weft proxy` catches it reaches the command, even if that is only being started."""
+        for _ in range(15):
+            p = subprocess.Popen([WEFT, "proxy", "--", "sleep", "600"], env=self.env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            self.addCleanup(p.communicate)
+            self.addCleanup(p.kill)
+            def catches():
+                with open(f"/proc/{p.pid}/status", encoding="ascii") as f:
+                    return int(re.search(r"(?m)^SigCgt:\s+(\w+)", f.read())[1], 16) >> (signal.SIGTERM - 1) & 1
+            deadline = time.monotonic() + LIMIT
+            while not catches():
+                self.assertLess(time.monotonic(), deadline)
+            p.terminate()
+            self.assertEqual(p.wait(LIMIT), 143)
 
 
 class Rules(Proxy):
@@ -338,6 +364,12 @@ class Rules(Proxy):
         self.assertIn("write -- before a command", weft("curl", code=2))
         self.assertIn("cluster 'other' is not up", weft("--cluster", "other", code=1))
         self.assertIn("no such file", weft("--auth", "/no/such", code=1).lower())
+        self.assertIn("--auth /: Is a directory", weft("--auth", "/", code=1))
+        self.assertIn("no command after --", weft("--", code=2))
+        self.assertIn("no command after --", weft("--via", "1", "--", code=2))
+        self.assertIn("`weft status` lists the proxies", weft("--end", "9", code=1))
+        self.assertNotIn("warning", weft("--listen", "localhost:0", "--", "true", code=0))
+        self.assertIn("warning: everybody who can connect", weft("--listen", "0.0.0.0:0", "--", "true", code=0))
         taken = socket.create_server(("127.0.0.1", 0))
         self.assertIn("--listen 127.0.0.1", weft("--listen", f"127.0.0.1:{taken.getsockname()[1]}", code=1))
         taken.close()
@@ -381,6 +413,37 @@ class Talk(Proxy):
             s.sendall(b"x" * 100_000)
             s.shutdown(socket.SHUT_WR)
             self.assertEqual(exactly(s, 100_003), b"x" * 100_000 + b"end")
+        def moved():
+            f = next(f for f in json.loads(self.status("--json"))["forwards"] if f["address"].endswith(f":{at[1]}"))
+            return [f[name] for name in ("kind", "gateway", "connections", "open", "up_bytes", "down_bytes")] == [
+                "proxy", 1, 2, 0, 100_005, 100_011]
+        until("all is counted", moved)
+        self.assertRegex(self.status(), rf"(?m)^proxy +127.0.0.1:{at[1]} +1 +- +no +0 +2 +0 ")
+
+    def test_six(self):
+        """SOCKS5 with an IPv6 address: a connection, and datagrams."""
+        if not self.six:
+            self.skipTest("no IPv6 here")
+        _, at = self.proxy()
+        to = b"\x04" + socket.inet_pton(socket.AF_INET6, "::1")
+        with socket.create_connection(at, timeout=LIMIT) as s:
+            s.sendall(b"\x05\x01\0" + b"\x05\x01\0" + to + struct.pack(">H", self.echo.port) + b"hello")
+            self.assertEqual(exactly(s, 2), b"\x05\0")
+            answer = exactly(s, 22)  # with the address of the gateway's socket
+            self.assertEqual(answer[:20], b"\x05\0\0" + to)
+            self.assertEqual(exactly(s, 5), b"hello")
+        echo = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        self.addCleanup(echo.close)
+        echo.bind(("::1", self.echo.port))
+        echo.settimeout(LIMIT)
+        control, relay = self.associate(at)
+        client, head = self.udp(), b"\0\0\0" + to + struct.pack(">H", self.echo.port)
+        client.sendto(head + b"question", relay)
+        data, peer = echo.recvfrom(100)
+        self.assertEqual(data, b"question")
+        echo.sendto(b"answer", peer)
+        self.assertEqual(client.recv(100), head + b"answer")
+        control.close()
 
     def test_reset(self):
         _, at = self.proxy()
@@ -536,6 +599,8 @@ class Talk(Proxy):
         for i, s in enumerate(every):
             self.assertEqual(exactly(s, 5), b"%05d" % i)
         self.assertGreaterEqual(self.echo.most, 1000)
+        for node in (0, 1):  # no thread for a connection
+            self.assertLess(len(os.listdir(f"/proc/{self.pid_of(node)}/task")), 50)
         for s in (*every, slow):
             s.close()
 
@@ -597,6 +662,20 @@ class Publish(Proxy):
         _, at = self.publish("--to", f":{self.listener.getsockname()[1]}", "127.0.0.1:0")
         self.resets(lambda: socket.create_connection(at, timeout=LIMIT))
 
+    def test_memory(self):
+        """The rings of connections are counted as memory of the network, and are freed."""
+        def network():
+            return sum(n["pool_use"]["network"] for n in json.loads(self.weft("status", "--json"))["nodes"])
+        until("nothing of other tests is left", lambda: network() == 0)
+        p, at = self.publish("--to", f":{self.echo.port}", "0")
+        with socket.create_connection(at, timeout=LIMIT) as s:
+            s.sendall(b"x")
+            self.assertEqual(s.recv(1), b"x")
+            until("the rings are counted", lambda: network() >= 2 * 4096)
+        p.terminate()
+        self.assertEqual(p.wait(LIMIT), 0)
+        until("the rings are freed", lambda: network() == 0)
+
     def test_unix(self):
         path = os.path.join(self.tmp.name, "server")
         server = socket.socket(socket.AF_UNIX)
@@ -609,17 +688,20 @@ class Publish(Proxy):
                         s.sendall(data)
                     s.sendall(b"end")
         threading.Thread(target=serve, daemon=True).start()
-        _, at = self.publish("--to", f":{path}", "0")
-        with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
-            self.assertEqual(list(pool.map(lambda _: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
+        for host in ("", "1"):
+            _, at = self.publish("--to", f"{host}:{path}", "0")
+            with concurrent.futures.ThreadPoolExecutor(20) as pool:  # more than the socket's queue holds: they wait
+                self.assertEqual(list(pool.map(lambda _, at=at: self.talk(at, b"hello"), range(20))), [b"helloend"] * 20)
 
     def test_thousand(self):
         _, at = self.publish("--to", f":{self.echo.port}", "0")
-        every = [socket.create_connection(at, timeout=LIMIT) for _ in range(500)]
+        every = [socket.create_connection(at, timeout=LIMIT) for _ in range(1000)]
         for i, s in enumerate(every):
             s.sendall(b"%05d" % i)
         for i, s in enumerate(every):
             self.assertEqual(exactly(s, 5), b"%05d" % i)
+        self.assertEqual(self.forwards()[str(at[1])]["open"], 1000)
+        for s in every:
             s.close()
 
     def test_no_server(self):
@@ -677,6 +759,8 @@ class Publish(Proxy):
                             (("--to", "node1", "80"), "write HOST:PORT"), (("--to", "a:0", "80"), "write HOST:PORT"), (("::1:80",), "write PORT"),
                             (("--to", ":/" + "x" * 103, "80"), "at most 103 bytes"), (("--end", "--keep", "80"), "cannot be used with")):
             self.assertIn(says, self.weft("publish", *words, code=2))
+        self.assertIn("no port: give the published port", self.weft("publish", "--end", code=2))
+        self.assertIn("`weft status` lists the published ports", self.weft("publish", "--end", "9", code=1))
         for words, says in ((("--to", "nowhere:80", "0"), "there is no host or node 'nowhere'"), (("0",), "port 0 means any free port"),
                             (("--to", ":80", f"127.0.0.1:{self.echo.port}"), "node 1 cannot listen at 127.0.0.1 port"), (("--via", "7", "80"), "no host or node '7'")):
             self.assertIn(says, self.weft("publish", *words, code=1))

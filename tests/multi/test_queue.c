@@ -385,7 +385,10 @@ static void opening(weft_node *w, void *arg)
     if (weft_rank(w) == 0) { /* at first no other node has opened the queue */
         CHECK(weft_queue_open(w, "work", &(weft_queue_config){.bytes = sizeof(weft_queue_config), .submit_only = true}, &q) == 0);
         CHECK(weft_queue_open(w, "work", NULL, &other) == -EALREADY);
+        weft_pool_stats before, opened;
+        CHECK(weft_pool_stat(w, &before, sizeof before) == 0);
         CHECK(weft_queue_open(w, "other", NULL, &other) == 0);
+        CHECK(weft_pool_stat(w, &opened, sizeof opened) == 0 && opened.task_bytes > before.task_bytes);
         weft_task t = numbered(9);
         CHECK(weft_submit(q, &t, 1, NULL, 0) == -ETIMEDOUT); /* no node has a shard */
         CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == 0);

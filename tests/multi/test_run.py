@@ -456,7 +456,7 @@ class Ending(Base):
         p.send_signal(signal.SIGTERM)
         _, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 143)
-        self.assertIn("nodes 0 and 1 did not end within 5 s of SIGTERM, and was killed", err)
+        self.assertIn("nodes 0 and 1 did not end within 5 s of SIGTERM, and were killed", err)
         self.gone(pids)
 
     def test_ctrl_c_on_a_terminal(self):

@@ -231,6 +231,18 @@ class UpAndDown(Standing):
             self.weft("down", "--cluster", "other")
         self.assertEqual(len(self.status()["nodes"]), 3)
 
+    def test_many_links(self):
+        """Of many links the status shows only those with something wrong, and counts the others; --json has all."""
+        if CLUSTER[0] != "-n":
+            return  # emulated hosts would be the same here
+        self.weft("up", "-n", "22", env={**self.env, "WEFT_POOL": "8M"})
+        self.addCleanup(self.down)
+        text = self.weft("status").stdout
+        self.assertIn(f"\n{22 * 21} links are up, without errors, and nothing was resent (--json lists them)\n", text)
+        self.assertNotIn("transport", text)
+        self.assertEqual(len(self.status()["links"]), 22 * 21)
+        self.assertEqual(self.exec("--", "echo", "x").stdout, "x\n" * 22)
+
     def test_wrong_words(self):
         for words, said in ((["up"], "the cluster is missing"), (["up", "-n", "0"], "number of nodes"),
                             (["up", "-n", "1", "--metrics", "nowhere"], "ADDRESS:PORT"), (["up", "-n", "1", "x"], "unexpected argument 'x'"),
@@ -323,6 +335,9 @@ class Exec(Up):
         for line in lines:
             self.assertRegex(line, r"^\[\S+\] (one|two)$")
         self.assertEqual(len({line.split("]")[0] for line in lines}), 3)
+        name = lines[0][1:].split("]")[0]  # what --tag prints names this node for --on, too
+        self.assertEqual(self.exec("--on", name, "--", "echo", "one").stdout, "one\n")
+        self.assertIn("there is no host or node 'elsewhere:1'", self.exec("--on", "elsewhere:1", "--", "true", code=255).stderr)
         p = self.exec("--on", lines[0][1:].split(":")[0], "--", "sh", "-c", "printf a; sleep 0.3; echo b")  # all three are on this host
         self.assertEqual(p.stdout, "ab\n" * 3)
         self.exec("--", "sh", "-c", "kill -9 $$", code=128 + 9)

@@ -171,7 +171,8 @@ class Kills(Standing):
         self.assertGreater(after["node"], max(self.numbers))
         self.numbers.add(after["node"])
         self.assertEqual(self.exec("--on", str(after["node"]), "--", "echo", "back").stdout, "back\n")
-        self.assertIn(f"node {before['node']}", self.exec("--on", str(before["node"]), "--", "true", code=255).stderr)
+        said = self.exec("--on", str(before["node"]), "--", "true", code=255).stderr
+        self.assertRegex(said, f"node {before['node']} is dead: .*; `weft status` lists the nodes that are up")
         return after["node"]
 
     def wait_gone(self, before, killed):
@@ -299,6 +300,22 @@ class Maps(Kills):
             self.assertEqual((status, out == lines), (0, True), err[-3000:])
         print(f"{kills} kills; seen by the status after at most {max(self.seen):.2f} s, mean {sum(self.seen) / kills:.2f} s; "
               f"another node up after at most {max(self.back):.2f} s, mean {sum(self.back) / kills:.2f} s", file=sys.stderr)
+
+
+class Interrupted(Standing):
+    def test_map_that_begins(self):
+        """A `weft map` that is interrupted while its nodes join each other ends at once: no node waits for others that have ended."""
+        self.up()
+        path = os.path.join(self.tmp.name, "lines")
+        with open(path, "w", encoding="ascii") as f:
+            f.writelines(f"{k}\n" for k in range(10_000))
+        for k in range(20):
+            p = self.start("map", "--cluster", "default", path, "--", "cat")
+            time.sleep(0.01 + 0.004 * k)
+            p.send_signal(signal.SIGINT)
+            err = p.communicate(timeout=LIMIT)[1].decode()
+            self.assertIn(p.returncode, (-signal.SIGINT, 128 + signal.SIGINT, 0), err)
+            self.assertNotIn("did not end", err)
 
 
 class Here(Standing):

@@ -67,6 +67,16 @@ static void new_file(void)
     assert_non_null(said.file);
 }
 
+/* Prints what was said if nodes have failed: a check that failed may be there, or a text that another node waited for. */
+static int shown(int failed)
+{
+    char line[512];
+    rewind(said.file);
+    while (failed && fgets(line, sizeof line, said.file))
+        fprintf(stderr, "said: %s", line);
+    return failed;
+}
+
 static bool in_barrier(weft_node *w, uint32_t node, uint32_t generation)
 {
     uint64_t word;
@@ -125,7 +135,7 @@ static void test_late(void **state)
 {
     (void)state;
     new_file();
-    assert_int_equal(nodes_failed_with(4, late, shared_words(4096), SOON), 0);
+    assert_int_equal(shown(nodes_failed_with(4, late, shared_words(4096), SOON)), 0);
 }
 
 /* The message of a lock names the holder; those of words and counters name the word and the nodes that are alive. */
@@ -142,6 +152,7 @@ static void held(weft_node *w, void *arg)
         OK(weft_lock(w, lock, WEFT_TIMEOUT_DEFAULT, NULL));
         w->options.deadline_ns = LITTLE;
         OK(weft_wait_until(w, word, WEFT_EQ, 5, NULL, WEFT_TIMEOUT_DEFAULT));
+        w->options.deadline_ns = patience_ns(1); /* time to read the counter, which is on another node */
         OK(weft_counter_wait(w, counter, 7, WEFT_TIMEOUT_DEFAULT));
         w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
@@ -154,6 +165,7 @@ static void held(weft_node *w, void *arg)
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 5, NULL));
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
         wait_until_said(" of node 1: node 0 has waited 0.2 s for it to be 7 (it is 0); nodes 1 and 2 are alive; it goes on");
+        usleep((unsigned)(patience_ns(1) / 1000)); /* until node 0's deadline has passed */
         OK(weft_counter_add(w, counter, 7, NULL));
     }
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -163,7 +175,7 @@ static void test_held(void **state)
 {
     (void)state;
     new_file();
-    assert_int_equal(nodes_failed_with(3, held, shared_words(64), SOON), 0);
+    assert_int_equal(shown(nodes_failed_with(3, held, shared_words(64), SOON)), 0);
 }
 
 /* The messages of reap and drain name the nodes that have claimed, or submitted, the tasks. */
@@ -179,7 +191,9 @@ static void slow_work(weft_node *w, void *arg)
         w->options.deadline_ns = LITTLE;
         listen_begin();
         CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == 1);
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         CHECK(weft_submit(q, &task, 1, NULL, WEFT_TIMEOUT_DEFAULT) == 1);
+        w->options.deadline_ns = LITTLE;
         OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
         listen_end();
         w->options.deadline_ns = 30 * WEFT_SECOND;
@@ -206,7 +220,7 @@ static void test_slow_work(void **state)
 {
     (void)state;
     new_file();
-    assert_int_equal(nodes_failed_with(3, slow_work, NULL, SOON), 0);
+    assert_int_equal(shown(nodes_failed_with(3, slow_work, NULL, SOON)), 0);
 }
 
 /* --- bounds --- */
@@ -230,7 +244,7 @@ static void bounded(weft_node *w, void *arg)
         weft_task task = numbered(1);
         weft_done done;
         w->options.say_after_ns = WEFT_MS;
-        w->options.deadline_ns = LITTLE; /* all these waits are for events that never happen */
+        w->options.deadline_ns = LITTLE; /* all these waits but the submit are for events that never happen */
         listen_begin();
         CHECK(weft_barrier(w, b->timeout) == -ETIMEDOUT);
         CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "call again to continue this barrier"));
@@ -239,7 +253,9 @@ static void bounded(weft_node *w, void *arg)
         CHECK(weft_wait_until(w, area + 8, WEFT_NE, 0, NULL, b->timeout) == -ETIMEDOUT);
         CHECK(weft_counter_wait(w, area + 8, 1, b->timeout) == -ETIMEDOUT);
         CHECK(weft_counter_wait(w, on_node(area, 1) + 8, 1, b->timeout) == -ETIMEDOUT);
+        w->options.deadline_ns = 30 * WEFT_SECOND;
         CHECK(weft_submit(q, &task, 1, NULL, 100 * WEFT_SECOND) == 1);
+        w->options.deadline_ns = LITTLE;
         CHECK(weft_reap(q, &done, 1, b->timeout) == -ETIMEDOUT);
         CHECK(weft_drain(q, b->timeout) == -ETIMEDOUT);
         w->options.deadline_ns = 30 * WEFT_SECOND;
@@ -256,7 +272,7 @@ static void test_bounded(void **state)
         struct bounds *b = shared_words(4096);
         b->timeout = i ? WEFT_TIMEOUT_DEFAULT : LITTLE;
         new_file();
-        assert_int_equal(nodes_failed_with(2, bounded, b, i ? (const char *const[]){"WEFT_DEADLINE=100s", NULL} : NULL), 0);
+        assert_int_equal(shown(nodes_failed_with(2, bounded, b, i ? (const char *const[]){"WEFT_DEADLINE=100s", NULL} : NULL)), 0);
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Reading a piece of a file that changes during the read itself: pread() is replaced by one that changes the file when it has read some.
- * And paths below a root, with openat2(2) and without.
+ * Syncing a file, by a replaced fsync(). And paths below a root, with openat2(2) and without.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -110,6 +110,34 @@ static void it_is_seen(void **state)
     unlink(path);
 }
 
+/* --- syncing --- */
+
+static int synced = -1, sync_error;
+
+int __wrap_fsync(int fd);
+
+int __wrap_fsync(int fd)
+{
+    synced = fd;
+    errno = sync_error;
+    return sync_error ? -1 : 0;
+}
+
+static void it_syncs(void **state)
+{
+    (void)state;
+    static struct files none = {.root.fd = -1};
+    struct file_job *job = file_job_new(&none, FILE_TASK_SYNC, NULL);
+    assert_non_null(job);
+    job->fd = 77;
+    job->work.run(&job->work);
+    assert_true(synced == 77 && job->result == 0);
+    sync_error = EIO;
+    job->work.run(&job->work);
+    assert_int_equal(job->result, -EIO);
+    file_job_free(job);
+}
+
 /* --- paths --- */
 
 static bool without_openat2; /* as on systems that have none */
@@ -194,6 +222,6 @@ static void paths(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(it_is_seen), cmocka_unit_test(paths)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(it_is_seen), cmocka_unit_test(it_syncs), cmocka_unit_test(paths)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

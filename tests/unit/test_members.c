@@ -27,7 +27,7 @@ static void test_numbers(void **state)
     assert_non_null(strstr(weft_error(), "start the cluster anew"));
     assert_int_equal(grow_next_number(2000, WEFT_MAX_NODES - 1, &number), 0);
     assert_int_equal(grow_next_number(2000, WEFT_MAX_NODES, &number), -ENOSPC);
-    assert_non_null(strstr(weft_error(), "let one leave"));
+    assert_non_null(strstr(weft_error(), "end a node first"));
 }
 
 static void test_messages(void **state)

@@ -20,9 +20,9 @@ uint32_t jobs_nodes(struct jobs *all, uint32_t **out)
     (void)all, (void)out;
     abort();
 }
-uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, struct desk_page **out)
+uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out)
 {
-    (void)all, (void)nodes, (void)count, (void)out;
+    (void)all, (void)nodes, (void)count, (void)links, (void)out;
     abort();
 }
 

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests that a broken queue pair left undone are posted again on the next one, in the same order.
+ * When a queue pair breaks, its unfinished requests are posted again on the next one, in the same order.
  *
- * Frames are numbered in their lane, and both ends count them. The sender keeps each frame until the peer acknowledges it. To make a new
- * queue pair, each end tells the other how many frames it has received. It has destroyed its old queue pair by then, so no more frames
- * arrive over that one. So each frame is received exactly once, and with it each message, signal, store, and atomic that the home's
- * processor does.
+ * Frames are numbered in their lane. The sender keeps each frame until the peer acknowledges it. When a new queue pair is made, each end
+ * tells the other how many frames it has received; by then it has destroyed its old queue pair, so this number is final. So each frame is
+ * received exactly once.
  *
- * Puts and gets that were not complete are repeated: a put may be written twice before it completes. A put before a frame that was received
- * is not repeated: it has arrived, and its target may have been used since. An atomic that a device does cannot be repeated, and nobody
- * knows whether it was done: it ends with -ECONNABORTED. A request that a device refused, and that broke the queue pair thereby, ends in
- * the same way.
+ * Unfinished puts and gets are repeated, so a put may be written twice before it completes. But a put before a received frame is not
+ * repeated: it has arrived, and the program may have written to its target since. An atomic of the device cannot be repeated, because it
+ * may have been executed: it ends with -ECONNABORTED. So does a request that broke the queue pair because a device refused it.
  */
 #include "fabric/rc/rc.h"
 
@@ -25,7 +23,7 @@ static void rc_again_end(struct rc_link *l, struct rc_slot *s, int status)
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
 }
 
-/* Atomic, because rc_progress() reads l->again without the lock, as a hint. */
+/* Atomic, because rc_progress() reads l->again without the lock. */
 static void set_again(struct rc_link *l, struct rc_slot *list)
 {
     struct rc_slot *was = l->again;
@@ -43,8 +41,8 @@ static bool was_received(const struct rc_slot *s, const uint32_t received[RC_LAN
     return s->kind == RC_SLOT_FRAME && before(s->number, received[s->lane]);
 }
 
-/* Frames whose requests have completed, but which the peer has not received: they were in the peer's device when the peer destroyed its
-   queue pair. They are older than all requests that are not done, and may be of both lanes. */
+/* Adds frames whose requests have completed, but which the peer has not received: the peer's device had them when the queue pair was
+ * destroyed. They are older than all unfinished requests. */
 static uint32_t gather_older(struct rc_link *l, struct rc_slot *list, const uint32_t from[RC_LANES], const uint32_t to[RC_LANES])
 {
     uint32_t n = 0, at[RC_LANES];
@@ -74,13 +72,13 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     uint32_t first[RC_LANES], executed = 0, n = 0;
     for (int i = 0; i < RC_LANES; i++)
         first[i] = l->lane[i].sent;
-    /* Newest first, so that `first` ends as the oldest frame that still has a request. */
+    /* From the newest on, so that `first` ends as the oldest frame that still has a request. */
     for (uint32_t i = window + rest; i-- > 0;) {
         const struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
         if (s->kind == RC_SLOT_FRAME) /* NOLINT(clang-analyzer-core.NullDereference): without `again`, `rest` is 0 */
             first[s->lane] = s->number;
         if (executed == 0 && was_received(s, received))
-            executed = i + 1; /* this request, and all before it, have arrived */
+            executed = i + 1; /* this request and all before it have arrived */
     }
     uint32_t older = n = gather_older(l, list, received, first);
     for (uint32_t i = 0; i < window + rest; i++) {
@@ -105,8 +103,8 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
                 list[n++] = *s;
         }
     }
-    /* On the next queue pair no request precedes the first of these, so that one needs no IBV_SEND_FENCE. The first request behind each
-       later fence is posted with IBV_SEND_FENCE again, even if the one that had it before is not repeated. */
+    /* On the next queue pair nothing precedes the first of these requests, so it needs no IBV_SEND_FENCE. For each later fence, the first
+     * repeated request behind it gets IBV_SEND_FENCE. */
     if (n > older)
         l->fences_posted = list[older].fences;
     for (uint32_t i = 0; i < older; i++)

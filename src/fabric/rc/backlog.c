@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The backlog: operations that find no room in the send queue, or that wait behind a fence. They wait in their lane, in order, with all
- * later operations of the lane behind them, and are posted as completions and credits make room. Answers to the peer have a queue of
- * their own, and are posted first.
+ * The backlog has operations that find no room in the send queue, or that wait behind a fence. Each lane has its own. While an operation
+ * waits, all later operations of the lane wait behind it. Answers to the peer have a queue of their own, which is posted first.
  */
 #include "fabric/rc/rc.h"
 
@@ -26,7 +25,7 @@ static bool push_answers(struct rc_link *l)
 {
     bool any = false;
     for (struct rc_work *k; (k = l->answers.first) != NULL; any = true) {
-        /* an answer fits into RC_LITTLE, so rc_post_frame() does not take ownership of `k` */
+        /* an answer is at most RC_LITTLE bytes, so rc_post_frame() does not take ownership of `k` */
         if (!rc_post_frame(l, k->body, k->bytes, l->fences_posted, &k))
             break;
         take_from_answers(l);
@@ -91,7 +90,7 @@ static bool push_lane(struct rc_link *l, enum rc_lane lane)
         any = true;
         if (k->posted == k->len) {
             k->whole = true;
-            rc_take_from_backlog(q); /* the completion of the work's last piece frees the work */
+            rc_take_from_backlog(q); /* completion of the work's last piece frees the work */
         }
     }
     return any;
@@ -103,10 +102,10 @@ bool rc_push_locked(struct rc_link *l)
         rc_resume_locked(l);
     if (BASE_UNLIKELY(l->repeats))
         rc_stripe_repeat(l);
-    if (BASE_UNLIKELY(l->flush_wanted)) /* first, because other threads' requests could otherwise take the room for ever */
+    if (BASE_UNLIKELY(l->flush_wanted)) /* first, because otherwise other threads' requests could use the room again and again */
         rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
-    while (again) { /* progress of one lane may end a fence for which the other lane waits */
+    while (again) { /* progress of one lane may end a fence of the other */
         again = push_lane(l, RC_MAIN);
         again = push_lane(l, RC_MESSAGES) || again;
         any = any || again;
@@ -162,8 +161,8 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     struct room r = {l, lane, limit};
     if (backlog_has_room(&r))
         return 0;
-    r.limit = limit / 2; /* wait until only half of the limit is in use, so that the next call need not sleep again */
-    if (fab_in_handler())
+    r.limit = limit / 2; /* once the limit is reached, wait until half of it is free, so that not every call sleeps */
+    if (fab_queues_more())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0
                    : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,

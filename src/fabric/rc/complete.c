@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The end of requests: those that completed, those that failed, and all of them when the peer is gone.
+ * Ends requests: those that completed, those that failed, and all of them when the peer is gone.
  */
 #include "fabric/rc/rails.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the requests that end with an error, the first has really failed. The ones behind it are flushed. */
+/* Handles a failed request. The device flushes all requests behind the first failed one. */
 static BASE_COLD void failed_locked(struct rc_link *l, struct rc_slot *s, enum ibv_wc_status status)
 {
     bool own = rc_own_fault(status);
@@ -27,7 +27,7 @@ void rc_done(struct rc_link *l, const struct ibv_wc *wc)
         if (position < l->posted)
             failed_locked(l, rc_slot_at(l, position), wc->status);
         base_spin_unlock(&l->lock);
-        return; /* the pending requests are posted again on the next queue pair, or fail when the link is disconnected */
+        return; /* the pending requests are posted again on the next queue pair, or fail when the link is closed */
     }
     if (position >= l->posted) {
         base_spin_unlock(&l->lock);
@@ -44,7 +44,7 @@ void rc_done(struct rc_link *l, const struct ibv_wc *wc)
     }
     if (BASE_UNLIKELY(l->repeats || rc_waits(l)))
         rc_push_locked(l);
-    rc_tell_locked(l, false); /* there may have been no room for an acknowledgement before */
+    rc_tell_locked(l, false); /* earlier there may have been no room for an acknowledgement */
     base_spin_unlock(&l->lock);
 }
 
@@ -53,14 +53,14 @@ void rc_fail_all(struct rc_link *l, int status)
     base_spin_lock(&l->lock);
     l->closed = true;
     l->up = false;
-    /* A destroyed queue pair accesses no memory any more. So operations in flight can end, and their callers may reuse the memory. */
+    /* First destroy the queue pair, so that it accesses no memory of the operations that end below. */
     verbs_qp_destroy(&l->qp);
     for (int i = 0; i < RC_LANES; i++)
         while (l->lane[i].backlog) {
             struct rc_work *k = l->lane[i].backlog;
             rc_take_from_backlog(&l->lane[i]);
             if (k->pieces > 0)
-                k->whole = true; /* the pieces end below, and the last of them ends the work */
+                k->whole = true; /* its pieces end below; the last one ends the work */
             else {
                 if (k->striped)
                     rc_stripe_over(l, k);

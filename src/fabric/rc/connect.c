@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT
  *
- * Queue pairs: made when they are needed, and agreed on over the side connection. Everything here runs on the progress thread.
+ * Makes queue pairs when they are needed. The two nodes agree on each one over the side connection. All of this runs on the progress
+ * thread.
  *
  *   RC_COLD       no queue pair
- *   RC_CALLING    ours is made, its receives are posted, and its address was sent to the peer
- *   RC_CONNECTED  ours is connected to the peer's, and the peer was told
- *   RC_UP         the peer has said that its own is connected, too: requests may be posted
+ *   RC_CALLING    our queue pair is made, and its address was sent to the peer
+ *   RC_CONNECTED  our queue pair is connected to the peer's, and the peer was told
+ *   RC_UP         the peer has reported the same: requests may be posted
  *
- * Either end may begin, or both at once. A call (RC_CALL) carries an address, and says whether its sender is connected to the receiver's
- * queue pair already. A node that has sent its call before says with RC_READY that it is connected:
+ * Either end may begin, or both at once. A call (RC_CALL) carries the address of the sender's queue pair, and says whether that queue pair
+ * is connected to the receiver's. A node that has sent its call earlier reports with RC_READY that it is connected:
  *
  *   one begins: call ->, <- call (connected), ready ->        both begin: call -> <- call, ready -> <- ready
  *
- * A generation is one attempt at a queue pair, with the same number at both ends. The node that begins takes the next number, the other
- * takes the caller's. A call of a lower generation is stale and is ignored. A call of a higher one ends the queue pair that exists.
+ * A generation is one attempt at a queue pair, with the same number at both ends. The node that begins uses the next number, and the other
+ * node adopts it. A call of a lower generation is ignored. A call of a higher generation ends the existing queue pair.
  *
  * A queue pair breaks when a request or a receive fails, when a request never completes, or when the peer calls for a newer one. If
- * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise the queue pair is destroyed, and a new one is called for: at
- * once, and then at growing intervals. If none works before reconnect_ns has passed, the peer is treated as dead. Time in which a call
- * waits for its answer does not count: heartbeats decide whether the peer is alive (peer.c). Calls carry the number of received frames: see
- * again.c.
+ * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise a new queue pair is called for at once, and then at growing
+ * intervals, until reconnect_ns has passed; then the peer is treated as dead. The time of a call without answer does not count, because
+ * heartbeats decide whether the peer is alive (peer.c).
  */
 #include "fabric/rc/rails.h"
 
@@ -30,19 +30,19 @@
 #include <string.h>
 
 #define CALL_MAGIC     UINT64_C(0x7765667463613032) /* "weftca02" */
-#define LEAVE_NS       (100 * WEFT_MS)              /* how long a device may take to report that a queue pair uses no more receives */
+#define LEAVE_NS       (100 * WEFT_MS)              /* how long to wait for the device to report that a queue pair takes no more receives */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
-#define RETRY_DOUBLED  7 /* the most doublings: 640 ms */
+#define RETRY_DOUBLED  7 /* the most doublings of the interval: 640 ms */
 
 enum call_kind { RC_CALL = 1, RC_READY, RC_FAILED, RC_QUESTION, RC_REPLY };
 
-/* A message over the side connection. The receiver checks it before use. */
+/* A message over the side connection. The receiver checks all fields. */
 struct rc_call {
     uint64_t magic;
     uint32_t kind, generation;
-    uint32_t connected; /* RC_CALL: the sender is connected to the receiver's queue pair */
+    uint32_t connected; /* RC_CALL: the sender's queue pair is connected to the receiver's */
     uint32_t reserved;
-    /* RC_CALL: how many of the receiver's frames arrived over earlier queue pairs, and how many were processed */
+    /* RC_CALL: how many of the receiver's frames have arrived and were processed, over all earlier queue pairs */
     uint32_t received[RC_LANES], taken[RC_LANES];
     struct verbs_address address; /* RC_CALL */
     char text[256];               /* RC_FAILED: the reason */
@@ -50,7 +50,7 @@ struct rc_call {
 
 _Static_assert(sizeof(struct rc_call) <= FAB_SIDE_MESSAGE_MAX, "fits into a message of the side connection");
 
-/* --- a queue pair --- */
+/* --- queue pair --- */
 
 /* Makes the queue pair of the link's generation, and posts its receives. */
 static int connect_make(struct rc_link *l)
@@ -101,7 +101,7 @@ static int connect_make(struct rc_link *l)
         verbs_qp_destroy(&qp);
         return base_fail(-ENOMEM, "rc: no memory for a send queue of %u requests" BASE_MEMORY_HINT, RC_SEND_DEPTH);
     }
-    base_spin_lock(&rc->receiving); /* completions, which use l->qp, are handled under this lock */
+    base_spin_lock(&rc->receiving); /* l->qp is used by handlers of completions, which hold this lock */
     base_spin_lock(&l->lock);
     l->qp = qp;
     l->proved = false;
@@ -111,7 +111,7 @@ static int connect_make(struct rc_link *l)
     return err;
 }
 
-/* Whether the device has reported that this queue pair uses no more receives. The device may report other queue pairs first. */
+/* Whether the device has reported that this queue pair takes no more receives. The device may report about other queue pairs first. */
 static bool connect_has_ended(struct rc_link *l)
 {
     struct rc *rc = l->rc;
@@ -127,8 +127,8 @@ static bool connect_has_ended(struct rc_link *l)
     return atomic_load_explicit(&l->ended, memory_order_relaxed);
 }
 
-/* When a queue pair is destroyed, its completions are lost, and with them the receives that it had taken from the shared queue. So stop the
- * queue pair first, and handle its completions. */
+/* Destroying a queue pair loses its completions, and with them the receives that it took from the shared queue. So stop the queue pair, and
+ * handle its completions first. */
 void rc_leave(struct rc_link *l)
 {
     struct rc *rc = l->rc;
@@ -143,7 +143,7 @@ void rc_leave(struct rc_link *l)
         ended = connect_has_ended(l);
     }
     rc_take_all(rc);
-    if (!ended) { /* some receives may be lost: add as many new ones as may have been lost */
+    if (!ended) { /* some receives may be lost: add as many new ones */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
                  "device %s does not report when a broken queue pair is done: each break of a link may cost some receive buffers%s%s",
@@ -151,7 +151,6 @@ void rc_leave(struct rc_link *l)
     }
 }
 
-/* Destroys the queue pair, after handling its completions. */
 static void connect_drop(struct rc_link *l)
 {
     rc_leave(l);
@@ -166,7 +165,6 @@ static void connect_drop(struct rc_link *l)
     l->state = RC_COLD;
 }
 
-/* Sends a message about this end to the peer. */
 static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
 {
     struct rc_call m = {.magic = CALL_MAGIC, .kind = kind, .generation = l->generation, .connected = l->state == RC_CONNECTED};
@@ -184,7 +182,7 @@ static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
     return fab_side_send(l->link, &m, sizeof m);
 }
 
-/* No queue pair works, for the reason `why`. Schedules another attempt, or gives the peer up. */
+/* An attempt failed, for the reason `why`. Schedules the next attempt, or treats the peer as dead. */
 static void connect_failed(struct rc_link *l, const char *why)
 {
     int64_t now = base_now_ns(), limit = l->w->options.reconnect_ns;
@@ -193,7 +191,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     base_spin_lock(&l->lock);
     bool wanted = l->wanted;
     base_spin_unlock(&l->lock);
-    if (!wanted) /* only the peer wanted the queue pair */
+    if (!wanted) /* only the peer wanted a queue pair */
         return;
     if (l->since_ns == 0)
         l->since_ns = now;
@@ -209,7 +207,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     }
 }
 
-/* A queue pair that worked has broken. */
+/* Called when a working queue pair has broken. */
 static void lost(struct rc_link *l, const char *why)
 {
     atomic_fetch_add_explicit(&l->breaks, 1, memory_order_relaxed);
@@ -261,7 +259,7 @@ static void connect_up(struct rc_link *l)
         l->wanted = false;
         l->proved = !rc_waits(l);
         rc_push_locked(l);
-        rc_tell_locked(l, false); /* acknowledges frames that arrived before this end was up */
+        rc_tell_locked(l, false); /* acknowledges frames that arrived before this end was RC_UP */
     }
     base_spin_unlock(&l->lock);
     if (!sane || err) {
@@ -275,17 +273,17 @@ static void connect_up(struct rc_link *l)
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
     base_log(again ? BASE_LOG_WARN : BASE_LOG_DEBUG, "the link to node %u %s: queue pair 0x%06x", l->link->node,
              again ? "works again" : "works", l->qp.here.qpn);
-    /* From now on connect_tend() checks the link regularly. release: as in rc_look_again() */
+    /* From now on connect_tend() checks the link regularly. release: as in rc_look_again(). */
     atomic_store_explicit(&l->rc->attention, true, memory_order_release);
     fab_wake_here(l->w);
 }
 
 /* --- the steps --- */
 
-/* Makes a queue pair of this generation. On failure base_error() has the reason. */
+/* Makes a queue pair of this generation. On failure, base_error() has the reason. */
 static int connect_begin(struct rc_link *l, uint32_t generation)
 {
-    base_spin_lock(&l->rc->receiving); /* completions are handled under this lock, and their handling reads the generation */
+    base_spin_lock(&l->rc->receiving); /* handlers of completions, which hold this lock, read the generation */
     base_spin_lock(&l->lock);
     l->generation = generation;
     base_spin_unlock(&l->lock);
@@ -313,9 +311,8 @@ static void called(struct rc_link *l, const struct rc_call *m)
 {
     int32_t ahead = (int32_t)(m->generation - l->generation);
     bool fits = ahead == 0 && (l->state == RC_COLD || l->state == RC_CALLING);
-    if (ahead < 0 &&
-        l->state ==
-            RC_COLD) { /* the call belongs to an attempt that has failed at this end, but it shows that the peer wants a queue pair */
+    /* An attempt that has failed at this end still shows that the peer wants a queue pair. */
+    if (ahead < 0 && l->state == RC_COLD) {
         base_spin_lock(&l->lock);
         rc_want_locked(l);
         base_spin_unlock(&l->lock);
@@ -343,7 +340,7 @@ static void called(struct rc_link *l, const struct rc_call *m)
     if (err) {
         char why[512];
         snprintf(why, sizeof why, "%s", base_error());
-        (void)connect_say(l, RC_FAILED, why); /* if this cannot be sent, the peer waits for another call or for this node's end */
+        (void)connect_say(l, RC_FAILED, why); /* if this cannot be sent, the peer waits for the next call or for this node's end */
         connect_failed(l, why);
     } else if (m->connected) {
         connect_up(l);
@@ -377,25 +374,25 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     if (m.kind == RC_CALL) {
         called(l, &m);
     } else if (m.generation != l->generation) {
-        return; /* stale */
+        return; /* of an older generation */
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        /* If this fails, the peer does not read its side connection now. While it does not read, it does not declare this node dead. */
+        /* If this fails, the peer is not reading its side connection, and so does not declare this node dead either. */
         (void)connect_say(l, RC_REPLY, NULL);
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();
     } else if (m.kind == RC_FAILED && (l->state == RC_CALLING || l->state == RC_CONNECTED)) {
         char why[sizeof m.text + 32];
         for (char *c = m.text; *c; c++)
-            *c = *c < ' ' || *c > '~' ? '?' : *c; /* the text goes to logs and terminals */
+            *c = *c < ' ' || *c > '~' ? '?' : *c; /* the text will be written to logs and terminals */
         snprintf(why, sizeof why, "the peer reports: %s", m.text);
         connect_failed(l, why);
     }
 }
 
-/* Whether a frame is among the pending requests. Reads and writes need only the peer's device. A frame needs a posted receive, and a peer
-   that is stopped, or runs a long handler, may have none left. */
+/* Whether a pending request is a frame. A frame needs a posted receive, which a stopped or busy peer may lack. Reads and writes need only
+ * the peer's device. */
 static bool frames_wait(struct rc_link *l)
 {
     for (uint64_t i = l->done; i < l->posted; i++) {
@@ -413,13 +410,13 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     base_spin_lock(&l->lock);
     bool waits = l->up && l->signalled > l->done;
     if (rc_stands_still(s, &l->qp, waits, l->done, now)) {
-        /* The peer's progress thread answers, and posts used receives again before it does anything that may take long. */
+        /* If the peer's progress thread answers, the peer posts receives. Then a pending frame should complete. */
         ask = !s->asked && frames_wait(l);
         s->asked = s->asked || ask;
         if (!s->asked || (s->answered_ns && now - s->answered_ns > RC_STANDSTILL_LOOK))
             rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)(s->still_ns / WEFT_SECOND));
     } else if (l->up && !waits && l->posted > l->done && l->posted == l->posted_then) {
-        /* none of the pending requests asked for a completion, so only a read behind them shows whether they make progress */
+        /* no pending request asked for a completion: post a read behind them, whose completion shows progress */
         rc_flush_locked(l);
     }
     l->posted_then = l->posted;
@@ -429,7 +426,7 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     return l->state == RC_UP ? now + RC_STANDSTILL_LOOK : INT64_MAX;
 }
 
-/* Does what a link needs now, and returns when to look again. */
+/* Advances the state of a link. Returns when to call this again. */
 static int64_t connect_tend(struct rc_link *l, int64_t now)
 {
     if (l->closed || atomic_load_explicit(&l->broken, memory_order_relaxed))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the other files report about a link: it needs a queue pair, its queue pair has broken, or its peer must be treated as dead. Also:
- * how long a queue pair may make no progress; and the stages and frames of the node, which all links share.
+ * State of a link, as other files report it: the link needs a queue pair, its queue pair has broken, or its peer must be treated as dead.
+ * Also the time after which a queue pair counts as standing still, and the stages and frames, which all links of the node share.
  */
 #include "fabric/rc/rc.h"
 
@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A queue pair counts as standing still after PATIENCE times the time that its retries should take. Devices may take four times that time
- * (InfiniBand: Local ACK Timeout). */
+/* A queue pair stands still after PATIENCE times the nominal time of its retries. By the InfiniBand standard, a device may take four times
+ * the nominal time (Local ACK Timeout). */
 #define PATIENCE 5
 
 /* --- stages and frames --- */
@@ -27,9 +27,8 @@ void rc_put_back(struct rc *rc, void *stage, bool frame)
     atomic_store_explicit(&rc->left[frame], stages_left(rc, frame) + 1, memory_order_relaxed);
 }
 
-/* A link whose peer cannot be reached keeps its stages until it reaches the peer again. So a link may hold at most as many stages as are
- * free: one link alone can take half of all stages, and the next link still finds some. Requests of a broken queue pair that are posted
- * again are an exception. They must be posted first, while the operations behind them hold stages already. */
+/* A link may hold at most as many stages as are free, because a link whose peer cannot be reached keeps its stages. Repeated requests of a
+ * broken queue pair are exempt: they must be posted before operations that hold stages. */
 void *rc_take_stage(struct rc_link *l, bool frame)
 {
     struct rc *rc = l->rc;
@@ -47,19 +46,19 @@ void *rc_take_stage(struct rc_link *l, bool frame)
     return s;
 }
 
-/* The stage of a request without a completion becomes free only with the next completion on the same link, which may come much later. So
-   when fewer than half of the stages are free, each request that takes one asks for a completion. */
+/* A request without a completion holds its stage until the next completion on the link, which may come much later. So when fewer than half
+ * of the stages are free, each request that takes one asks for a completion. */
 bool rc_stages_scarce(const struct rc *rc, bool frame)
 {
     return stages_left(rc, frame) < (frame ? RC_TX_FRAMES : RC_STAGES) / 2;
 }
 
-/* A link that found no stage may have no request under way whose completion would make it try again. So make the progress thread check all
- * links. */
+/* Makes the progress thread check all links: a link that found no stage may have no pending request, so no completion makes it try again.
+ */
 static BASE_COLD void look_for_refused(struct rc *rc)
 {
     atomic_store_explicit(&rc->freed, true, memory_order_relaxed);
-    /* pairs with the fence of the progress thread: either rc_idle() sees `freed`, or this thread sees that the progress thread naps */
+    /* pairs with the fence of the progress thread: either rc_idle() sees `freed`, or this thread sees `napping` */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&rc->w->bell->napping, memory_order_relaxed))
         fab_kick(rc->w);
@@ -82,8 +81,7 @@ void rc_give_stage(struct rc_link *l, void *stage, bool frame)
 
 void rc_look_again(struct rc *rc)
 {
-    /* release: pairs with the exchange in rc_upkeep(), so that the progress thread sees what is wanted, at the
-       latest when it takes the link's lock */
+    /* release: pairs with the exchange in rc_upkeep() */
     atomic_store_explicit(&rc->attention, true, memory_order_release);
     fab_kick(rc->w);
 }
@@ -135,9 +133,8 @@ int rc_gone(struct rc_link *l)
 
 /* --- how long a queue pair may make no progress --- */
 
-/* The time-out of a request. The queue pair must go on trying for at least the liveness time, because a host that is silent for a while may
-   not be dead; the device must not decide that. It goes on for about half a minute at most. If a broken queue pair is made anew, about one
-   second is enough: a new one costs little, and may find another path. */
+/* The time-out of a request, in the device's encoding. Retries must last at least the liveness time, because a silent host may be alive. If
+ * broken queue pairs are replaced, one second is enough: a new queue pair costs little, and may find another path. */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns)
 {
     uint8_t timeout = q->timeout;
@@ -147,9 +144,8 @@ uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t rec
     return timeout;
 }
 
-/* A queue pair must complete or fail its requests when its retries are over. Not every device does: rdma_rxe of Linux 6.1 sometimes begins
-   a retry and then neither sends nor reports an error. A long time between two checks counts only in part: completions may have been there
-   unseen. */
+/* A queue pair should complete or fail its requests when its retries are over, but rdma_rxe of Linux 6.1 sometimes does neither. A long
+ * time between two checks counts only in part, because completions may have been waiting unseen. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now)
 {
     int64_t since = now - s->looked_ns;

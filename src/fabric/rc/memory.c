@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory outside the pool that the device accesses directly: registered by its dmabuf, with the first device only. Puts and gets of this
- * memory are like others, but they are neither staged nor sent inline, because the processor may be unable to access the memory; and they
- * are not striped.
+ * Memory outside the pool that the device accesses directly, registered by its dmabuf, with the first device only. The processor may be
+ * unable to access this memory. So puts and gets of it are neither staged nor sent inline, and are not striped.
  */
 #include "fabric/rc/rc.h"
 
@@ -13,7 +12,7 @@ static const struct verbs_regions *regions_of(const struct fab_memory *m)
     return &((const struct rc_memory *)m)->regions;
 }
 
-/* How many regions are left for memory outside the pool. Regions for received frames count as used, even before they are made. Under
+/* How many regions are left for memory outside the pool. Regions for received frames count as used even before they are made. With
  * memory_lock. */
 static uint32_t regions_left(const struct rc *rc)
 {

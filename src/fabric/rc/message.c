@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Received frames: messages, and operations that peers request (atomics, signals, stores to system words).
+ * Handles received frames: messages, and operations that peers request (atomics, signals, stores to system words). All received bytes are
+ * checked, because the peer may write anything.
  *
- * A peer may send RC_WINDOW frames of a lane without acknowledgement. Every frame in the other direction acknowledges; if there is none, a
- * frame is sent that only acknowledges. So there is a posted receive for every frame that arrives, or there soon will be.
- * All received bytes are checked, because the peer may write anything.
+ * A peer may send RC_WINDOW frames of a lane without an acknowledgement. Every frame in the other direction carries one; if there is no
+ * such frame, a frame is sent only for that. So there is, or will soon be, a posted receive for every frame that arrives.
  */
 #include "fabric/rc/rails.h"
 
@@ -27,7 +27,7 @@ static bool rc_message_serve(struct rc_link *l, const struct rc_frame *f)
         return false;
     if (f->kind == RC_ATOMIC && !fab_atomic_do(f->what, word, f->a, f->b, &before))
         return false;
-    if (f->kind == RC_SIGNAL) /* release (part of seq_cst): the data is visible before the word */
+    if (f->kind == RC_SIGNAL) /* release (part of seq_cst): the data is visible before the signal */
         __atomic_fetch_add(word, f->a, __ATOMIC_SEQ_CST);
     else if (f->kind != RC_ATOMIC)
         __atomic_store_n(word, f->a, __ATOMIC_SEQ_CST);
@@ -57,7 +57,7 @@ static uint32_t rc_message_payload_at(const struct rc_frame *f)
     return (uint32_t)sizeof *f + ((f->header_len + 7u) & ~7u);
 }
 
-/* Puts a message into the inbox. False: it is invalid. */
+/* Puts a message into the inbox. False: the message is invalid. */
 static bool rc_message_keep(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t bytes)
 {
     struct rc_frame f;
@@ -68,7 +68,7 @@ static bool rc_message_keep(struct rc_link *l, uint32_t frame, const uint8_t *at
         return false;
     l->inbox[in % RC_WINDOW].frame = frame;
     l->inbox[in % RC_WINDOW].bytes = bytes;
-    /* release: the thread that delivers sees the entry and the frame (acquire in rc_deliver()) */
+    /* release: pairs with the acquire in rc_deliver() */
     atomic_store_explicit(&l->inbox_in, in + 1, memory_order_release);
     return true;
 }
@@ -114,8 +114,8 @@ void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames)
     base_spin_unlock(&l->lock);
 }
 
-/* The link whose queue pair received the frame. The sender's rank in the frame is only the first guess, and is compared with the queue
-   pair. */
+/* Finds the link over whose queue pair the frame came. Tries the link of the sender's rank in the frame first, but trusts only the queue
+ * pair's number. */
 static struct rc_link *whose(struct rc *rc, const struct ibv_wc *wc, const uint8_t *at)
 {
     if (wc->status == IBV_WC_SUCCESS && wc->byte_len >= sizeof(struct rc_frame)) {
@@ -137,7 +137,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     uint32_t frame = (uint32_t)wc->wr_id;
     const uint8_t *at = rc_receive_at(rc, frame);
     struct rc_link *l = at ? whose(rc, wc, at) : NULL;
-    if (!l) { /* the queue pair that received the frame was destroyed */
+    if (!l) { /* the frame came over a queue pair that was destroyed */
         if (at)
             rc_receive_unused(rc, frame);
         return;
@@ -166,9 +166,8 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     }
 }
 
-/* Runs the handlers of at most `most` messages, because another thread may keep adding messages while other peers wait. While too many
-   messages wait for a handler that is not installed, deliveries are not acknowledged, so the peer runs out of credit. A message of a peer
-   that is gone is dropped. */
+/* Runs the handlers of at most `most` messages, so that other peers get their turn. While too many messages wait for a handler that is not
+ * installed, messages are not acknowledged, so the peer runs out of credit. */
 int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
@@ -178,8 +177,7 @@ int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
         const uint8_t *at = rc_receive_at(l->rc, frame);
         struct rc_frame f;
         memcpy(&f, at, sizeof f);
-        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) ==
-                        FAB_ALIVE)) /* the state changes only with w->progress held */
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* changes only with w->progress held */
             stash_deliver(w, &l->stash, f.id, at + sizeof f, f.header_len, at + rc_message_payload_at(&f), f.payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         rc_receive_give(l, frame);

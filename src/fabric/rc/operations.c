@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of the transport. An operation that fits into one request and finds room is posted at once; others are queued
+ * The operations of the transport. An operation that fits into one request is posted at once if there is room. Others are queued
  * (backlog.c).
  *
- * Atomics: the home is the node that has the word. Its device does add and compare-and-swap, if atomics of the device and of the home's
- * processor are atomic against each other. Otherwise, and always for swap, a frame asks the home's processor. So device and processor may
- * both change one word.
+ * The home of a word is the node that has the word in its pool. If atomics of the home's device and of its processor are atomic with
+ * respect to each other, the device executes add and compare-and-swap. Otherwise, and always for swap, a frame asks the home's processor.
  */
 #include "fabric/rc/rc.h"
 
@@ -29,7 +28,7 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
         return err;
     base_spin_lock(&l->lock);
     if (BASE_UNLIKELY(!rc_has_slot(l) || l->lane[RC_MAIN].backlog)) {
-        /* No room: handle completions, which may make room. Otherwise the operation would have to be queued. */
+        /* No room: handle completions, which may make room, so that the operation need not be queued. */
         base_spin_unlock(&l->lock);
         fab_polled(w);
         fab_service(w);
@@ -40,7 +39,7 @@ BASE_INLINE int transfer(struct weft_node *w, struct fab_link *link, bool put, u
         return rc_gone(l);
     }
     if (len < l->stripe && rc_clear_way(l, RC_MAIN) && rc_post_whole(l, put, remote, local, memory, len, op)) {
-        if (op) /* rc_done() completes the op under this lock, so not before this line. An op whose start failed must stay unchanged. */
+        if (op) /* completions are handled under this lock, so the op cannot complete earlier; a failed start must not change the op */
             fab_pending(op, link->node);
         base_spin_unlock(&l->lock);
         return 0;
@@ -77,7 +76,7 @@ static bool can_ask(void *arg)
            atomic_load_explicit(&l->link->state, memory_order_acquire) != FAB_ALIVE;
 }
 
-/* On success the lock is held, and there is room for one more ask. */
+/* On success the lock is held, and one more ask may be sent. */
 static int lock_for(struct rc_link *l, bool ask)
 {
     for (;;) {
@@ -123,8 +122,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
         memcpy(body + at, header, head->header_len);
     if (head->payload_len)
         memcpy(body + payload_at, payload, head->payload_len);
-    /* A signal must not arrive before the data that it announces. That data may be striped over further rails, which are not ordered with
-     * the first rail. */
+    /* A signal must arrive after the data that it announces, which may be striped over rails that have no common order. */
     uint64_t stripes = head->kind == RC_SIGNAL ? l->lane[RC_MAIN].begun : l->fence_stripes;
     if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !rc_post_frame(l, body, bytes, l->fences, &k)) {
         if (!k && (k = rc_work_make(RC_WORK_FRAME, bytes)) != NULL)
@@ -151,7 +149,7 @@ out:
     return err;
 }
 
-/* The owner may sleep until the word changes. So it is not an RDMA write: the owner's processor writes the word, and wakes the sleeper. */
+/* Not an RDMA write: the owner may sleep until the word changes. Its processor writes the word, and wakes the sleeper. */
 int rc_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct rc_frame f = {.kind = RC_STORE, .offset = at, .a = value};
@@ -164,8 +162,7 @@ int rc_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const
 {
     struct rc_frame f = {.kind = RC_SIGNAL, .offset = signal, .a = add};
     if (len) {
-        int err =
-            rc_put(w, link, to, src, len, NULL); /* the put is ahead of the signal's frame on the same queue pair, so it arrives first */
+        int err = rc_put(w, link, to, src, len, NULL); /* same queue pair, so the put arrives before the signal */
         if (err)
             return err;
     }
@@ -197,7 +194,7 @@ static int native(struct rc_link *l, const struct rc_work *what)
             n = rc_post_atomic(l, &now, what->op);
         if (n == 0)
             err = rc_keep(l, RC_MAIN, what);
-        else if (what->op) /* as in transfer() */
+        else if (what->op) /* before the lock is released, as in transfer() */
             fab_pending(what->op, l->link->node);
     }
     base_spin_unlock(&l->lock);

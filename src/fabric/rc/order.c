@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Flush and fence. A flush waits until everything that any thread began before it has arrived, and for nothing that is begun later.
+ * Flush and fence. A flush waits until everything that any thread began before it has arrived. It does not wait for later operations.
  */
 #include "fabric/rc/rc.h"
 
-/* True if all work that was queued when the flush began has been posted, and no request of a broken queue pair still has to be posted
-   again. From then on rc_flushed() only compares positions in the send queue. */
+/* Whether all work that was queued when the flush began has been posted, and no request of a broken queue pair waits to be posted again.
+ * Then rc_flushed() only has to compare positions in the send queue. */
 static bool order_gone(const struct rc_link *l, const struct fab_flush *f)
 {
     bool posted = !l->again;

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Polls the completion queue: called by threads that wait, by the thread that delivers messages, and by the progress thread before it
- * sleeps.
+ * Polls the completion queues. Callers are threads that wait, the thread that delivers messages, and the progress thread before it sleeps.
  */
 #include "fabric/rc/rails.h"
 
 #define BATCH 32
 
-/* Handles a completion. True: it was the completion of a receive. */
+/* Handles a completion. True: a receive has completed. */
 static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = rc_wr_link(wc->wr_id);
@@ -16,13 +15,13 @@ static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
         return true;
     }
     struct rc_link *l = number < rc->count ? rc->links[number] : NULL;
-    /* a completion of another generation belongs to a queue pair that was destroyed */
+    /* other generations belong to queue pairs that were destroyed */
     if (l && rc_wr_generation(wc->wr_id) == (l->generation & RC_WR_GENERATION))
         rc_done(l, wc);
     return false;
 }
 
-/* Handles completions, but runs no handlers. So it can be called while a handler is slow. */
+/* Handles completions without running handlers, so that a slow handler does not stop it. */
 static int service(struct rc *rc)
 {
     struct ibv_wc wc[BATCH];
@@ -77,7 +76,7 @@ int rc_progress(struct weft_node *w)
             }
         }
         n += rc_deliver(w, l, RC_WINDOW);
-        /* All links share the stages and frames: if one has become free, links that found none try again. */
+        /* All links share the stages and frames. If one has become free, links that found none try again. */
         if (BASE_LIKELY(!freed && !__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) &&
                         !__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) && !__atomic_load_n(&l->again, __ATOMIC_RELAXED)))
             continue;
@@ -101,7 +100,7 @@ bool rc_idle(struct weft_node *w)
         return false;
     if (!rc->has_early) {
         ibv_req_notify_cq(rc->cq, 0);
-        /* A completion that came before the request for notification causes none: poll once more. */
+        /* Poll once more: a completion that came before the request for notification causes no notification. */
         rc->has_early = ibv_poll_cq(rc->cq, 1, &rc->early) > 0;
     }
     bool quiet = !rc->has_early;
@@ -117,8 +116,7 @@ bool rc_idle(struct weft_node *w)
 
 void rc_take_all(struct rc *rc)
 {
-    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES +
-                    RC_CQ_SPARE; /* at most as many as can have been there at the beginning: the peer may go on sending */
+    uint64_t most = (uint64_t)rc->peers_max * RC_CQ_ENTRIES + RC_CQ_SPARE; /* a limit, because the peer may go on sending */
     int n;
     do {
         base_spin_lock(&rc->receiving);
@@ -128,9 +126,8 @@ void rc_take_all(struct rc *rc)
     } while (n > 0 && most > 0);
 }
 
-/* Delivers the messages of a peer that is gone. Another thread may just have taken one from the completion queue, and not put it into the
-   inbox yet: rc->receiving waits for that. At most a window of messages is delivered, because the peer may be alive after all and go on
-   sending. */
+/* Delivers the last messages of a peer that is gone: at most a window, because the peer may be alive and go on sending. Takes rc->receiving
+ * to wait for a thread that has polled a message and not put it into the inbox yet. */
 void rc_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

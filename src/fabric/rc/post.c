@@ -2,8 +2,8 @@
  *
  * Posts requests to the send queue: pieces of puts and gets, frames, atomics, and the reads of flushes.
  *
- * Local memory that is not registered goes through stages. A request asks for a completion if an operation waits for it, if stages are
- * scarce, and every RC_SIGNAL_EVERY requests. Completions come in order, so one completion reports all requests before it.
+ * Local memory that is not registered is copied through stages. A request asks for a completion if an operation waits for it, if stages are
+ * scarce, and every RC_SIGNAL_EVERY requests. Completions are in order, so each one also reports all requests before it.
  */
 #include "fabric/rc/rc.h"
 
@@ -12,20 +12,19 @@
 
 /* --- one request --- */
 
-/* Posts the request that `slot` describes, which rc_slot_next() has returned. */
+/* Posts the request described by `slot`, the result of rc_slot_next(). */
 BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_send_wr *wr, bool prompt)
 {
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
-    /* Requests of a broken queue pair that are posted again ask for completions, so that their stages become free. A flush would also ask
-     * for a completion, but cannot be posted before all of these requests. */
+    /* Repeated requests of a broken queue pair ask for completions, which free their stages. The read of a flush cannot do that, because it
+     * comes behind all of them. */
     bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
                   (slot->stage && (rc_stages_scarce(l->rc, slot->frame) || l->again));
     wr->wr_id = rc_wr_request(l, position);
     if (signal)
         wr->send_flags |= IBV_SEND_SIGNALED;
-    /* A request that was queued before a fence may be posted after the fence was set. So each request carries the number of fences that
-     * were set before it was queued. */
+    /* Each request carries the number of fences set before it was queued, because it may be posted after later fences were set. */
     uint32_t fences = slot->fences;
     bool fence = (int32_t)(fences - l->fences_posted) > 0;
     if (fence)
@@ -44,8 +43,8 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
     return 0;
 }
 
-/* NULL: no stage is free now. The stages that the link holds may belong to requests that asked for no completion. Then a read is posted
- * behind them, as for a flush; its completion frees the stages. */
+/* Takes a stage; NULL: none is free now. The link's stages may belong to requests that asked for no completion. Then a read is posted
+ * behind these, whose completion frees them. */
 static void *stage_for(struct rc_link *l, bool frame)
 {
     void *stage = rc_take_stage(l, frame);
@@ -56,7 +55,7 @@ static void *stage_for(struct rc_link *l, bool frame)
 
 /* --- pieces of puts and gets --- */
 
-/* The next piece of [remote, remote + len). A piece ends where the peer's segment ends, and, if the local memory is registered, where this
+/* The next piece of [remote, remote + len). A piece ends where the peer's segment ends; if the local memory is registered, also where this
  * node's segment ends. */
 struct piece {
     uint64_t bytes;
@@ -64,7 +63,7 @@ struct piece {
     bool ours;   /* the local memory is registered */
 };
 
-/* What the local memory of a piece is registered as, unless it goes through a stage. */
+/* The registration of a piece's local memory. */
 static inline const struct verbs_regions *regions_of(const struct rc *rc, const struct verbs_regions *memory)
 {
     return BASE_UNLIKELY(memory != NULL) ? memory : &rc->pool;
@@ -75,7 +74,7 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
 {
     const struct rc *rc = l->rc;
     const struct verbs_regions *own = regions_of(rc, memory);
-    struct piece p = {.at = (uintptr_t)local - (uintptr_t)own->base}; /* an address before the pool becomes a huge offset */
+    struct piece p = {.at = (uintptr_t)local - (uintptr_t)own->base}; /* below the pool's base this wraps to a huge offset */
     p.ours = p.at <= own->bytes && len <= own->bytes - p.at;
     uint64_t here = p.ours ? own->segment_bytes - (p.at & (own->segment_bytes - 1)) : RC_STAGE_BYTES;
     uint64_t segment = UINT64_C(1) << l->peer_shift, there = segment - (remote & (segment - 1));
@@ -83,7 +82,6 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
     return p;
 }
 
-/* Posts the put or get that `slot` describes. */
 BASE_INLINE int post_transfer(struct rc_link *l, const struct rc_slot *slot, bool put, bool prompt)
 {
     const struct rc *rc = l->rc;
@@ -92,7 +90,7 @@ BASE_INLINE int post_transfer(struct rc_link *l, const struct rc_slot *slot, boo
     if (slot->stage) {
         sge.addr = (uintptr_t)slot->stage;
         sge.lkey = verbs_lkey(&rc->private, (uint64_t)((uint8_t *)slot->stage - rc->memory));
-    } else if (!small) { /* small: the data is copied when posting, and needs no key */
+    } else if (!small) { /* inline data is copied when posting, and needs no key */
         const struct verbs_regions *own = regions_of(rc, slot->memory);
         sge.lkey = verbs_lkey(own, (uint64_t)(slot->local - own->base));
     }
@@ -118,7 +116,7 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
     return post_transfer(l, next, slot->kind == RC_SLOT_PUT, prompt) == 0;
 }
 
-/* Posts one piece. False: there is no room now. `op` completes with the piece. */
+/* Posts one piece, with which `op` completes. False: there is no room now. */
 BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory,
                             const struct piece *p, weft_op *op, struct rc_work *work, uint32_t fences, bool prompt)
 {
@@ -203,7 +201,7 @@ void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken)
     }
 }
 
-/* The frame is at `at`: in the slot's stage, or in memory that is sent inline. */
+/* Posts the frame at `at`: in the slot's stage, or in memory that is sent inline. */
 BASE_INLINE bool post_at(struct rc_link *l, const struct rc_slot *slot, uint8_t *at)
 {
     const struct rc *rc = l->rc;
@@ -272,7 +270,7 @@ bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t
         *own = NULL;
     }
     q->sent++;
-    if (kind == RC_MESSAGE) { /* without the padding behind the header */
+    if (kind == RC_MESSAGE) { /* without the padding after the header */
         struct rc_frame f;
         memcpy(&f, body, sizeof f);
         l->sent_bytes += (uint64_t)f.header_len + f.payload_len;
@@ -294,7 +292,7 @@ bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot)
     struct rc_slot *next = rc_slot_next(l);
     *next = *slot;
     if (!post_at(l, next, at))
-        return false; /* the slot keeps its stage */
+        return false; /* `next` keeps its stage */
     kept->position = l->posted - 1;
     return true;
 }
@@ -305,12 +303,12 @@ void rc_tell_locked(struct rc_link *l, bool due)
         due = due || l->lane[i].taken - l->lane[i].told >= RC_TELL;
     if (BASE_UNLIKELY(due) && !l->closed) {
         struct rc_frame f = {.kind = RC_TELL_ONLY, .token = RC_NO_ASK};
-        /* if there is no room, a later frame acknowledges, or rc_done() calls this again */
+        /* if there is no room, the next frame carries the acknowledgement, or rc_done() calls this again */
         rc_post_frame(l, &f, sizeof f, l->fences_posted, NULL);
     }
 }
 
-/* --- atomics that the peer's device does --- */
+/* --- atomics of the peer's device --- */
 
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op)
 {
@@ -350,10 +348,10 @@ void rc_flush_locked(struct rc_link *l)
     l->flush_wanted = !rc_has_slot(l);
     if (l->flush_wanted)
         return;
-    /* A read behind the writes: its completion proves that they have arrived. */
+    /* A read behind the writes. Its completion proves that they have arrived. */
     struct rc_slot *slot = rc_slot_next(l);
     *slot = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
-    uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* nobody reads the result */
+    uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* the result is not used */
     struct ibv_sge sge = {.addr = (uintptr_t)rc->memory + at, .length = 8, .lkey = verbs_lkey(&rc->private, at)};
     struct ibv_send_wr wr = {.sg_list = &sge,
                              .num_sge = 1,

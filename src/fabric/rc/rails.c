@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The further rails: which devices they are, their resources, and their completion queues.
- *
- * A device that cannot be used is left out, and a line is logged: the first rail alone can do everything.
+ * Further rails: their devices, resources and completion queues. A device that cannot be used is skipped with a log message, because the
+ * first rail can carry everything.
  */
 #include "fabric/rc/rails.h"
 
@@ -15,7 +14,7 @@
 
 /* --- the devices --- */
 
-static uint32_t name_length(const char *name) /* length of the name without the port, because limits are those of the device */
+static uint32_t name_length(const char *name) /* length without the port, because the limits belong to the device */
 {
     return (uint32_t)strcspn(name, ":");
 }
@@ -26,8 +25,7 @@ static bool same_device(const struct verbs_device *a, const struct verbs_device 
     return n == name_length(b->name) && memcmp(a->name, b->name, n) == 0;
 }
 
-/* The number of peers that a further rail on this device can have queue pairs for. Rails of the same device that come earlier have
-   priority. */
+/* For how many peers a further rail on this device can have queue pairs. Earlier rails on the same device get theirs first. */
 static uint32_t room_for(const struct rc *rc, const struct verbs_device *d)
 {
     uint32_t peers = rc_peers_expected(rc->w), used = same_device(rc->device, d) ? peers : 0;
@@ -49,7 +47,7 @@ static void rails_unmake(struct rc_rail *r)
     memset(r, 0, sizeof *r);
 }
 
-/* The caller names the device in front of the error. */
+/* Opens the rail. The caller puts the device's name in front of the error text. */
 static int rails_make(struct rc *rc, struct rc_rail *r)
 {
     struct weft_node *w = rc->w;
@@ -135,7 +133,6 @@ void rc_rails_close(struct rc *rc)
 
 /* --- completions --- */
 
-/* Handles a completion, and posts pieces for which it makes room. */
 static void done(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 48), track = (uint32_t)(wc->wr_id >> 44) & 0xf;
@@ -145,8 +142,8 @@ static void done(struct rc *rc, const struct ibv_wc *wc)
     struct rc_track *t = &l->tracks->track[track];
     base_spin_lock(&l->lock);
     uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
-    if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) &&
-        position < t->posted) { /* otherwise the completion belongs to a queue pair that was destroyed */
+    /* If this is false, the queue pair of the completion was destroyed. */
+    if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) && position < t->posted) {
         rc_stripe_done_locked(l, t, position, wc->status);
         if (!t->lost)
             rc_push_locked(l);
@@ -175,7 +172,7 @@ int rc_rails_poll(struct rc *rc)
     return n;
 }
 
-/* The part of rc_idle() for the further rails. */
+/* rc_idle() for the further rails. */
 bool rc_rails_idle(struct rc *rc)
 {
     bool quiet = true;
@@ -198,7 +195,7 @@ void rc_rails_woken(struct rc *rc)
 
 /* --- joining --- */
 
-struct rail_hello { /* followed by the keys of the rail */
+struct rail_hello { /* followed by the keys */
     uint8_t gid[16];
     uint64_t segment_bytes;
     uint32_t segments, reserved;
@@ -232,7 +229,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
     tracks->remote_bytes = UINT64_C(1) << l->peer_shift;
     tracks->local_bytes = rc->pool.segment_bytes;
     tracks->message_bytes = rc->device->traits.message_bytes;
-    for (uint32_t i = 0; i < RC_TRACKS; i++) /* only the leader chooses a rail of the peer; the follower learns it from the offer */
+    for (uint32_t i = 0; i < RC_TRACKS; i++) /* only the leader chooses the peer's rail; the other node gets it with the offer */
         tracks->track[i].rail = i;
     l->tracks = tracks;
     for (uint32_t i = 0; i < count && !err; i++) {
@@ -259,7 +256,7 @@ int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadli
         tracks->local_bytes = rc_least(tracks->local_bytes, rc->rails->rail[i].pool.segment_bytes);
         tracks->message_bytes = rc_least(tracks->message_bytes, rc->rails->rail[i].device->traits.message_bytes);
     }
-    if (err || !rc->rails || count == 0) /* without further rails at both ends, the first rail alone is used */
+    if (err || !rc->rails || count == 0) /* striping needs further rails at both ends */
         rc_rails_forget(l);
     return err;
 }

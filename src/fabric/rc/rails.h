@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Several devices to one peer. The first device, rail 0, is the transport's device. It carries everything that must keep an order
- * (rc.h). Further rails carry pieces of large puts and gets, and nothing else:
+ * Several devices to one peer. The first device, rail 0, is the transport's device, and carries everything that must keep an order (rc.h).
+ * Further rails carry only pieces of large puts and gets:
  *
- *   rails.c   the devices: which ones are used, their resources, their completion queues
- *   tracks.c  a queue pair for each rail and peer (a track), agreed on over the side connection
- *   stripe.c  cuts puts and gets into pieces, one for each rail, and handles the completions
+ *   rails.c   the devices: their choice, resources and completion queues
+ *   tracks.c  tracks: a queue pair for each pair of rail and peer, agreed on over the side connection
+ *   stripe.c  cuts puts and gets into pieces, one for each rail, and handles completions
  *
  * A put or get that is cut over rails is striped. It is a work of the main lane (struct rc_work), and is in the list that starts at
- * `oldest` until all its pieces are done. Until then, works behind a later fence wait, and so do later signals, even without a fence
- * (l->stripes_done). A written piece counts as done when a read behind it has completed: then the data is in the peer's memory, and not
- * only in its device.
+ * `oldest` until all its pieces are done. Until then works behind a later fence wait, and so do all later signals (l->stripes_done). A
+ * written piece is done when a read behind it has completed, because then the data is in the peer's memory, not only in its device.
  *
- * The locks are those of rc.h; a track is protected by its link's lock. Only the progress thread makes and destroys queue pairs, with
- * rc->receiving and the link's lock held.
+ * The locks are those of rc.h; a track is protected by its link's lock. Only the progress thread makes and destroys queue pairs, and it
+ * holds rc->receiving and the link's lock.
  */
 #ifndef WEFT_RC_RAILS_H
 #define WEFT_RC_RAILS_H
@@ -22,22 +21,22 @@
 
 #define RC_TRACKS      (FAB_RAILS_MAX - 1)
 #define RC_TRACK_DEPTH 64u        /* the most pieces under way on a track; each needs up to two requests */
-#define RC_CUT_BYTES   4096u      /* pieces begin at multiples of this in the peer's memory */
-#define RC_PIECE_BYTES (8u << 20) /* the most bytes of a piece; small, because a broken rail's pieces are repeated */
+#define RC_CUT_BYTES   4096u      /* in the peer's memory, pieces begin at multiples of this */
+#define RC_PIECE_BYTES (8u << 20) /* the most bytes of a piece; few, because a broken rail's pieces are sent again */
 
 /* A further device of this node. */
 struct rc_rail {
     struct verbs_device *device;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
-    /* landing: the memory for reads that prove the arrival of writes, a cache line for each peer */
+    /* landing: where the reads that prove the arrival of writes put their result; a cache line for each peer */
     struct verbs_regions pool, landing;
     uint8_t *landing_memory;
     uint64_t landing_bytes;
-    /* how many queue pairs exist, and how many the device and the completion queue have room for */
+    /* queue pairs, and the most that the device and the completion queue allow */
     uint32_t tracks, tracks_max;
     bool full_said;
-    _Atomic uint32_t out; /* pieces under way on this rail */
+    _Atomic uint32_t out; /* pieces posted and not complete */
     struct ibv_wc early;  /* as in struct rc */
     bool has_early;
 };
@@ -55,7 +54,7 @@ struct rc_peer_rail {
 };
 
 struct rc_piece {
-    struct rc_work *work; /* NULL: the piece is finished, or it has no data and only proves that the track works */
+    struct rc_work *work; /* NULL: the piece is finished, or is only a read that proves that the track works */
     uint64_t remote;
     uint8_t *local;
     uint32_t len;
@@ -68,8 +67,7 @@ struct rc_track {
     uint32_t rail, peer_rail; /* index into rc->rails, and into the rails of the peer */
     uint32_t tries;           /* attempts since the track last worked */
     int64_t retry_ns;
-    bool owes_gone,
-        owes_over; /* the message RAIL_GONE, or RAIL_OVER (tracks.c), must be sent again, because the side connection was full */
+    bool owes_gone, owes_over; /* RAIL_GONE or RAIL_OVER (tracks.c) found the side connection full, and must be sent again */
     uint32_t over_generation;
     bool was_up, said;
     struct rc_stand stand;
@@ -77,7 +75,7 @@ struct rc_track {
     uint32_t generation;
     struct verbs_qp qp;
     bool up, lost, proved;
-    /* neither end has the queue pair any more: the pieces [done, posted) must be repeated over the first rail */
+    /* neither end has the queue pair any more: repeat the pieces [done, posted) over the first rail */
     bool repeat;
     char why[256]; /* the reason of `lost` */
     uint64_t posted, done;
@@ -87,22 +85,22 @@ struct rc_track {
 struct rc_tracks {
     uint32_t peer_count;
     struct rc_peer_rail peer[RC_TRACKS];
-    uint64_t local_bytes, remote_bytes; /* no piece crosses a multiple of these: the smallest segment size of all rails */
+    uint64_t local_bytes, remote_bytes; /* the smallest segment sizes of all rails: no piece crosses a multiple of these */
     uint64_t message_bytes;
     uint32_t up;                           /* under the lock: how many tracks are up */
-    struct rc_work *oldest, *newest;       /* under the lock: the striped works that are not done, by number */
+    struct rc_work *oldest, *newest;       /* under the lock: the unfinished striped works, by number */
     _Atomic uint64_t bytes[FAB_RAILS_MAX]; /* bytes of pieces posted on each rail */
     _Atomic uint64_t breaks;
     struct rc_track track[RC_TRACKS];
 };
 
 /* rails.c */
-int rc_rails_open(struct rc *rc); /* after verbs_device_use() of the first device; further devices that do not work are left out */
+int rc_rails_open(struct rc *rc); /* after verbs_device_use() of the first device; skips devices that do not work */
 void rc_rails_close(struct rc *rc);
 int rc_rails_poll(struct rc *rc);  /* with rc->receiving */
 bool rc_rails_idle(struct rc *rc); /* with rc->receiving */
 void rc_rails_woken(struct rc *rc);
-/* The exchange of two nodes that join: each sends a description of each of its further rails. */
+/* When two nodes join, each sends the other a description of its further rails. */
 int rc_rails_tell(struct rc_link *l, int side_fd, int64_t deadline);
 int rc_rails_hear(struct rc_link *l, uint32_t count, int side_fd, int64_t deadline);
 void rc_rails_stat(struct rc_link *l, weft_link_stats *out);
@@ -114,13 +112,13 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* false:
 
 /* stripe.c; with the link's lock */
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
-/* handles a completion: the pieces up to `position` are done, or this one failed */
+/* Handles a completion: the pieces up to `position` are done, or that piece failed. */
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status);
 void rc_stripe_look(struct rc_link *l); /* counts the tracks that are up */
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
-/* Repeats as many pieces of a broken track as there is room for. True: none is left. */
+/* Repeats a broken track's pieces, as many as there is room for. True: none is left. */
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t);
-/* for a track whose queue pair is gone: ends the refused pieces with an error, and counts the other pieces, which are to be repeated */
+/* After a track's queue pair was destroyed: fails the refused pieces, and counts those to repeat. */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t);
 void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status);
 void rc_tracks_fail_locked(struct rc_link *l, int status); /* fails the pieces of all tracks */

@@ -51,15 +51,15 @@
 
 #define RC_FRAME_BYTES 4096u
 #define RC_WINDOW      32u /* how many frames of a lane may be sent before the peer acknowledges one */
-#define RC_TELL        8u  /* after so many frames an acknowledgement is sent, if no other frame has carried it */
+#define RC_TELL        8u  /* the most unacknowledged frames before a frame is sent only to acknowledge them */
 #define RC_RESERVE     16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
 #define RC_RECEIVES    (2 * RC_WINDOW + RC_RESERVE)
-#define RC_SPARE       16u /* chunks, of RC_RECEIVES receives each, that replace receives which were lost with queue pairs */
+#define RC_SPARE       16u /* spare chunks: they replace receives that were lost with queue pairs */
 #define RC_GIVE_BATCH  8u  /* receives that are posted to the shared receive queue in one call */
 #define RC_SEND_DEPTH  128u
 #define RC_CQ_ENTRIES \
     (RC_SEND_DEPTH + RC_RECEIVES) /* entries of the completion queue for each peer: every request may ask for a completion */
-#define RC_PEERS_GROWN  128u      /* peers at once in a cluster that grows, if it did not begin with more */
+#define RC_PEERS_GROWN  128u      /* the most peers at a time in a cluster that grows, if it did not begin with more */
 #define RC_CQ_SPARE     (RC_SPARE * RC_RECEIVES + 16u)
 #define RC_SIGNAL_EVERY 16u
 #define RC_INLINE_MAX   220u        /* the most bytes that are sent inline, if the device allows as many */
@@ -68,14 +68,14 @@
 #define RC_TX_FRAMES    256u /* frames to send from; all links of the node share them */
 /* offset in rc->memory of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
-#define RC_BACKLOG_WAIT (1u << 20)  /* bytes: a call that sends a frame waits while its lane's backlog holds so many */
-#define RC_BACKLOG_PUTS (16u << 10) /* like RC_BACKLOG_WAIT, for puts and gets: smaller, because their data is not copied */
-#define RC_BACKLOG_MAX  (64u << 20) /* bytes: a call in a handler fails with -ENOBUFS while its lane's backlog holds so many */
+#define RC_BACKLOG_WAIT (1u << 20)  /* a call that sends a frame waits while its lane's backlog has so many bytes */
+#define RC_BACKLOG_PUTS (16u << 10) /* the same for puts and gets; smaller, because their data is not copied */
+#define RC_BACKLOG_MAX  (64u << 20) /* the same for calls in handlers, which fail with -ENOBUFS because they must not wait */
 
 enum rc_frame_kind { RC_MESSAGE = 1, RC_ATOMIC, RC_ANSWER, RC_SIGNAL, RC_STORE, RC_TELL_ONLY };
 
-/* Two lanes of frames with separate credits. Each is kept in order, and neither waits for the other, except behind a fence. RC_MESSAGES has
-   the messages to handlers, which may be slow or stopped; RC_MAIN has everything else. */
+/* Frames are sent in two lanes, each in order and with credits of its own. RC_MESSAGES has messages to handlers, which may be slow or
+ * stopped; RC_MAIN has everything else. Only behind a fence does one lane wait for the other. */
 enum rc_lane { RC_MAIN, RC_MESSAGES, RC_LANES };
 
 /* The header of every frame. The receiver checks all lengths against the bytes that have arrived. */
@@ -85,8 +85,8 @@ struct rc_frame {
     uint16_t id;  /* RC_MESSAGE: handler */
     uint16_t header_len, payload_len;
     uint32_t taken[RC_LANES]; /* acknowledgement: how many of the receiver's frames the sender has processed, modulo 2^32 */
-    uint32_t token;           /* index into `asks` of the node that sent the request and waits for an answer; RC_NO_ASK: do not answer */
-    uint32_t from;            /* the sender's rank; the receiver compares it with the peer of the queue pair over which the frame arrived */
+    uint32_t token;           /* the request's index in `asks` of its sender; RC_NO_ASK: no answer is wanted */
+    uint32_t from;            /* the sender's rank; the receiver checks it against the queue pair over which the frame arrived */
     uint64_t offset, a, b;    /* offset in the receiver's pool; operands (RC_ANSWER: `a` is the former value) */
 };
 
@@ -95,17 +95,18 @@ enum rc_slot_kind { RC_SLOT_PUT, RC_SLOT_GET, RC_SLOT_ATOMIC, RC_SLOT_FRAME, RC_
 /* A request in the send queue, from posting to completion, with all that is needed to post it again. */
 struct rc_slot {
     weft_op *op;
-    struct rc_work *work;               /* the work that the request is a piece of; NULL: a whole operation */
-    void *stage;                        /* the stage or frame that the request uses; NULL: none */
-    void *copy_to;                      /* a read into a stage, or an atomic: copy the result here on completion */
-    uint8_t *local;                     /* put, get: the local memory; not accessed if there is a stage */
-    const struct verbs_regions *memory; /* put, get: what the local memory is registered as; NULL: in the pool, or not at all */
+    struct rc_work *work; /* the work that the request is a piece of; NULL: a whole operation */
+    void *stage;          /* the stage or frame that the request uses; NULL: none */
+    void *copy_to;        /* a read into a stage, or an atomic: copy the result here on completion */
+    uint8_t *local;       /* put, get: the local memory; not accessed if there is a stage */
+    /* put, get: the registration of local memory outside the pool; NULL: in the pool, or not registered */
+    const struct verbs_regions *memory;
     uint64_t remote;
     uint32_t len;
     uint32_t number; /* RC_SLOT_FRAME: the frame's number in its lane */
     uint8_t kind, lane;
     bool frame; /* `stage` is a frame */
-    /* how many fences precede the request */
+    /* number of fences before this request */
     uint32_t fences;
     bool refused; /* the peer's or our device refused the request: do not repeat it */
 };
@@ -126,25 +127,25 @@ struct rc_work {
     struct rc_work *next;
     weft_op *op;
     enum rc_work_kind kind;
-    /* The fence before this work has passed when `fence_asks` asks are answered, `fence_other` works of the other lane are posted, and all
-     * striped works of the main lane with numbers below `fence_stripes` are done. */
+    /* This work may be posted when `fence_asks` asks are answered, `fence_other` works of the other lane are posted, and all striped works
+     * of the main lane with numbers below `fence_stripes` are done. */
     uint64_t fence_asks, fence_other, fence_stripes;
-    /* how many fences precede the frame */
+    /* number of fences before this work */
     uint32_t fences;
     uint64_t remote, len, posted;
     uint8_t *local;                     /* put, get: the local memory; RC_WORK_ATOMIC: receives the former value, or NULL */
     const struct verbs_regions *memory; /* put, get: as in struct rc_slot */
     enum fab_atomic what;               /* RC_WORK_ATOMIC: the kind, with operands `a` and `b` */
     uint64_t a, b;
-    /* pieces that are posted and not complete */
+    /* pieces posted and not complete */
     uint32_t pieces;
     int status; /* the error of the first piece that failed; 0: none */
     bool whole; /* all pieces are posted */
-    /* Some of its pieces go over further rails (rails.h). Such works are linked in the order of their numbers. */
+    /* Some pieces go over further rails (rails.h). Striped works are linked in the order of their numbers. */
     bool striped;
     struct rc_work *before, *after;
     uint64_t number; /* number of the work in its lane */
-    struct {         /* Behind a fence, striping waits until the first rail has proved that requests up to these positions have arrived. */
+    struct {         /* Behind a fence, this work is striped when the first rail has proved that requests up to these positions arrived. */
         bool set;
         uint32_t generation;
         uint64_t change, read;
@@ -153,14 +154,14 @@ struct rc_work {
     uint8_t body[];
 };
 
-struct rc_ask { /* an operation that was sent to the home node, whose processor carries it out and answers */
+struct rc_ask { /* an operation that the home node's processor executes and answers */
     weft_op *op;
     uint64_t *old;
 };
-#define RC_ASKS   256u       /* the most such operations without an answer on a link */
+#define RC_ASKS   256u       /* the most unanswered asks of a link */
 #define RC_NO_ASK UINT32_MAX /* a token that means: do not answer */
 
-/* The progress of a queue pair when it was last checked, and for how long it has made none. */
+/* When a queue pair last made progress; see rc_stands_still(). */
 struct rc_stand {
     uint64_t done;
     int64_t looked_ns, still_ns;
@@ -177,12 +178,12 @@ struct rc_link {
     uint32_t peer_shift; /* log2 of the size of the peer's segments */
     uint32_t peer_keys_count, *peer_keys;
     struct rc_tracks *tracks; /* see rails.h; NULL: the first device is the only rail */
-    bool has_atomics;         /* the peer's device does atomics, atomic with those of its processor, and our device can request them */
+    bool has_atomics;         /* the peer's device executes our atomics, atomically with those of its processor */
 
     /* --- used only by the progress thread, see connect.c --- */
     enum rc_state { RC_COLD, RC_CALLING, RC_CONNECTED, RC_UP } state;
     bool called;       /* our address was sent to the peer for this generation */
-    int64_t since_ns;  /* since when a queue pair has been wanted and none has worked; 0: one works, or none is wanted */
+    int64_t since_ns;  /* since when a queue pair has been wanted without success; 0: one works, or none is wanted */
     int64_t retry_ns;  /* when to try again */
     int64_t called_ns; /* when the last call was sent */
     struct rc_stand stand;
@@ -196,7 +197,7 @@ struct rc_link {
     bool closed; /* the link is disconnected: nothing is posted any more */
     bool up;     /* requests may be posted */
     bool wanted; /* an operation waits for a queue pair */
-    /* the queue pair has broken, for the reason in `lost_why`, and the progress thread has not handled this yet */
+    /* the queue pair has broken, and the progress thread has not handled this yet */
     bool lost;
     bool proved; /* this queue pair has completed a request, or no request was waiting for it */
     char lost_why[256];
@@ -213,47 +214,45 @@ struct rc_link {
     uint64_t sent_bytes, fetched_bytes; /* bytes of puts and messages that were posted; of gets */
     struct rc_queue {
         struct rc_work *backlog, **end;
-        uint64_t bytes;            /* bytes in the backlog; accessed atomically, because it is read without the lock as a hint */
-        uint64_t begun, posted;    /* how many works were queued, and how many of them were posted */
+        uint64_t bytes;            /* bytes in the backlog; accessed atomically, because it is also read without the lock */
+        uint64_t begun, posted;    /* number of works that were queued, and of those that were posted */
         uint32_t sent, peer_taken; /* frames sent, and acknowledged by the peer; the difference is at most RC_WINDOW */
         uint32_t taken, told;      /* frames of the peer that were processed, and acknowledged */
-        uint64_t fence_other;      /* how many works of the other lane precede the last fence */
+        uint64_t fence_other;      /* number of works of the other lane before the last fence */
     } lane[RC_LANES];
-    struct { /* Answers to the peer that found no room. They are posted before the backlogs: a work in a backlog may wait behind a fence for
-                the peer's answers, and the peer's works for ours: without this order, both nodes could wait for ever. Their bytes are
-                counted with the main lane's. */
+    struct { /* Answers to the peer that found no room. They are posted before the backlogs: otherwise the backlogs of two nodes could wait
+                behind fences for each other's answers. Their bytes count as the main lane's. */
         struct rc_work *first, **end;
         uint32_t count;
     } answers;
     struct rc_ask asks[RC_ASKS];
-    /* Counts of asks, the requests that the peer's processor answers, in order. A work behind a fence waits until `answered` has reached
-     * fence_asks, which does not change until the next fence, so the counts must not wrap. */
+    /* Numbers of asks that were sent, and that were answered, in order. Works behind a fence wait until `answered` has reached fence_asks.
+     * 64 bits, because they must not wrap. */
     uint64_t asked, answered, fence_asks;
     uint64_t last_change;  /* the position after the last write or frame: a flush must prove that requests up to here have arrived */
     uint64_t last_read;    /* the position after the last read */
-    uint64_t flushed_to;   /* everything posted before this position has arrived: a read posted after it has completed */
+    uint64_t flushed_to;   /* requests before this position have arrived, because a later read has completed */
     uint64_t flush_read;   /* the position of the read of a flush under way, plus 1; 0: none */
     uint64_t flush_covers; /* last_change when that read was posted */
-    bool flush_wanted;     /* a flush's read found no room: that read is posted before the backlogs */
-    /* How often rc_gather_locked() has run. Each run invalidates the positions of all requests that are not done. */
+    bool flush_wanted;     /* the read of a flush found no room; it is posted before the backlogs */
+    /* Number of calls of rc_gather_locked(). Each call invalidates the positions of all unfinished requests. */
     uint32_t gathered;
-    uint32_t fences; /* how many fences this node has set */
-    /* How many fences precede the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE: the queue pair
-       starts it, and those behind it, when all earlier reads are done. */
+    uint32_t fences; /* number of fences that this node has set */
+    /* Number of fences before the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE, so that it and
+     * later requests start only when all earlier reads are done. */
     uint32_t fences_posted;
-    uint32_t fence_proved;  /* the last fence before which everything has arrived at the peer: works behind it may be striped */
+    uint32_t fence_proved;  /* the last fence before which everything has arrived at the peer */
     uint64_t stripe;        /* the smallest put or get that is striped, in bytes; UINT64_MAX: no further rail is up */
-    uint64_t fence_stripes; /* how many works of the main lane precede the last fence */
+    uint64_t fence_stripes; /* number of works of the main lane before the last fence */
     uint64_t stripes_done;  /* the number of the first striped work that is not done; UINT64_MAX: all are done */
     uint32_t repeats;       /* pieces of tracks that are to be repeated over the first rail */
 
-    /* Messages that have arrived and wait for their handler, in the frames they were received in. Entries are added under rc->receiving and
-       removed under w->progress. */
+    /* Messages that wait for their handler, in the frames in which they arrived. Added under rc->receiving, removed under w->progress. */
     struct {
         uint32_t frame, bytes;
     } inbox[RC_WINDOW];
     _Atomic uint32_t inbox_in, inbox_out;
-    /* messages that were delivered and are not acknowledged yet, because too many wait for a handler that is not installed */
+    /* delivered messages whose acknowledgement is held back, because too many wait for a handler that is not installed */
     uint32_t withheld;
     struct stash stash;
     uint32_t held[2];                          /* stages and frames that this link holds; under rc->lock */
@@ -268,14 +267,15 @@ struct rc_link {
     char why[512];                                      /* the reason; written before `broken` */
 };
 
-/* receive.c: frames to receive into. A frame is identified by a number; a chunk has RC_RECEIVES frames. */
+/* Memory for received frames (receive.c). Frames are numbered; a chunk has RC_RECEIVES frames. */
 struct rc_receives {
     struct ibv_srq *srq;     /* the receive queue that all links share; NULL: each queue pair has its own */
-    uint32_t most, room;     /* chunks: as many as all credits together need; as many as there can be */
+    uint32_t most, room;     /* chunks: what the credits of all peers need; the most that the table can hold */
     struct rc_chunk *chunks; /* [room] */
     _Atomic uint32_t count;
-    _Atomic uint32_t given, taken; /* receives posted to the shared queue, and used, modulo 2^32; `taken` is written under rc->receiving */
-    base_spin lock;                /* protects the following members, `given`, and adding chunks */
+    /* receives that were posted to the shared queue, and used, modulo 2^32; `taken` is written under rc->receiving */
+    _Atomic uint32_t given, taken;
+    base_spin lock; /* protects the following members, `given`, and adding chunks */
     uint32_t batch[RC_GIVE_BATCH], batched;
     bool full; /* a chunk could not be added: do not try again */
 };
@@ -299,7 +299,7 @@ struct rc {
     bool refused[2];          /* for stages and for frames: a link found none, and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
-    uint32_t peers, peers_max; /* peers that have had a queue pair and are not gone; for how many peers the completion queue has room */
+    uint32_t peers, peers_max; /* living peers that have had a queue pair; peers for which the completion queue has room */
     _Atomic bool attention;    /* a link needs the progress thread */
     int64_t tend_ns;           /* when the progress thread must check the links in any case; used only by that thread */
     struct rc_rails *rails;    /* further devices; NULL: none */
@@ -318,7 +318,7 @@ static inline uint32_t rc_peers_expected(const struct weft_node *w)
 }
 
 /* --- link.c --- */
-/* puts a stage or frame that no link holds into its free list; under rc->lock, or before there are other threads */
+/* Puts a stage or frame into its free list. Under rc->lock, or before there are other threads. */
 void rc_put_back(struct rc *rc, void *stage, bool frame);
 /* with the link's lock. NULL: the link holds its share already, or none is free */
 void *rc_take_stage(struct rc_link *l, bool frame);
@@ -333,14 +333,14 @@ int rc_gone(struct rc_link *l);               /* fails with -ECONNRESET */
 uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t reconnect_ns);
 #define RC_STANDSTILL      "device %s has neither completed nor failed a request for %lld s, many times as long as its retries may take"
 #define RC_STANDSTILL_LOOK WEFT_SECOND /* time between two checks */
-/* whether a queue pair has made no progress for too long; `waits`: it has requests that will complete, `done`: how many have */
+/* Whether a queue pair has made no progress for too long. `waits`: some request should complete; `done`: how many have completed. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now);
 
 /* --- work.c, with the link's lock --- */
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
 void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first work, which was posted or given up */
 void rc_stripe_begin(struct rc_link *l, struct rc_work *k);           /* the work is striped from now on */
-void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* the striped work is no longer under way */
+void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* ends the striping of a work */
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a request has ended */
 
 /* --- post.c, with the link's lock; false: no room now --- */
@@ -348,11 +348,12 @@ void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a reque
 bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
                    weft_op *op);
 bool rc_post_next(struct rc_link *l, struct rc_work *k); /* posts the next piece of a put or get */
-/* posts the first rail's piece of a striped work, in one request */
+/* Posts the piece of a striped work that goes over the first rail, in one request. */
 bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes);
 /* posts the put or get of `slot` again; `prompt`: with a completion */
 bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt);
-/* `body` begins with the header. A frame larger than RC_LITTLE must be the body of `*own`; then the function takes ownership of `*own`. */
+/* Posts the frame `body`, which begins with the header. A frame larger than RC_LITTLE must be the body of `*own`, which the function then
+ * takes over. */
 bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own);
 bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);           /* posts a kept frame again */
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 1: posted; 0: no room now; or an error */
@@ -380,7 +381,7 @@ void rc_drop_answers_locked(struct rc_link *l);
 /* appends `k` to the backlog, which then owns it */
 void rc_enqueue(struct rc_link *l, enum rc_lane lane, struct rc_work *k, uint64_t stripes);
 int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what); /* queues a copy of the work */
-bool rc_push_locked(struct rc_link *l); /* posts what waits, as far as possible; true: something was posted */
+bool rc_push_locked(struct rc_link *l); /* posts as much of the backlogs as possible; true: something was posted */
 /* waits until the lane's backlog is below `limit` bytes */
 int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit);
 
@@ -389,8 +390,8 @@ void rc_done(struct rc_link *l, const struct ibv_wc *wc); /* handles a completio
 void rc_fail_all(struct rc_link *l, int status);
 
 /* --- operations.c, order.c: functions of the transport's table, and the one that sends their frames --- */
-/* Posts or queues a frame. Without `ask`, `op` completes at once. With `ask` the peer answers: `op` completes when the answer arrives, and
-   `old` (may be NULL) receives the value in it. */
+/* Posts or queues a frame. Without `ask`, `op` completes at once. With `ask`, the peer answers; then `op` completes, and `old` (may be
+ * NULL) gets the value in the answer. */
 int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old, weft_op *op);
 int rc_put(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
 int rc_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, size_t len, weft_op *op);
@@ -428,8 +429,8 @@ int rc_receives_post_locked(struct rc_link *l);              /* posts the receiv
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
 void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
 void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts it again */
-void rc_receive_unused(struct rc *rc,
-                       uint32_t frame); /* posts the frame as a receive again; it must contain no data of an existing queue pair */
+/* posts the frame as a receive again; no existing queue pair may have received it */
+void rc_receive_unused(struct rc *rc, uint32_t frame);
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
 
 /* --- message.c --- */
@@ -446,7 +447,7 @@ bool rc_idle(struct weft_node *w);
 void rc_last_words(struct weft_node *w, struct fab_link *l);
 
 /* --- connect.c --- */
-/* prepares for destroying the queue pair while the node goes on: no shared receive may be lost with it */
+/* Call before a queue pair is destroyed while the node goes on, so that no receives of the shared queue are lost. */
 void rc_leave(struct rc_link *l);
 void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size_t len);
 int64_t rc_upkeep(struct weft_node *w, int64_t now_ns);

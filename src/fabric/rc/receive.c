@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory for received frames, in chunks. A chunk is what one peer may send without acknowledgement.
+ * Memory for received frames, in chunks. A chunk is as much as one peer may send without an acknowledgement.
  *
- * If the device has shared receive queues, all links use one. A node begins with one chunk. It adds another chunk when a poll of the
- * completion queue finds that most receives were used at the same time, up to one chunk for each peer. With that many there is a receive
- * for every frame that credits allow. So memory grows with the traffic at one time, not with the number of peers. A frame that finds no
- * receive waits in its sender's device, which tries again (receiver not ready). Used receives are posted again in batches.
+ * If the device has shared receive queues, all links use one. A node begins with one chunk. It adds a chunk whenever a poll of the
+ * completion queue finds that few receives were left, up to one chunk for each peer. So memory grows with the traffic, not with the number
+ * of peers. If a frame finds no receive, the sender's device tries again (receiver not ready). Used receives are posted again in batches.
  *
- * Otherwise each queue pair has a chunk of its own, and a frame is posted again to the queue pair over which it arrived.
+ * Without a shared queue, each queue pair has a chunk of its own.
  */
 #include "fabric/rc/rc.h"
 
@@ -43,7 +42,6 @@ static struct ibv_sge element(const struct rc *rc, uint32_t frame)
 
 /* --- the shared queue; with r->lock --- */
 
-/* Posts the batch in one call. */
 static int post_batch(struct rc *rc)
 {
     struct rc_receives *r = &rc->receives;
@@ -57,7 +55,7 @@ static int post_batch(struct rc *rc)
             .wr_id = rc_wr_receive(r->batch[i]), .sg_list = &sge[i], .num_sge = 1, .next = i + 1 < r->batched ? &wr[i + 1] : NULL};
     }
     int err = verbs_post_shared(r->srq, wr, &bad);
-    /* Receives that could not be posted stay in the batch. */
+    /* receives that could not be posted stay in the batch */
     uint32_t posted = err ? (uint32_t)(bad - wr) : r->batched;
     memmove(r->batch, r->batch + posted, (r->batched - posted) * sizeof *r->batch);
     r->batched -= posted;
@@ -68,7 +66,7 @@ static int post_batch(struct rc *rc)
 static int give_shared(struct rc *rc, uint32_t frame)
 {
     struct rc_receives *r = &rc->receives;
-    int err = r->batched == RC_GIVE_BATCH ? post_batch(rc) : 0; /* an earlier attempt to post it failed */
+    int err = r->batched == RC_GIVE_BATCH ? post_batch(rc) : 0; /* an earlier post_batch() failed */
     if (err)
         return err;
     r->batch[r->batched++] = frame;
@@ -77,7 +75,7 @@ static int give_shared(struct rc *rc, uint32_t frame)
 
 /* --- chunks --- */
 
-/* Adds a chunk whose frames are not posted yet; with r->lock, or before there are other threads. */
+/* Adds a chunk without posting its frames. With r->lock, or before there are other threads. */
 static int add_chunk(struct rc *rc)
 {
     struct rc_receives *r = &rc->receives;
@@ -96,7 +94,7 @@ static int add_chunk(struct rc *rc)
         return err;
     }
     c->memory = p;
-    /* release: a thread that sees the number of one of these frames also sees its memory (acquire in rc_receive_at()) */
+    /* release: pairs with the acquire in rc_receive_at() */
     atomic_store_explicit(&r->count, n + 1, memory_order_release);
     return 0;
 }
@@ -118,8 +116,8 @@ int rc_receives_add(struct rc *rc)
     return err;
 }
 
-/* Counts used receives, and adds a chunk if few are left. `before`: how many were in the shared queue when the completion queue was polled;
-   `taken`: how many of them were used. */
+/* Counts used receives, and adds a chunk if few are left. `before`: receives in the shared queue before the poll; `taken`: how many were
+ * used. */
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
 {
     struct rc_receives *r = &rc->receives;
@@ -130,7 +128,7 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
     int err = post_batch(rc);
     if (!err && !r->full && atomic_load_explicit(&r->count, memory_order_relaxed) < r->most) {
         err = add_shared_chunk(rc);
-        r->full = err != 0; /* the existing receives are enough, but slower */
+        r->full = err != 0; /* messages are only slower without it */
     }
     base_spin_unlock(&r->lock);
     if (err)
@@ -147,8 +145,7 @@ static int post_own_locked(struct rc_link *l, uint32_t frame)
     return err ? base_fail(-err, "its queue pair accepts no receive buffers: %s", base_strerror(err)) : 0;
 }
 
-/* The bits of the frames in use stay when a queue pair is replaced. The new queue pair gets the other frames at once, and the frames in use
- * when they become free. */
+/* A bit for each frame in use. When a queue pair is replaced, these frames are posted later, when they become free; the others at once. */
 static _Atomic uint64_t *held(struct rc_link *l, uint32_t frame)
 {
     return &l->own_held[(frame - l->own_first) / 64];
@@ -189,7 +186,7 @@ void rc_receive_give(struct rc_link *l, uint32_t frame)
         err = give_shared(rc, frame);
         base_spin_unlock(&r->lock);
     } else {
-        base_spin_lock(&l->lock); /* the lock keeps the queue pair from being destroyed meanwhile */
+        base_spin_lock(&l->lock); /* so that the queue pair is not destroyed meanwhile */
         atomic_fetch_and_explicit(held(l, frame), ~held_bit(l, frame), memory_order_relaxed);
         err = l->qp.qp ? post_own_locked(l, frame) : 0;
         base_spin_unlock(&l->lock);
@@ -241,7 +238,7 @@ int rc_receives_open(struct rc *rc)
     if (!r->chunks)
         return base_fail(-ENOMEM, "rc: no memory for the table of %u chunks of receive frames" BASE_MEMORY_HINT, r->room);
     if (rc->device->traits.srq_depth < RC_RECEIVES)
-        return 0; /* no shared queue: each queue pair gets its own receives */
+        return 0; /* no shared queue */
     uint32_t fit = rc->device->traits.srq_depth / RC_RECEIVES;
     r->room = r->room < fit ? r->room : fit;
     r->most = r->most < fit ? r->most : fit;

@@ -2,13 +2,13 @@
  *
  * Striping: large puts and gets are spread over the rails in pieces.
  *
- * Each step posts a span of a work: one piece to each rail, of about the same size, cut at pages of the peer's memory. The first rail's
- * piece is a request like others (post.c). Rails are not ordered among each other, so the order is made here. What a fence or a signal
- * puts behind a striped work waits until all its pieces have arrived (rc_fence_open()). A work behind a fence is striped only when the
- * first rail has proved that everything before the fence has arrived.
+ * Each step posts a span of a work: one piece to each rail, of about the same size, cut at multiples of RC_CUT_BYTES of the peer's memory.
+ * The first rail's piece is an ordinary request (post.c). Rails have no common order. So what a fence or a signal puts behind a striped
+ * work waits until all pieces have arrived (rc_fence_open()). And a work behind a fence is striped only when the first rail has proved that
+ * everything before the fence has arrived.
  *
- * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Their work is not
- * done until then, so nothing that must come after it has been posted.
+ * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Until then their work
+ * is not done, so nothing that must come after the work is posted.
  */
 #include "fabric/rc/rails.h"
 
@@ -48,13 +48,12 @@ void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why
     rc_look_again(l->rc);
 }
 
-/* Ends a piece. */
 static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
 {
     struct rc_slot s = {.work = p->work};
     if (!p->work)
         return;
-    if (status && !p->work->op) /* the operation was started without an op, so the next flush reports the error */
+    if (status && !p->work->op) /* without an op, the next flush reports the error */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
     p->work = NULL;
     rc_finish(l, &s, status);
@@ -67,8 +66,8 @@ static bool stripe_has_room(const struct rc_track *t)
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
-/* Posts a piece to a track. After a write it also posts a read, whose completion proves that the write has arrived. A piece of no bytes is
- * only that read. If posting fails, the piece stays in `pieces`, and is posted again over the first rail. */
+/* Posts a piece to a track. A write is followed by a read, whose completion proves that the write has arrived. A piece of no bytes is only
+ * this read. If posting fails, the piece stays in `pieces`, and is repeated over the first rail. */
 static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];
@@ -121,13 +120,13 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
 
 /* --- a span --- */
 
-/* Whether the first rail has proved that everything before the work's fence has arrived at the peer. When this is called, all works of both
- * lanes before the fence have been posted. */
+/* Whether the first rail has proved that everything before the work's fence has arrived at the peer. The caller has posted all works of
+ * both lanes before the fence. */
 static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
         return true;
-    /* No proof was begun yet, or the queue pair was replaced since, and its requests have been posted again by now. */
+    /* Begin a proof. Begin it anew if the queue pair was replaced, because requests were posted again. */
     if (!k->proof.set || k->proof.generation != l->generation) {
         k->proof.set = true;
         k->proof.generation = l->generation;
@@ -142,14 +141,15 @@ static bool behind_fence(struct rc_link *l, struct rc_work *k)
     return true;
 }
 
-/* How many bytes from `at` on can be sent with one piece for each rail. */
+/* How many bytes from `at` on can be sent as one piece for each rail. */
 static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint64_t len)
 {
     const struct rc_tracks *tracks = l->tracks;
     uint64_t rails = tracks->up + 1;
     uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)),
              there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
-    uint64_t piece = rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* a cut may move down by almost this much */
+    uint64_t piece =
+        rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* less, because moving a cut down makes the next piece larger */
     return rc_least(rc_least(len, rails * piece), rc_least(here, there));
 }
 
@@ -160,12 +160,12 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
     uint8_t *local = k->local + k->posted;
     uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
     if (k->memory)
-        return -1; /* the local memory is registered with the first device only */
+        return -1; /* registered with the first device only */
     if (at > w->pool_bytes || len > w->pool_bytes - at)
-        return -1; /* a get or put through stages is as slow as this processor copies, so further rails do not help */
+        return -1; /* copying through stages limits the speed, so further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;
     if (bytes < l->stripe)
-        return -1; /* too few bytes are left before the end of the segment */
+        return -1; /* too little is left before the end of the segment */
     bool room = rc_has_slot(l);
     for (uint32_t i = 0; i < RC_TRACKS && room; i++)
         room = !tracks->track[i].up || stripe_has_room(&tracks->track[i]);
@@ -188,7 +188,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
         uint64_t to = n == rails ? bytes : ((remote + bytes / rails * n) & ~(uint64_t)(RC_CUT_BYTES - 1)) - remote;
         struct rc_piece p = {.work = k, .remote = remote + from, .local = local + from, .len = (uint32_t)(to - from), .put = put};
         k->pieces++;
-        (void)stripe_post(l, t, &p); /* on failure the track is lost, and its pieces are repeated */
+        (void)stripe_post(l, t, &p); /* on failure, the piece is repeated over the first rail */
         from = to;
     }
     return 1;
@@ -228,7 +228,7 @@ void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
     }
 }
 
-/* Repeats the pieces of a track, whose queue pair is gone, over the first rail. True: none are left. */
+/* Repeats the pieces of a track without queue pair over the first rail. True: none are left. */
 static bool repeat(struct rc_link *l, struct rc_track *t)
 {
     while (t->repeat && t->done < t->posted) {
@@ -237,8 +237,7 @@ static bool repeat(struct rc_link *l, struct rc_track *t)
             if (!rc_has_slot(l) || !rc_post_share(l, p->work, p->put, p->remote, p->local, p->len))
                 return false;
             atomic_fetch_add_explicit(&l->tracks->bytes[0], p->len, memory_order_relaxed);
-            p->work->pieces--; /* the piece was counted when it was posted to the track, and is counted again when it is posted to the first
-                                  rail */
+            p->work->pieces--; /* rc_post_share() counted the piece again */
             p->work = NULL;
             l->repeats--;
         }

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * Tracks: the queue pairs of two nodes on their further rails. Everything here runs on the progress thread.
+ * Tracks: the queue pairs between two nodes on their further rails. Everything here runs on the progress thread.
  *
- * The node with the lower rank leads. When the link is up, the leader chooses for each of its further rails a rail of the peer: of those
- * that no other track uses, the one whose address is most like its own. If the track does not come up, it chooses the next one.
+ * The node with the lower rank is the leader. It chooses a rail of the peer for each of its own further rails: among those that no other
+ * track uses, the one with the most similar address. If the track cannot be set up, the leader tries the next rail.
  *
  *   leader      OFF -- offer -> ASKED   <- accept -- PROVING (a read of the peer's memory)   -- ready -> UP
  *   follower    OFF                      ACCEPTED                                                         UP
  *
- * Either end leaves a track that has broken: it destroys its queue pair, says so (RAIL_GONE), and is told when the other end has done the
- * same (RAIL_OVER). Only then may the track's pieces be repeated over the first rail: a late write of the old queue pair could otherwise
- * overwrite later data. Then the leader tries again, at growing intervals. A stopped peer does not answer, and the track waits for it:
- * heartbeats decide whether the peer is alive. Generations are as in connect.c; the leader counts them.
+ * An end that finds a track broken destroys its queue pair, and sends RAIL_GONE. The other end destroys its queue pair, and answers with
+ * RAIL_OVER. Only then are the track's pieces repeated over the first rail, because a late write of the old queue pair could overwrite
+ * later data. Then the leader tries again, at growing intervals.
+ *
+ * Generations are as in connect.c; the leader counts them.
  */
 #include "fabric/rc/rails.h"
 
@@ -22,11 +23,11 @@
 
 #define CALL_MAGIC     UINT64_C(0x77656674726c3031) /* "weftrl01" */
 #define RETRY_FIRST_NS (20 * WEFT_MS)
-#define RETRY_DOUBLED  8 /* the most doublings: 5 s */
+#define RETRY_DOUBLED  8 /* the most doublings of the interval: 5 s */
 
 enum rail_call_kind { RAIL_OFFER = 1, RAIL_ACCEPT, RAIL_READY, RAIL_REFUSED, RAIL_GONE, RAIL_OVER };
 
-/* A message over the side connection. The receiver checks it before use. */
+/* A message over the side connection. The receiver checks all fields. */
 struct rail_call {
     uint64_t magic;
     uint32_t kind, track, generation;
@@ -58,7 +59,7 @@ static int tracks_say(struct rc_link *l, const struct rc_track *t, enum rail_cal
     return fab_side_send(l->link, &m, sizeof m);
 }
 
-/* --- a queue pair --- */
+/* --- queue pair --- */
 
 static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generation)
 {
@@ -84,9 +85,9 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
                          2 * RC_TRACK_DEPTH);
     }
     int64_t theirs_ns = l->link->liveness_ns, ours_ns = l->w->options.liveness_ns;
-    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* short, because the other rails carry on */
+    qp.timeout = rc_retry_time(&qp, theirs_ns > ours_ns ? theirs_ns : ours_ns, 1); /* short, because other rails can carry the data */
     r->tracks++;
-    base_spin_lock(&l->rc->receiving); /* completions are handled under this lock, and their handling reads the generation */
+    base_spin_lock(&l->rc->receiving); /* handlers of completions, which hold this lock, read the generation */
     base_spin_lock(&l->lock);
     t->qp = qp;
     t->generation = generation;
@@ -96,7 +97,6 @@ static int tracks_make(struct rc_link *l, struct rc_track *t, uint32_t generatio
     return 0;
 }
 
-/* Destroys the track's queue pair, after handling its completions. */
 static void tracks_drop(struct rc_link *l, struct rc_track *t)
 {
     struct rc *rc = l->rc;
@@ -116,7 +116,7 @@ static void tracks_drop(struct rc_link *l, struct rc_track *t)
     base_spin_unlock(&rc->receiving);
 }
 
-/* Neither end has the track's queue pair any more. */
+/* Called when neither end has the track's queue pair any more. */
 static void over(struct rc_link *l, struct rc_track *t)
 {
     t->state = RC_TRACK_OFF;
@@ -127,13 +127,13 @@ static void over(struct rc_link *l, struct rc_track *t)
     base_spin_unlock(&l->lock);
 }
 
-/* Schedules the next attempt, which chooses the next rail of the peer. */
+/* Schedules the next attempt, with the next rail of the peer. */
 static void later(struct rc_link *l, struct rc_track *t, const char *why)
 {
     uint32_t choices = l->tracks->peer_count;
     if (t->was_up && l->w->options.reconnect_ns == 0)
         t->retry_ns = INT64_MAX;
-    else /* without a pause, while there is another rail of the peer to choose */
+    else /* at once, while there are rails of the peer that were not tried */
         t->retry_ns =
             base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
     t->tries++;
@@ -158,7 +158,7 @@ static void tracks_report(struct rc_link *l, struct rc_track *t, const char *why
 static void tracks_leave(struct rc_link *l, struct rc_track *t, const char *text)
 {
     char why[256];
-    snprintf(why, sizeof why, "%s", text); /* a copy, because `text` may be in base_error() or in the track */
+    snprintf(why, sizeof why, "%s", text); /* copied, because `text` may be base_error() or a field of the track */
     tracks_report(l, t, why);
     tracks_drop(l, t);
     t->state = RC_TRACK_LEAVING;
@@ -180,10 +180,10 @@ static void tracks_up(struct rc_link *l, struct rc_track *t)
              rc_rail_of(l, t)->device->name, l->link->node, again ? " again" : "", t->qp.here.qpn);
 }
 
-/* --- the leader --- */
+/* --- leader --- */
 
-/* The number of leading bits that two addresses have in common. At most 120, a /24 of IPv4-mapped addresses: neighbours in one subnet
-   count as equally alike. */
+/* The number of leading bits that two addresses share, at most 120. 120 bits are a /24 of IPv4-mapped addresses, so all addresses of a
+ * subnet are equally similar. */
 static uint32_t alike(const uint8_t *a, const uint8_t *b)
 {
     uint32_t n = 0;
@@ -202,7 +202,7 @@ static bool is_used(const struct rc_link *l, const struct rc_track *but, bool ou
     return false;
 }
 
-/* Chooses the rail of the peer to try now: the best free one, after one attempt the second best, and so on. */
+/* Chooses the rail of the peer to try: first the best one, then the second best, and so on. */
 static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
 {
     const struct rc_tracks *tracks = l->tracks;
@@ -211,7 +211,7 @@ static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
     for (uint32_t i = 0; i < tracks->peer_count; i++)
         if (!is_used(l, t, false, i))
             order[n++] = i;
-    for (uint32_t i = 1; i < n; i++) /* sort by likeness; among equals, the rail with our number comes first */
+    for (uint32_t i = 1; i < n; i++) /* by similarity; among equals, the rail with the same index comes first */
         for (uint32_t k = i; k > 0; k--) {
             uint32_t a = order[k - 1], b = order[k];
             uint32_t of_a = alike(own, tracks->peer[a].gid) * 2 + (a == t->rail),
@@ -226,8 +226,8 @@ static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
     return n > 0;
 }
 
-/* When the next attempt is due. INT64_MAX: not before some event; the event's handler calls this function again. Only one track at a time
-   is negotiated: two tracks that each need the other's rail would otherwise block each other. */
+/* Returns when the next attempt is due. INT64_MAX: after some event, whose handler calls this again. One track at a time is negotiated,
+ * because two tracks that each need the other's rail would block each other. */
 static int64_t due(const struct rc_link *l, struct rc_track *t, int64_t now)
 {
     bool may = leads(l) && l->state == RC_UP && t->state == RC_TRACK_OFF;
@@ -295,9 +295,9 @@ int64_t rc_tracks_tend(struct rc_link *l, int64_t now)
     return next;
 }
 
-/* --- messages of the peer --- */
+/* --- messages from the peer --- */
 
-/* RAIL_OFFER: the peer wants a track, and has destroyed its earlier queue pair. */
+/* RAIL_OFFER: the peer wants to make a track, and has destroyed its earlier queue pair. */
 static void offered(struct rc_link *l, struct rc_track *t, const struct rail_call *m)
 {
     if (t->state != RC_TRACK_OFF) {
@@ -329,7 +329,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
         base_spin_lock(&l->lock);
         t->generation = m->generation;
         base_spin_unlock(&l->lock);
-        t->owes_gone = tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* the peer waits for an answer */
+        t->owes_gone = tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* the peer waits for this answer */
     }
 }
 
@@ -380,7 +380,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len)
         return true;
     }
     for (char *c = m.text; *c; c++)
-        *c = *c < ' ' || *c > '~' ? '?' : *c; /* the text goes to logs and terminals */
+        *c = *c < ' ' || *c > '~' ? '?' : *c; /* the text will be written to logs and terminals */
     struct rc_track *t = &l->tracks->track[m.track];
     if (l->closed || (m.kind != RAIL_OFFER && m.kind != RAIL_GONE && m.generation != t->generation))
         return true;

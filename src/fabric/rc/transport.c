@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * rc: the transport over reliable connections of a verbs device. This file: the device, its memory, joining, closing.
+ * rc: the transport over reliable connections of a verbs device. This file has the device and its memory, joining, closing, and the
+ * transport's table.
  *
- * The device is opened when the first peer needs it. Everything that can be checked is checked before anything is allocated on it. Peers
- * may access the pool and nothing else: frames and stages are in a memory region of their own.
+ * The device is opened when the first peer needs it. Everything that can be checked is checked before anything is allocated on the device.
+ * Peers can access only the pool: frames and stages have a memory region of their own.
  */
 #include "fabric/rc/rails.h"
 #include "fabric/transports.h"
@@ -60,8 +61,8 @@ static int look_for_device(struct weft_node *w)
                          "device %s does not support reliable connections with RDMA write and read, which the rc transport needs; use "
                          "another device (WEFT_DEVICE) or another transport (WEFT_TRANSPORT)",
                          d->name);
-    /* Makes room for as many peers as the completion queue allows. This may be enough even if there are more peers, because a queue pair is
-     * made only for peers that are used. */
+    /* Make room for as many peers as the completion queue allows. Fewer than there are peers may be enough, because only peers that are
+     * used get a queue pair. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
     uint32_t peers = rc_peers_expected(w);
     rc->peers_max = room < peers ? room : peers;
@@ -97,7 +98,7 @@ static bool rc_reaches(struct weft_node *w, const uint8_t *peer_host_id)
     return fab_look(w, &rc->look, look_for_device);
 }
 
-/* The queue pairs are destroyed already. The device requires this order: regions, completion queue, channel, domain, context. */
+/* Queue pairs were destroyed before. Devices need this order: regions, completion queue, channel, domain, context. */
 static void rc_close(struct weft_node *w)
 {
     struct rc *rc = w->rc;
@@ -125,8 +126,8 @@ static void rc_close(struct weft_node *w)
 struct rc_hello {
     uint64_t magic, pool_bytes, pool_base, segment_bytes;
     uint32_t rank, size, segments, window;
-    uint32_t atomics; /* 1: atomics of the sender's device are atomic with its processor */
-    uint32_t rails;   /* further devices: rails.c exchanges their descriptions next */
+    uint32_t atomics; /* 1: atomics of the sender's device are atomic with respect to its processor */
+    uint32_t rails;   /* number of further rails, which rails.c describes next */
 };
 
 static bool hello_ok(const struct rc_link *l, const struct rc_hello *h)
@@ -215,7 +216,7 @@ static int rc_connect(struct weft_node *w, struct fab_link *link, int side_fd, i
     return 0;
 }
 
-/* --- the end of a link --- */
+/* --- end of a link --- */
 
 static const char *rc_broken(struct weft_node *w, struct fab_link *link)
 {
@@ -251,8 +252,8 @@ static void rc_release(struct weft_node *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-/* Words that a peer may sleep on are changed by frames, and a frame wakes the sleeper. Only a native atomic of the device is not a frame,
-   so a frame is sent after it. */
+/* A peer may sleep until one of its words changes, and only a frame wakes it. Atomics of the device are no frames, so send a frame after
+ * them. */
 static void rc_wake(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Works, and the end of the requests they consist of. A striped work is in the list of striped works until it is done (rails.h).
+ * Creates and ends works, and the requests that belong to them. A striped work is in a list until it is done (rails.h).
  */
 #include "fabric/rc/rails.h"
 
@@ -61,7 +61,7 @@ void rc_stripe_over(struct rc_link *l, struct rc_work *k)
     look_at_oldest(l);
 }
 
-/* --- the end --- */
+/* --- end --- */
 
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status)
 {

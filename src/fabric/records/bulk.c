@@ -13,7 +13,7 @@
 void tb_bulk_init(struct tb_bulk *b, struct tb_stream *s, const struct tb_bulk_env *env, uint8_t *pool, uint64_t pool_bytes,
                   uint64_t first_byte, uint64_t segment, enum tb_check check)
 {
-    base_clear(b, sizeof *b); /* most of the memory is never written if there are no lanes, and then needs no pages */
+    base_clear(b, sizeof *b); /* without lanes, most of this memory stays untouched and takes no pages */
     b->stream = s;
     b->env = *env;
     b->pool = pool;
@@ -74,7 +74,7 @@ void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation)
     l->generation = generation;
 }
 
-/* Removes a complete incoming put whose TB_DONE is still to be sent: the peer has given that put up and now reuses its number. */
+/* Removes a pending TB_DONE of a complete incoming put: the peer has given up this put and reuses its number. */
 static bool bulk_forget_done(struct tb_bulk *b, uint32_t id)
 {
     for (uint32_t i = 0; i < b->done_count; i++) {
@@ -93,8 +93,8 @@ static bool bulk_within(const struct tb_bulk *b, uint64_t offset, uint64_t lengt
            length <= b->pool_bytes - offset && offset / b->segment == (offset + length - 1) / b->segment;
 }
 
-/* TB_DROP: the peer has given up a transfer. An incoming transfer has no receives any more: the peer gives up a transfer only while no lane
- * is up at its end, and no lane comes up there before the peer has sent TB_DROP. */
+/* Handles TB_DROP: the peer has given up a transfer. No receive is posted for the transfer, because the peer sends TB_DROP only while all
+ * its lanes are down. */
 static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
 {
     if (m->token) {
@@ -103,15 +103,15 @@ static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m
         return 0;
     }
     struct tb_transfer *t = &b->in[id];
-    /* Each number has at most one answer waiting. An older answer is replaced: the peer no longer waits for it, since it has used the
-     * number again. */
+    /* A new answer replaces an older one with the same number. The peer has reused the number, so it no longer waits for the older
+     * answer. */
     uint32_t at = 0;
     while (at < b->dropped_count && b->dropped[at].transfer != id)
         at++;
     b->dropped_count += at == b->dropped_count;
     b->dropped[at] = (struct tb_drop){.transfer = (uint16_t)id, .generation = m->r.generation};
     if (!t->used || t->own || t->generation != m->r.generation || !t->wanted)
-        return 0; /* the transfer is complete already, or was never announced */
+        return 0; /* the transfer is already complete, or was never announced */
     for (uint32_t i = 0; i < b->lane_count; i++)
         for (uint32_t k = b->lanes[i].in_first; k != b->lanes[i].in_next; k++)
             if (b->lanes[i].in[k % TB_LANE_DEPTH].transfer == id)
@@ -133,7 +133,7 @@ static void bulk_on_dropped(struct tb_bulk *b, uint32_t id, const struct tb_word
 
 static void bulk_drop(struct tb_bulk *b, uint32_t id, uint16_t generation, bool fetched)
 {
-    /* each direction uses a number only once at a time, so there is room */
+    /* there is room, because each direction uses a number only once at a time */
     b->drops[b->drop_count++] = (struct tb_drop){(uint16_t)id, generation, fetched};
 }
 
@@ -192,7 +192,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     if (b->lane_count == 0 || lane >= b->lane_count || (!of_lane && (id >= TB_TRANSFERS || lane != 0)))
         return -EPROTO;
     if (of_lane && m->r.kind != TB_LANE && (!l->up || m->r.generation != l->generation))
-        return 0; /* the record is about a former queue pair of the lane */
+        return 0; /* about an earlier queue pair of the lane */
     switch (m->r.kind) {
     case TB_OPEN:
         if (id >= TB_TRANSFERS / 2 || (b->in[id].used && !bulk_forget_done(b, id)) || !bulk_within(b, m->offset, m->a))
@@ -220,7 +220,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     case TB_RESEND: return tb_bulk_send_again(l, m);
     case TB_DONE:
         if (!b->out[id].used || b->out[id].generation != m->r.generation)
-            return 0;            /* the transfer was given up meanwhile */
+            return 0;            /* the transfer was given up */
         if (b->out[id].cookie) { /* only a put has a cookie */
             b->counts.put_bytes += tb_bulk_count(&b->out[id].counted, b->out[id].length, b->out[id].length);
             b->env.done(b->env.ctx, b->out[id].cookie);

@@ -9,8 +9,8 @@
 #include "fabric/records/bulk.h"
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
-#define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* if sends have not left within this time, the sender reports how many */
-#define TB_BULK_AHEAD          6u             /* while a frame is checked, the frame that comes so many frames later is prefetched */
+#define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* the sender reports sends that have not left within this time */
+#define TB_BULK_AHEAD          6u             /* prefetch distance in frames while checksums are computed */
 
 /* The size of the pieces of a transfer: the message size of the largest lanes that the transfer fills. */
 static inline uint32_t tb_bulk_message_for(const struct tb_bulk *b, uint64_t length)
@@ -38,9 +38,9 @@ static inline uint64_t tb_bulk_sum(const struct tb_bulk *b, uint64_t offset, uin
         return base_hash(at, bytes, 0);
     uint64_t sum = bytes;
     for (uint32_t i = 0; i < bytes; i += TB_FRAME_BYTES) {
-        /* prefetch it here, because the processor's own prefetcher does not detect this stride */
+        /* the processor's own prefetcher does not detect this stride */
         __builtin_prefetch(at + i + TB_BULK_AHEAD * TB_FRAME_BYTES);
-        sum += base_hash(at + i, 64, i); /* no sum depends on the one before */
+        sum += base_hash(at + i, 64, i); /* the hashes are independent, so they can overlap */
     }
     return sum;
 }
@@ -51,7 +51,7 @@ static inline uint64_t tb_bulk_piece_offset(uint64_t offset, uint64_t length, ui
     return offset + (at + message <= length ? at : length - message);
 }
 
-/* How many bytes of the next `more` are to be counted: each byte of a transfer counts once. */
+/* Adds up to `more` bytes to *counted, so that each byte of a transfer counts once. Returns the number of added bytes. */
 static inline uint64_t tb_bulk_count(uint64_t *counted, uint64_t length, uint64_t more)
 {
     uint64_t left = length - *counted, n = more < left ? more : left;
@@ -74,16 +74,16 @@ static inline struct tb_words tb_bulk_lane_words(const struct tb_bulk *b, enum t
 /* bulk_receive.c */
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length); /* prepares an incoming transfer */
 void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* this piece needs a receive */
-/* Posts receives for pieces that follow one another, and announces them in one record. False: no more can be posted now. */
+/* Posts receives for consecutive pieces, and announces them in one record. False: no more can be posted now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
-void tb_bulk_receive_fetch(struct tb_bulk *b); /* requests the pieces of transfers whose bytes come in frames */
-void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now); /* does the next step of a repair, if one is due */
+void tb_bulk_receive_fetch(struct tb_bulk *b); /* requests pieces as records */
+void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now);
 int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m, int64_t now); /* handles TB_SUM */
 int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_words *m, int64_t now);   /* handles TB_QUIET */
 
 /* bulk_send.c */
-void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now);                /* sends as many pieces as can be sent now */
-void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);                 /* answers TB_QUIESCE, if the answer is due */
+void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now); /* sends as many pieces as can be sent now */
+void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now);
 int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_words *m); /* handles TB_READY */
 int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m);                    /* handles TB_RESEND */
 

@@ -11,9 +11,9 @@
 #define PATIENCE_MOST                (100 * WEFT_MS)
 #define REST_LEAST                   (WEFT_MS / 5)
 #define REST_MOST                    (2 * WEFT_MS)
-#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* lane repairs for one transfer, before it uses records */
+#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* after so many lane repairs a transfer uses records */
 #define FETCH_BYTES                  (32u << 10)
-#define GROW_AFTER                   16u /* correct pieces, before a lane that was repaired gets a deeper queue again */
+#define GROW_AFTER                   16u /* after so many correct pieces, the queue of a repaired lane gets deeper again */
 
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length)
 {
@@ -60,7 +60,7 @@ void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece)
         t->cursor = piece;
 }
 
-/* The next piece that needs a receive; t->pieces: none does. */
+/* The next piece that needs a receive; t->pieces: none. */
 static uint32_t receive_next_wanted(struct tb_transfer *t)
 {
     for (; t->cursor < t->pieces; t->cursor++) {
@@ -90,7 +90,7 @@ static void receive_finish(struct tb_bulk *b, uint32_t id)
 {
     struct tb_transfer *t = &b->in[id];
     b->counts.received_bytes += t->length;
-    b->done[b->done_count++] = (uint16_t)id; /* each id is there at most once: the peer uses it again only after TB_DONE */
+    b->done[b->done_count++] = (uint16_t)id; /* there is room: the peer reuses an id only after TB_DONE */
     if (t->own) {
         b->counts.get_bytes += tb_bulk_count(&t->counted, t->length, t->length);
         b->env.done(b->env.ctx, t->cookie);
@@ -99,10 +99,9 @@ static void receive_finish(struct tb_bulk *b, uint32_t id)
     }
     b->use_records -= t->use_records;
     free(t->wanted);
-    *t = (struct tb_transfer){.used = true, .generation = t->generation}; /* the number stays in use until TB_DONE is sent */
+    *t = (struct tb_transfer){.used = true, .generation = t->generation}; /* still in use until TB_DONE is sent */
 }
 
-/* Verifies a piece whose receive has completed and whose checksum is known. */
 static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_posted *p)
 {
     struct tb_transfer *t = p->transfer == TB_NO_TRANSFER ? NULL : &b->in[p->transfer];
@@ -113,7 +112,7 @@ static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_
     if (!right) {
         b->counts.rejected++;
         tb_bulk_receive_want(t, p->piece);
-        /* The pieces of a get may never match their checksums if other nodes keep writing to the memory it reads. */
+        /* If other nodes keep writing to the source of a get, its pieces may never match their checksums. */
         if (receive_begin_repair(l) && t->own && !t->use_records && ++t->repairs_without_progress == REPAIRS_WITHOUT_PROGRESS_MAX) {
             t->use_records = true;
             b->use_records++;
@@ -133,7 +132,7 @@ static void receive_judge(struct tb_bulk *b, struct tb_lane *l, const struct tb_
         receive_finish(b, p->transfer);
 }
 
-/* Verifies the pieces whose receives have completed and whose checksums are known, from the oldest on. */
+/* Verifies, in order, pieces with a completed receive and a known checksum. */
 static void receive_settle(struct tb_bulk *b, struct tb_lane *l)
 {
     while (l->in_first != l->in_landed) {
@@ -153,7 +152,7 @@ void tb_bulk_landed(struct tb_bulk *b, uint32_t lane, int64_t now)
     b->active = true;
     struct tb_lane *l = &b->lanes[lane];
     if (l->in_landed == l->in_next)
-        return; /* the receive belonged to a former queue pair */
+        return; /* the receive belonged to an earlier queue pair */
     l->in[l->in_landed++ % TB_LANE_DEPTH].landed = true;
     l->last = now;
     receive_settle(b, l);
@@ -196,12 +195,12 @@ bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now)
     if (m.b == 0)
         return false;
     l->last = now;
-    b->turn = (id + 1) % TB_TRANSFERS; /* the next run of receives goes to another transfer, if there is one */
+    b->turn = (id + 1) % TB_TRANSFERS; /* take turns between transfers */
     return tb_stream_say(b->stream, &m);
 }
 
-/* Requests the pieces of transfers that use records. The bytes of a record are copied before they are summed, so they match their checksum
- * even if other nodes keep writing to the memory that is read. */
+/* Requests the pieces of transfers that use records. The peer copies bytes into a record before it computes the checksum, so writes of
+ * other nodes cannot make the checksum wrong. */
 void tb_bulk_receive_fetch(struct tb_bulk *b)
 {
     for (uint32_t id = 0; id < TB_TRANSFERS && b->use_records; id++) {
@@ -236,7 +235,7 @@ static bool receive_overdue(const struct tb_lane *l, int64_t now)
         return false;
     for (uint32_t i = l->in_landed; i != l->in_next; i++)
         if (!l->in[i % TB_LANE_DEPTH].has_sum)
-            return false; /* the peer has not sent that far yet */
+            return false; /* the peer has not sent this piece yet */
     return true;
 }
 
@@ -245,7 +244,7 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
     struct tb_lane *l = &b->lanes[lane];
     if (l->repair == TB_LANE_RUNS && receive_overdue(l, now))
         receive_begin_repair(l);
-    if (l->repair == TB_LANE_RESENDS && receive_overdue(l, now)) { /* the pieces that were sent again were lost too: repair again */
+    if (l->repair == TB_LANE_RESENDS && receive_overdue(l, now)) { /* retransmitted pieces were also lost: repair again */
         l->repair = TB_LANE_ASKS;
         l->ask = true;
         l->quiet = false;
@@ -262,12 +261,12 @@ void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now)
         b->counts.repairs++;
         l->patience = 2 * l->patience > PATIENCE_MOST ? PATIENCE_MOST : 2 * l->patience;
     }
-    /* Wait until the sender's queue is empty, and then a little longer, so that what is still on the wire can arrive. */
+    /* Wait until the sender's queue is empty and bytes on the wire have arrived. */
     if (!l->quiet || (l->in_landed != l->in_next && now - l->last < l->rest))
         return;
     if (l->in_landed == l->in_next) {
         l->repair = TB_LANE_RESENDS;
-        receive_settle(b, l); /* no receive is left */
+        receive_settle(b, l); /* all receives have completed */
         return;
     }
     struct tb_words m = tb_bulk_lane_words(b, TB_RESEND, lane, 0);
@@ -287,7 +286,7 @@ int tb_bulk_receive_sum(struct tb_bulk *b, struct tb_lane *l, const struct tb_wo
     if ((int32_t)(m->token - l->in_next) >= 0 || l->in_next - m->token > TB_LANE_DEPTH + l->depth)
         return -EPROTO;
     if ((int32_t)(m->token - l->in_first) < 0)
-        return 0; /* the receive was for scrap memory: no piece is needed */
+        return 0; /* a receive into the dummy buffer: no piece is needed */
     struct tb_posted *p = &l->in[m->token % TB_LANE_DEPTH];
     p->sum = m->a;
     p->has_sum = true;
@@ -304,15 +303,15 @@ int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_word
     if (m->a == 0) {
         l->quiet = true;
         l->last = now;
-        l->rest = 2 * (now - l->asked_at); /* twice the measured round trip: bytes on the wire arrive within that */
+        l->rest = 2 * (now - l->asked_at); /* twice the measured round trip is enough for bytes on the wire */
         l->rest = l->rest < REST_LEAST ? REST_LEAST : l->rest > REST_MOST ? REST_MOST : l->rest;
         return 0;
     }
-    /* Sends that found no receive get one each, into scrap memory. */
+    /* Post a receive into the dummy buffer for each send that has no receive. */
     struct tb_words ready = tb_bulk_lane_words(b, TB_READY, lane, TB_NO_TRANSFER);
     ready.token = l->in_next;
     if (l->in_landed != l->in_next || !tb_stream_room(b->stream, sizeof ready))
-        return 0; /* if no receive can be posted, the sends take those that are there, or the next TB_QUIET reports them again */
+        return 0; /* the sends use the posted receives, or the next TB_QUIET reports them again */
     while (ready.b < m->a && l->in_next - l->in_first < l->depth && b->env.lane_receive(b->env.lane_ctx, lane, TB_SCRAP)) {
         l->in[l->in_next++ % TB_LANE_DEPTH] = (struct tb_posted){.transfer = TB_NO_TRANSFER};
         ready.b++;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The sending side of bulk: sends the pieces for which the receiver has posted receives, in the order that it announced.
+ * The sending side of bulk: sends the pieces for which the receiver has posted receives, in the announced order.
  */
 #include "fabric/records/bulk_private.h"
 
@@ -48,11 +48,11 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
         return false;
     struct tb_words m = tb_bulk_lane_words(b, TB_SUM, lane, 0);
     m.token = number;
-    if ((int32_t)(number - l->void_end) < 0) /* another send has used this receive; a checksum of 0 tells the peer that it has */
+    if ((int32_t)(number - l->void_end) < 0) /* another send has used this receive: a checksum of 0 reports this to the peer */
         return tb_stream_say(b->stream, &m);
     if (l->unleft >= l->depth)
         return false;
-    l->void_end = number; /* kept next to the current number, because numbers are compared modulo 2^32 */
+    l->void_end = number; /* keep void_end close to the current number: numbers are compared modulo 2^32 */
     l->unleft++;
     if (!b->env.lane_send(b->env.lane_ctx, lane, offset)) {
         l->unleft--;
@@ -65,7 +65,8 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
     return tb_stream_say(b->stream, &m);
 }
 
-/* Announces half a lane's pieces before it sends the other half. Meanwhile the peer verifies the first half and posts new receives. */
+/* Sends the checksums of half a lane's pieces before the other half, so that the peer can verify the first half and post new receives
+ * meanwhile. */
 void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now)
 {
     struct tb_lane *l = &b->lanes[lane];
@@ -91,7 +92,7 @@ void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now)
     struct tb_lane *l = &b->lanes[lane];
     bool all = l->unleft == 0 && l->out_next == l->out_end && l->again_next == l->again_end;
     if (!l->quiesce || (!all && (l->unleft == 0 || now - l->quiesce_at < TB_BULK_QUIET_WITHIN)))
-        return; /* TB_QUIET with 0 must mean that all sends have left. If only room is missing for the rest, answer when there is room */
+        return; /* TB_QUIET with 0 means that all sends have left: wait if only room is missing for the rest */
     struct tb_words m = tb_bulk_lane_words(b, TB_QUIET, lane, 0);
     m.a = l->unleft;
     if (tb_stream_say(b->stream, &m)) {
@@ -116,7 +117,7 @@ int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_wor
         l->out[l->out_end % TB_LANE_DEPTH].transfer = m->r.detail;
         l->out[l->out_end++ % TB_LANE_DEPTH].piece = (uint32_t)m->a + i;
     }
-    /* Receives into scrap memory take the sends that have not left. No piece is sent for them, nor for any receive before them. */
+    /* Receives into the dummy buffer are for sends that have not left. No piece is sent for these receives or earlier ones. */
     if (m->r.detail == TB_NO_TRANSFER)
         l->void_end = l->out_end;
     return 0;
@@ -124,12 +125,12 @@ int tb_bulk_send_ready(struct tb_bulk *b, struct tb_lane *l, const struct tb_wor
 
 int tb_bulk_send_again(struct tb_lane *l, const struct tb_words *m)
 {
-    uint32_t next = l->again_next != l->again_end ? l->again_next : l->out_next; /* the first receive for which nothing was sent yet */
+    uint32_t next = l->again_next != l->again_end ? l->again_next : l->out_next; /* the first receive for which nothing was sent */
     if (m->a == 0 || m->a > l->depth || (uint32_t)(m->token + m->a) != l->out_end ||
         (next != l->out_end && (int32_t)(l->void_end - l->out_end) < 0))
         return -EPROTO;
     l->again_next = (int32_t)(next - m->token) < 0 ? next : m->token;
     l->again_end = l->out_next = l->out_end;
-    l->void_end = m->token; /* the receives from `token` on are valid again; those before it stay void */
+    l->void_end = m->token; /* receives from `token` on are valid again */
     return 0;
 }

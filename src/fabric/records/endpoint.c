@@ -43,7 +43,7 @@ int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, 
 {
     e->now = now;
     int rc = tb_stream_receive(&e->stream, frame, bytes, now);
-    if (e->fenced) /* clear the fence early enough: after 2^31 more frames the comparison would be wrong */
+    if (e->fenced) /* clear an old fence here, because after 2^31 more frames the comparison would be wrong */
         e->fenced = !tb_stream_executed(&e->stream, e->fenced_at);
     return rc;
 }
@@ -172,7 +172,7 @@ static void endpoint_drop(struct tb_endpoint *e, struct tb_work **first, struct 
     }
 }
 
-/* Whether a work refers to memory of the caller. Then it must end when its op does. */
+/* Whether an operation uses memory of the caller. Then it must end together with its op. */
 static bool endpoint_borrows(const struct tb_work *k)
 {
     return (k->kind == WORK_PUT && k->len && k->local != k->body) || k->kind == WORK_GET || (k->kind == WORK_ATOMIC && (k->op || k->old));
@@ -185,7 +185,7 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status)
         struct tb_ask *ask = &e->asks[i], was = *ask;
         if (!was.used)
             continue;
-        ask->op = NULL; /* nobody waits for the answer any more: it is dropped when it comes */
+        ask->op = NULL; /* the answer will be dropped */
         ask->work = NULL;
         ask->old = NULL;
         ask->to = NULL;
@@ -227,7 +227,7 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status)
 
 void tb_endpoint_end(struct tb_endpoint *e, int status)
 {
-    /* First end the pieces: a work in a list that has pieces under way stays in its list, and is freed with the list below. */
+    /* First end the pieces. Works in a list stay there and are freed with the list below. */
     for (uint32_t i = 0; i < TB_ASKS; i++) {
         struct tb_ask was = e->asks[i];
         if (!was.used)

@@ -22,7 +22,7 @@ struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes)
     return k;
 }
 
-/* Makes a work for an operation of this node; SERVE works are made for the peer. */
+/* Makes a work for an operation of this node. (SERVE works are for operations of the peer.) */
 static struct tb_work *new_op(struct tb_endpoint *e, enum tb_work_kind kind, weft_op *op, uint32_t bytes)
 {
     struct tb_work *k = tb_work_new(kind, op, bytes);
@@ -41,7 +41,6 @@ void tb_work_free(struct tb_endpoint *e, struct tb_work *k)
     free(k);
 }
 
-/* Add to the counter of bytes that are queued in this list. */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes)
 {
     uint64_t *sum = end == &e->messages_end ? &e->message_bytes : &e->backlog_bytes;
@@ -70,12 +69,12 @@ struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **fir
 
 /* --- records going out --- */
 
-/* Writes a record with as many of these bytes as fit, and returns how many; 0: no room. An open frame with room for less than 256 bytes is
- * not used, so that the bytes are not split into tiny records. */
+/* Writes a record with as many bytes as fit, and returns their number; 0: no room. Skips an open frame with room for less than 256 bytes,
+ * to avoid tiny records. */
 uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len)
 {
     uint32_t fits = tb_stream_fits(&e->stream);
-    if (fits < TB_PUT_HEAD + (len < 256 ? len : 256)) /* if no more fits, the bytes go into a new frame, or there is no room */
+    if (fits < TB_PUT_HEAD + (len < 256 ? len : 256)) /* use a new frame, if there is room for one */
         fits = tb_stream_room(&e->stream, TB_PAYLOAD_BYTES) ? TB_PAYLOAD_BYTES : 0;
     if (fits == 0)
         return 0;
@@ -86,9 +85,9 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
     struct tb_record r = {.kind = (uint8_t)kind, .length = (uint16_t)(TB_PUT_HEAD + n)};
     memcpy(at, &r, sizeof r);
     memcpy(at + sizeof r, &second, sizeof second);
-    fab_copy_little(at + TB_PUT_HEAD, src, n); /* the source may be in a pool, where others may write meanwhile */
+    fab_copy_little(at + TB_PUT_HEAD, src, n); /* other nodes may be writing to the source */
     tb_stream_commit(&e->stream, TB_PUT_HEAD + n);
-    if (kind == TB_PUT) /* else the peer counts them, which has asked for them */
+    if (kind == TB_PUT) /* TB_DATA is counted by the peer that has asked for it */
         e->counts.sent_bytes += n;
     return n;
 }
@@ -191,7 +190,7 @@ static uint64_t operation_within(uint64_t n, uint64_t segment, uint64_t offset)
     return n < left ? n : left;
 }
 
-/* How many of these bytes are sent together, and in which way. For a lane, `offset` is the offset of the bytes in the pool. */
+/* Chooses how many of these bytes are sent together, and in which way. BY_LANE: `offset` is their offset in the pool. */
 static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, enum way *way,
                               uint64_t *offset)
 {
@@ -210,7 +209,7 @@ static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local,
     return n;
 }
 
-/* Put the work before all others that wait: it has begun before them, and must not wait for a fence among them. */
+/* Queue the work first: it has begun before all others, and must not wait for a fence among them. */
 static void put_first(struct tb_endpoint *e, struct tb_work *k)
 {
     k->next = e->works;
@@ -241,15 +240,15 @@ void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status
     tb_work_free(e, k);
 }
 
-/* Whether a move may begin. The peer's processor executes records, but not moves: a move after a fence waits until the records before the
- * fence have been executed. */
+/* Whether a move may begin. Records are executed by the peer's processor, but moves are not. So a move after a fence waits until the
+ * records before the fence have been executed. */
 static bool operation_unfenced(struct tb_endpoint *e)
 {
     e->fenced = e->fenced && !tb_stream_flushed(&e->stream, e->fenced_at);
     return !e->fenced;
 }
 
-/* Passes a fence. Everything before it has been executed, except perhaps records: moves wait for these (operation_unfenced()). */
+/* Passes a fence. Only records before the fence may still be unexecuted, and moves wait for these (operation_unfenced()). */
 static void operation_pass_fence(struct tb_endpoint *e)
 {
     e->fenced = true;
@@ -267,7 +266,7 @@ static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64
     return true;
 }
 
-/* Sends as much of a put as there is room for. True: all of it has begun. */
+/* Sends as much of a put as fits. True: the whole put has begun. */
 static bool push_put(struct tb_endpoint *e, struct tb_work *k)
 {
     uint64_t offset;
@@ -300,7 +299,7 @@ static bool push_put(struct tb_endpoint *e, struct tb_work *k)
         struct tb_words m = tb_words_of(TB_SIGNAL, 0, 0);
         m.offset = k->word;
         m.a = k->add;
-        if (k->pieces) /* the signal is sent when the last of them has ended: tb_endpoint_piece_done() */
+        if (k->pieces) /* tb_endpoint_piece_done() sends the signal after the last piece */
             return true;
         if (!tb_stream_say(&e->stream, &m))
             return false;
@@ -338,8 +337,8 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     return true;
 }
 
-/* Remove the first work from the list, because all of it has begun. If it has pieces under way, the last of them ends it; otherwise the
- * acknowledgement of the record that was just written ends it. */
+/* Remove the first work, which has begun completely. The work ends with its last piece, or without pieces when its last record is
+ * acknowledged. */
 static void operation_begun(struct tb_endpoint *e)
 {
     struct tb_work *k = tb_work_unlink_first(e, &e->works, &e->works_end);
@@ -388,7 +387,7 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
             operation_pass_fence(e);
             tb_work_free(e, tb_work_unlink_first(e, &e->works, &e->works_end));
             break;
-        default: /* a message that waited behind other works: it moves to the list of messages */
+        default: /* a message that waited behind other works moves to the list of messages */
             tb_work_unlink_first(e, &e->works, &e->works_end);
             tb_work_append(e, &e->messages_end, k);
             tb_endpoint_push_messages(e);
@@ -509,7 +508,7 @@ int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, 
         memcpy(k->body, header, header_len);
     if (payload_len)
         memcpy(k->body + tb_padded(header_len), payload, payload_len);
-    if (e->works) /* there may be a fence among the waiting works */
+    if (e->works) /* a fence may be waiting */
         tb_work_append(e, &e->works_end, k);
     else
         tb_work_append(e, &e->messages_end, k);
@@ -529,8 +528,8 @@ int tb_endpoint_fence(struct tb_endpoint *e)
     return 0;
 }
 
-/* Whether all works and asks of turns up to this one have ended. Only two turns are counted: a new turn begins only when the turn before
- * the present one has ended. */
+/* Whether all works and asks up to this turn have ended. A new turn begins only when all turns before the current one are over, so two
+ * counters are enough. */
 static bool turn_over(struct tb_endpoint *e, uint32_t turn)
 {
     if (e->turn == turn && e->under_way[1 - (turn & 1)] == 0)

@@ -14,7 +14,7 @@
 
 enum tb_work_kind { WORK_PUT, WORK_GET, WORK_ATOMIC, WORK_MESSAGE, WORK_FENCE, SERVE_DATA, SERVE_ANSWER };
 
-/* An operation that was not sent at once, or is sent in pieces. */
+/* An operation that waits in a list, or is sent in pieces. */
 struct tb_work {
     struct tb_work *next;
     enum tb_work_kind kind;
@@ -22,12 +22,12 @@ struct tb_work {
     uint8_t *local; /* PUT, GET */
     uint64_t remote, len, begun;
     uint32_t pieces;        /* asks or transfers under way */
-    bool signal, signalled; /* signal: add to the word at `word` when the bytes have arrived */
+    bool signal, signalled; /* signal: add to `word` when the bytes have arrived */
     bool records;           /* a part of a put was sent in records */
     bool linked;            /* the work is in one of the lists */
     bool counted;           /* the work is counted in e->under_way[turn] */
     uint8_t turn;
-    bool restart; /* when its last piece has ended, the work starts again from its beginning, in another way */
+    bool restart; /* after the last piece, repeat the whole work in another way */
     uint64_t word, add;
     uint64_t *old;        /* ATOMIC */
     uint32_t what, token; /* ATOMIC: kind; MESSAGE: handler; SERVE: token */
@@ -44,10 +44,9 @@ static inline void tb_endpoint_complete(struct tb_endpoint *e, weft_op *op, int 
         e->env.complete(e->env.ctx, op, status);
 }
 
-/* endpoint_operations.c. Works are in one of an endpoint's three lists; `end` is where the next one is to be linked. */
-struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the work's body. NULL: no memory */
+/* endpoint_operations.c. `end` is the end pointer of one of an endpoint's three lists. */
+struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the work's body. NULL: out of memory */
 void tb_work_free(struct tb_endpoint *e, struct tb_work *k);
-/* adds bytes to the list's backlog counter */
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes);
 void tb_work_append(struct tb_endpoint *e, struct tb_work ***end, struct tb_work *k);
 struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **first, struct tb_work ***end);
@@ -57,14 +56,14 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
 /* Requests at most TB_ASK_BYTES. False: no room now. */
 bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work);
 void tb_endpoint_free_ask(struct tb_endpoint *e, struct tb_ask *ask);
-/* A transfer or an ask of this work has ended. The work ends with the last of them, unless parts of the work have not begun. */
+/* A transfer or an ask of this work has ended. The work ends with its last piece, unless parts have not begun. */
 void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status);
-void tb_endpoint_push_messages(struct tb_endpoint *e); /* sends waiting messages, as far as there is room and credit */
+void tb_endpoint_push_messages(struct tb_endpoint *e); /* sends waiting messages while there is room and credit */
 void tb_endpoint_push_works(struct tb_endpoint *e);
 
 /* endpoint_records.c */
 int tb_endpoint_records(void *ctx, const uint8_t *payload, uint32_t bytes);   /* the function `records` of struct tb_stream_env */
 int tb_endpoint_signal(struct tb_endpoint *e, uint64_t offset, uint64_t add); /* adds to a word of the pool */
-void tb_endpoint_push_serves(struct tb_endpoint *e);                          /* sends waiting answers, as far as there is room */
+void tb_endpoint_push_serves(struct tb_endpoint *e);                          /* sends waiting answers while there is room */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Executes the records that an endpoint receives: the peer's operations, and the answers to this node's own. Their bytes may be anything.
+ * Executes the records that an endpoint receives: the peer's operations, and the answers to this node's own. All records are untrusted.
  */
 #include "fabric/records/endpoint_private.h"
 #include "fabric/atomic.h"
@@ -81,7 +81,7 @@ static int record_put(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes)
     bytes -= TB_PUT_HEAD;
     if (!record_in_pool(e, offset, bytes))
         return record_nonsense(e, "a put outside the pool");
-    if (bytes == 8 && (offset & 7) == 0) { /* an aligned word is written in one store: flags and system words are put this way */
+    if (bytes == 8 && (offset & 7) == 0) { /* an aligned word is written in one store, which flags and system words rely on */
         memcpy(&word, at + TB_PUT_HEAD, sizeof word);
         __atomic_store_n((uint64_t *)(void *)(e->pool + offset), word, __ATOMIC_RELEASE);
     } else {
@@ -115,7 +115,7 @@ static int record_data(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes)
     struct tb_ask *ask = record_asked(e, token, true);
     if (!ask || bytes > ask->left)
         return record_nonsense(e, "data that nobody asked for");
-    if (ask->to) { /* to is NULL if the get was given up */
+    if (ask->to) { /* NULL: the get was given up */
         memcpy(ask->to, at + TB_DATA_HEAD, bytes);
         ask->to += bytes;
     }
@@ -168,7 +168,7 @@ int tb_endpoint_signal(struct tb_endpoint *e, uint64_t offset, uint64_t add)
     uint64_t *word = record_word_at(e, offset);
     if (!word)
         return record_nonsense(e, "a signal outside the pool");
-    __atomic_fetch_add(word, add, __ATOMIC_SEQ_CST); /* release: the bytes put before it are visible first */
+    __atomic_fetch_add(word, add, __ATOMIC_SEQ_CST); /* release: bytes of earlier puts are visible before the signal */
     return 0;
 }
 

@@ -15,8 +15,8 @@
 #include "fabric/records/endpoint.h"
 #include "fabric/stash.h"
 
-#define RECORDS_BACKLOG_WAIT (1u << 20)  /* bytes queued for a peer: from so many on, calls that send to it wait */
-#define RECORDS_BACKLOG_MAX  (64u << 20) /* bytes queued for a peer: from so many on, calls in handlers fail with -ENOBUFS */
+#define RECORDS_BACKLOG_WAIT (1u << 20)  /* with so many bytes queued for a peer, calls that send to the peer wait */
+#define RECORDS_BACKLOG_MAX  (64u << 20) /* with so many bytes queued for a peer, calls in handlers fail with -ENOBUFS */
 
 struct records_message {
     uint16_t id, header_len, payload_len;
@@ -26,30 +26,30 @@ struct records_message {
 struct records_link {
     struct weft_node *w;
     struct fab_link *link;
-    void (*make_room)(struct weft_node *w); /* polls for completions, unless another thread does; no lock may be held */
-    const char *no_way;                     /* the end of the error text while `cut` is set */
-    _Atomic int64_t *earliest;              /* the earliest timer of all links of the transport; may be too early */
+    void (*make_room)(struct weft_node *w); /* polls for completions, unless another thread does; call it without a lock */
+    const char *no_way;                     /* end of the error text if `cut` is set */
+    _Atomic int64_t *earliest;              /* a lower bound of the timers of all links of the transport */
     base_spin lock;                         /* protects the endpoint */
     struct tb_endpoint endpoint;
-    uint32_t crowded; /* operations that have begun while the stream was crowded: see tb_stream_crowded() */
+    uint32_t crowded; /* counts operations that begin while the stream is crowded (tb_stream_crowded()) */
     bool closed;
     _Atomic bool no_room; /* a frame or a piece could not be posted */
     _Atomic int64_t due;  /* when a timer of the endpoint expires next */
-    _Atomic bool cut;     /* no route leads to the peer now, or it is certain that there has never been one */
+    _Atomic bool cut;     /* there is no route to the peer now, or there was certainly never one */
     /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
-    /* number of the message at inbox[0]. It changes only while the inbox is empty, so that usually only the start of the inbox is used */
+    /* number of the message at inbox[0]. Reset when the inbox is empty, so that mostly the start of the inbox is used */
     uint32_t inbox_base;
-    /* messages that were delivered and are not credited to the peer yet, because too many wait for a handler that is not installed */
+    /* delivered messages without credit for the peer yet, because too many messages wait for a handler to be installed */
     uint32_t withheld;
     struct stash stash;
     _Atomic bool broken;
     char why[320]; /* written before `broken` is set */
 };
 
-/* Lowers the transport's earliest timer to `at`. Always a read-modify-write, even if the timer is earlier already: so either
- * records_timers_begin() sees what this thread stored before (a link's `due` and `no_room`), or its result stays as low as `at`. */
+/* Lowers the transport's earliest timer to `at`. Always a read-modify-write, even if the timer is already earlier. So either
+ * records_timers_begin() sees this thread's earlier stores to a link's `due` and `no_room`, or the timer stays at `at` or below. */
 static inline void records_timer(_Atomic int64_t *earliest, int64_t at)
 {
     int64_t was = atomic_load_explicit(earliest, memory_order_relaxed);
@@ -57,13 +57,12 @@ static inline void records_timer(_Atomic int64_t *earliest, int64_t at)
         ;
 }
 
-/* Call before the timers of all links are looked at; records_timer() with the earliest of them follows. */
+/* Call this before reading the timers of all links. Afterwards call records_timer() with the earliest of them. */
 static inline void records_timers_begin(_Atomic int64_t *earliest)
 {
     (void)atomic_exchange_explicit(earliest, INT64_MAX, memory_order_acq_rel);
 }
 
-/* Lets the endpoint send what it can. Called under the endpoint's lock. */
 static inline void records_pump_locked(struct records_link *l, int64_t now)
 {
     atomic_store_explicit(&l->no_room, false, memory_order_relaxed);
@@ -74,13 +73,13 @@ static inline void records_pump_locked(struct records_link *l, int64_t now)
 }
 
 /* message.c */
-/* The function `message` of struct tb_endpoint_env; its context is the link. */
+/* The callback `message` of struct tb_endpoint_env; its argument is the link. */
 bool records_message_keep(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_t most); /* returns how many it delivered */
+int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_t most); /* returns the number of delivered messages */
 int records_progress(struct weft_node *w,
-                     struct records_link *l);            /* also delivers messages that waited until their handler was installed */
+                     struct records_link *l);            /* also delivers messages that have waited for their handler to be installed */
 bool records_message_none(const struct records_link *l); /* whether no message waits to be delivered */
-/* Mark the peer as one that must be given up. Only the first reason is kept. */
+/* Mark the peer as broken, so that it is given up. Only the first reason is kept. */
 void records_break(struct records_link *l, const char *why, ...) BASE_PRINTF(2, 3);
 
 /* operations.c: functions for the table struct fab_transport */
@@ -96,6 +95,6 @@ int records_send(struct weft_node *w, struct fab_link *link, uint32_t id, const 
 bool records_flushed(struct weft_node *w, struct fab_link *link, struct fab_flush *f);
 void records_fence(struct weft_node *w, struct fab_link *link);
 void records_no_wake(struct weft_node *w, struct fab_link *l);
-void records_stat_locked(const struct records_link *l, weft_link_stats *out); /* sets what the endpoint counts */
+void records_stat_locked(const struct records_link *l, weft_link_stats *out); /* copies the endpoint's counters */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that arrived in records: they are kept in the inbox of their link until they are delivered to their handlers. Also how a link
- * is marked as broken.
+ * Messages that have arrived in records wait in the inbox of their link until they are delivered to their handlers. Also marks links as
+ * broken.
  */
 #include "fabric/records/link.h"
 
@@ -24,7 +24,7 @@ bool records_message_keep(void *ctx, uint32_t id, const void *header, uint32_t h
     m->payload_len = (uint16_t)payload_len;
     memcpy(m->bytes, header, header_len);
     memcpy(m->bytes + tb_padded(header_len), payload, payload_len);
-    /* release: the thread that delivers sees the message (acquire in records_message_deliver) */
+    /* release: the delivering thread sees the message (acquire in records_message_deliver()) */
     atomic_store_explicit(&l->inbox_in, in + 1, memory_order_release);
     return true;
 }
@@ -39,15 +39,15 @@ static void message_grant(struct records_link *l, uint32_t messages)
     base_spin_unlock(&l->lock);
 }
 
-/* Runs the handlers of at most `most` messages: another thread may keep adding messages, and other peers wait. If too many messages wait
-   for a handler that is not installed, the peer gets no more credit. Messages of a peer that is gone are dropped. */
+/* Runs the handlers of at most `most` messages, so that a busy peer does not delay others. The peer gets no credit while too many messages
+ * wait for a handler to be installed. Messages of a peer that is gone are dropped. */
 int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_t most)
 {
     uint32_t out = atomic_load_explicit(&l->inbox_out, memory_order_relaxed), n = 0;
     /* acquire: pairs with the release in records_message_keep() */
     while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
         const struct records_message *m = &l->inbox[(out - l->inbox_base) % TB_MESSAGES];
-        /* the state changes only with w->progress held */
+        /* relaxed: the state changes only under w->progress, which is held */
         if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE))
             stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of transports over records. An operation enters the link's endpoint under its lock, when there is room and a route; the
- * endpoint then sends what it can.
+ * The operations of transports over records. An operation waits for room and a route, and then starts in the link's endpoint, under the
+ * link's lock.
  */
 #include "fabric/records/link.h"
 
-#define LOOK_EVERY 16u /* while much is under way, one in so many operations polls completions */
+#define LOOK_EVERY 16u /* on a crowded stream, one of so many operations polls for completions */
 
 struct room {
     struct records_link *l;
-    bool message; /* which backlog is meant: that of messages, or that of everything else */
+    bool message; /* true: the backlog of messages; false: of all other operations */
 };
 
 static uint64_t operation_backlog(struct records_link *l, bool message)
@@ -20,14 +20,14 @@ static uint64_t operation_backlog(struct records_link *l, bool message)
 static bool operation_has_room(void *arg)
 {
     struct room *r = arg;
-    /* Wait until only half of the limit is in use, so that the caller need not sleep again after its next operation. */
+    /* Wait until the backlog is half of the limit, so that the next operation does not wait again. */
     return operation_backlog(r->l, r->message) < RECORDS_BACKLOG_WAIT / 2 || !fab_alive(r->l->w, r->l->link->node);
 }
 
 static BASE_COLD int operation_wait_for_room(struct records_link *l, bool message)
 {
     struct room r = {l, message};
-    if (fab_in_handler())
+    if (fab_queues_more())
         return operation_backlog(l, message) < RECORDS_BACKLOG_MAX
                    ? 0
                    : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
@@ -44,8 +44,7 @@ static BASE_COLD int operation_no_way(const struct records_link *l)
     return base_fail(-ENETDOWN, "no route leads to node %u now: %s", l->link->node, l->no_way);
 }
 
-/* Locks the link when it has room, and marks the op pending. Without a route, system operations wait for one, and operations of the
-   program fail. */
+/* Waits for room, locks the link, and marks the op pending. Without a route, operations of the program fail, and system operations wait. */
 static int operation_enter(struct records_link *l, bool message, bool program, weft_op *op)
 {
     if (BASE_UNLIKELY(program && atomic_load_explicit(&l->cut, memory_order_relaxed)))
@@ -56,8 +55,7 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
             return err;
     }
     base_spin_lock(&l->lock);
-    /* Read again under the lock: it is set under this lock when what is under way fails. An operation that began after that would wait for
-       ever. */
+    /* Read `cut` again: it is set under this lock when pending operations fail. An operation that began afterwards would wait for ever. */
     bool cut = program && atomic_load_explicit(&l->cut, memory_order_relaxed);
     if (BASE_LIKELY(!l->closed && !cut)) {
         if (op)
@@ -69,13 +67,13 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
 }
 
-/* Not inlined: most operations only add to a frame, and need not save the registers that this function uses. */
+/* Not inlined, because most operations do not need it and would save registers for nothing. */
 static __attribute__((noinline)) void operation_pump(struct records_link *l)
 {
     records_pump_locked(l, base_recent_ns());
 }
 
-/* `rc`: the result of the start. If the start failed, the op has ended with `rc`. */
+/* Unlocks the link after the start of an operation. `rc`: the result of the start; on failure the op ends with `rc`. */
 static int operation_leave(struct records_link *l, int rc, weft_op *op)
 {
     if (BASE_UNLIKELY(rc))
@@ -84,7 +82,7 @@ static int operation_leave(struct records_link *l, int rc, weft_op *op)
         operation_pump(l);
     bool look = tb_stream_crowded(&l->endpoint.stream) && ++l->crowded % LOOK_EVERY == 0;
     base_spin_unlock(&l->lock);
-    if (BASE_UNLIKELY(look)) /* completions make room, and a program that only puts polls nowhere else */
+    if (BASE_UNLIKELY(look)) /* make room by polling for completions, because a program that only puts does not poll otherwise */
         l->make_room(l->w);
     return rc ? base_fail(rc, "no memory for an operation to node %u" BASE_MEMORY_HINT, l->link->node) : 0;
 }
@@ -177,7 +175,7 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     base_spin_unlock(&l->lock);
 }
 
-/* Nothing to do: writes to words that threads may sleep on are sent as frames, and the receiver of a frame wakes the threads. */
+/* Nothing to do: such writes are sent as frames, and the receiver of a frame wakes waiting threads. */
 void records_no_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;

@@ -13,11 +13,11 @@
 
 #define US         INT64_C(1000)
 #define MS         (1000 * US)
-#define BUSY       2u /* with so many sends (or frames, see `paced`) under way, records wait to share a frame */
+#define BUSY       2u /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
 #define SAY_EVERY  (TB_WINDOW / 4)
-#define SAY_WITHIN (1 * MS) /* how long an acknowledgement may wait if the peer has not asked for it */
+#define SAY_WITHIN (1 * MS) /* maximum delay of an acknowledgement that the peer has not asked for */
 #define RTO_FIRST  (5 * MS)
-/* The shortest retransmission time-out. The peer's thread may wait so long for a processor, and retransmitting would be useless. */
+/* The minimum retransmission time-out. The peer's thread may wait for a processor for this time. */
 #define RTO_LEAST (2 * MS)
 #define RTO_MOST  (200 * MS)
 #define BACKOFFS  7u
@@ -67,7 +67,7 @@ static void stream_complete(struct tb_stream *s, struct tb_slot *slot, int statu
 {
     while (slot->ops) {
         weft_op *op = slot->ops;
-        slot->ops = op->next; /* unlink it first: when the op has ended, its owner may reuse its memory at once */
+        slot->ops = op->next; /* unlink the op first, because its owner may reuse the memory at once */
         s->env.complete(s->env.ctx, op, status);
     }
 }
@@ -112,7 +112,7 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
     };
     uint8_t *frame = frame_at(s, at);
     tb_frame_seal(&f, frame, slot->bytes);
-    slot->posted++; /* count first: the send may complete before emit() returns */
+    slot->posted++; /* before emit(), because the send may complete before emit() returns */
     s->unleft++;
     if (!s->env.emit(s->env.ctx, at, frame, slot->bytes)) {
         slot->posted--;
@@ -126,27 +126,26 @@ static bool stream_emit(struct tb_stream *s, uint32_t at, enum tb_frame_type typ
     return true;
 }
 
-/* How many sends (or frames, see `paced`) are under way. This decides whether records wait to share a frame. */
+/* The number of sends (or frames, see `paced`) under way, which decides whether records wait to share a frame. */
 static uint32_t stream_busy(const struct tb_stream *s)
 {
     return s->paced ? s->next - s->first : s->unleft;
 }
 
-/* Closes the open frame, so that it is sent as soon as possible. */
 static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[slot_of(s, s->next)];
     if (s->paced && s->first != s->next && (int32_t)(s->asked - s->first) <= 0)
-        slot->asks = true; /* records that gather in the open frame wait for an acknowledgement, and none has been asked for */
+        slot->asks = true; /* the next records wait for an acknowledgement, and none was requested */
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
-    slot->lost = s->unsent = true; /* marked as lost so that the next pump sends it */
+    slot->lost = s->unsent = true; /* `lost` makes the next pump send the frame */
     slot->retransmitted = false;
     slot->at = 0;
     s->fill = 0;
     s->next++;
 }
 
-/* Whether frame number `next` may be opened: there is a free slot. */
+/* Whether there is a free slot for frame `next`. */
 static bool stream_openable(const struct tb_stream *s, uint32_t next)
 {
     return next - s->first < s->window.size && s->slots[slot_of(s, next)].posted == 0;
@@ -169,7 +168,7 @@ void *tb_stream_room(struct tb_stream *s, uint32_t bytes)
     }
     if (s->fill == 0) {
         if (s->first == s->next && s->unleft == 0)
-            s->base = s->next; /* begin with slot 0 again: so only as many slots as needed are used, and their memory stays in the cache */
+            s->base = s->next; /* restart at slot 0, so that few slots are used and their memory stays in the cache */
         if (!stream_openable(s, s->next))
             return NULL;
         struct tb_slot *slot = &s->slots[slot_of(s, s->next)];
@@ -185,7 +184,7 @@ void tb_stream_commit(struct tb_stream *s, uint32_t bytes)
     uint32_t padded = tb_padded(bytes);
     uint8_t *at = frame_at(s, slot_of(s, s->next)) + TB_HEADER_BYTES + s->fill;
     for (uint32_t i = bytes; i < padded && s->fill + i < TB_PAYLOAD_BYTES; i++)
-        at[i] = 0; /* so that no bytes of an earlier frame are sent */
+        at[i] = 0; /* do not send bytes of an earlier frame */
     s->fill += padded;
     s->counts.records++;
     if (s->fill >= TB_PAYLOAD_BYTES) {
@@ -213,7 +212,7 @@ void tb_stream_op(struct tb_stream *s, weft_op *op)
     op->next = slot->ops;
     slot->ops = op;
     slot->asks = true;
-    s->want_ack = s->want_ack || !s->fill; /* the frame may have been sent already without asking for an acknowledgement */
+    s->want_ack = s->want_ack || !s->fill; /* the frame may already have been sent without the flag */
 }
 
 uint32_t tb_stream_end_of_records(const struct tb_stream *s)
@@ -257,7 +256,7 @@ static int64_t stream_rto(const struct tb_stream *s)
     return t > s->rto_most ? s->rto_most : t;
 }
 
-/* The oldest frame that the peer is not known to have received. */
+/* The oldest frame that has not arrived, as far as is known. */
 static struct tb_slot *stream_oldest(struct tb_stream *s)
 {
     for (uint32_t i = s->first; i != s->next; i++)
@@ -275,7 +274,7 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
         struct tb_slot *slot = &s->slots[slot_of(s, i)];
         if (!slot->lost || slot->arrived)
             continue;
-        if (slot->posted) { /* its send has not completed, so it is not lost: the device holds it until the peer posts a receive */
+        if (slot->posted) { /* the send has not completed: the device holds the frame until the peer posts a receive */
             left = true;
             continue;
         }
@@ -298,12 +297,12 @@ static bool send_sealed(struct tb_stream *s, int64_t now)
     return true;
 }
 
-/* Whether to ask for credit now. The frame that carried new credit may have been lost, and such a frame is not retransmitted, so a blocked
-   sender asks now and then. */
+/* Whether to ask for credit now. A blocked sender asks from time to time, because a frame with new credit may be lost and is not
+ * retransmitted. */
 static bool probe_credit(struct tb_stream *s, int64_t now)
 {
     if (s->credit == TB_CREDIT_OK || s->first != s->next || s->fill)
-        return false; /* the acknowledgement of what is under way brings the credit */
+        return false; /* the next acknowledgement brings the credit */
     if (s->credit == TB_CREDIT_BLOCKED) {
         s->credit = TB_CREDIT_PROBING;
         s->quiet_since = now;
@@ -381,7 +380,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
     for (; s->first != f->ack; s->first++) {
         struct tb_slot *slot = &s->slots[slot_of(s, s->first)];
         if (!slot->retransmitted && slot->at && !slot->arrived) {
-            int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's clock reading may be a little older */
+            int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's time may be slightly older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
             s->rto = s->rto < s->rto_least ? s->rto_least : s->rto;
@@ -409,7 +408,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
     if (any) {
         s->backoff = 0;
         s->quiet_since = now;
-        /* A frame is lost if it has not arrived although a frame that was sent after it has. */
+        /* A frame is lost if a frame that was sent later has arrived. */
         for (uint32_t i = s->first; i != s->next; i++) {
             struct tb_slot *slot = &s->slots[slot_of(s, i)];
             if (!slot->arrived && slot->at && (int32_t)(s->order_arrived - slot->order) > 0)
@@ -423,7 +422,7 @@ static bool keep_early(struct tb_stream *s, uint32_t ahead, const uint8_t *paylo
     if (!s->early_frames)
         s->early_frames = malloc((size_t)TB_WINDOW * TB_PAYLOAD_BYTES);
     if (!s->early_frames)
-        return false; /* the frame is dropped, and the peer will send it again */
+        return false; /* dropped: the peer will send the frame again */
     uint32_t slot = (s->expected + ahead) % TB_WINDOW;
     memcpy(s->early_frames + (size_t)slot * TB_PAYLOAD_BYTES, payload, bytes);
     s->early_bytes[slot] = bytes;
@@ -438,7 +437,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         memcpy(&f, frame, sizeof f);
     if (!tb_frame_right(&f, frame, bytes) || f.session != s->session || f.from != s->peer || f.to != s->here ||
         f.ack - s->first > s->next - s->first) {
-        /* If the acknowledgement is older than what is known, the frame was delayed: ignore its acknowledgement, and use the rest. */
+        /* The frame was delayed if its acknowledgement is old. Ignore the acknowledgement, and use the rest of the frame. */
         if (bytes >= sizeof f && tb_frame_right(&f, frame, bytes) && f.session == s->session && f.from == s->peer && f.to == s->here &&
             (int32_t)(f.ack - s->first) < 0) {
             f.ack = s->first;
@@ -467,7 +466,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
     }
     if (ahead > 0) {
         s->counts.out_of_order++;
-        s->ack_now = true; /* tells the sender which frames are missing */
+        s->ack_now = true; /* the acknowledgement tells the sender which frames are missing */
         if (s->early >> (ahead - 1) & 1)
             s->counts.repeated++;
         else

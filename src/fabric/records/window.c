@@ -6,13 +6,13 @@
 
 #include "weft/types.h"
 
-#define SOON     (250 * WEFT_MS)    /* beyond the shortest time: the window may grow */
-#define LATE     (500 * WEFT_MS)    /* beyond twice the shortest time: the window shrinks. A quarter of the usual WEFT_LIVENESS */
-#define OWN_MOST WEFT_SECOND        /* a longer time is not the network's own */
+#define SOON     (250 * WEFT_MS)    /* beyond the shortest time: up to this the window may grow */
+#define LATE     (500 * WEFT_MS)    /* beyond twice the shortest time: from this on the window shrinks; a quarter of WEFT_LIVENESS */
+#define OWN_MOST WEFT_SECOND        /* upper limit for the network's own time */
 #define MEASURE  (10 * WEFT_SECOND) /* time between two measurements */
-#define ALONE    1                  /* size: only what is sent while nothing else is under way */
+#define ALONE    1                  /* a window size with which each frame or operation is alone under way */
 
-/* The size after something has taken this time. */
+/* The window size after an operation that took this time. */
 static uint32_t window_next(const struct records_window *w, int64_t took, bool used)
 {
     if (took > 2 * w->shortest + LATE)
@@ -24,11 +24,11 @@ static uint32_t window_next(const struct records_window *w, int64_t took, bool u
 
 void records_window_took(struct records_window *w, int64_t began, int64_t now, bool used)
 {
-    int64_t took = now > began ? now - began : 1; /* another thread's clock reading may be a little older */
+    int64_t took = now > began ? now - began : 1; /* another thread's time may be slightly older */
     int64_t own = took < OWN_MOST ? took : OWN_MOST;
-    bool current = began >= w->changed; /* otherwise sent when the window had another size */
+    bool current = began >= w->changed; /* sent with the current window size */
     uint32_t size = w->size;
-    if (w->size_after && current) { /* it was alone */
+    if (w->size_after && current) { /* the operation was alone under way */
         w->shortest = own;
         size = w->size_after;
         w->size_after = 0;

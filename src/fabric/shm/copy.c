@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The choice of a way for large copies: see copy.h.
- *
- * No fixed choice for a processor model is right. GB/s between two shared mappings, best of many:
+ * Chooses the way for large copies: see copy.h. The ways are measured on the machine, because no fixed choice is right, not even for
+ * processors with the same features: all of the following report fast string moves (FSRM). GB/s between two shared mappings, best of many:
  *                       64 KiB  256 KiB  1 MiB  2 MiB  8 MiB  16 MiB  64 MiB  256 MiB
  *   EPYC (Zen 3), L3 of 32 MiB
  *     memcpy                34       32     33     32     30      15      10       16
@@ -18,18 +17,17 @@
  *     the same, four pages  18       19     18     19     16      16      16       12
  *     AVX-512, four pages   19       20     19     20     17      16      17       13
  *   Zen 5, memcpy / rep movsb / non-temporal: 64 KiB 143/143/49, 1 MiB 66/83/45, 8 MiB 68/73/44, 16 MiB 37/52/42, 64 MiB 20/27/27
- * All three report fast string moves (FSRM). So the ways are measured on the machine itself, for each size class.
  *
- * When: after so many copies of a class that measuring pays. A process that makes few large copies never measures, so starting many nodes
- * costs nothing. Until then, and if there is no memory to measure with, a guess is used.
+ * A size class is measured after several copies, so that a process with few large copies spends no time on it. Until then, and if there is
+ * no memory to measure with, a guess is used.
  *
- * How: in private memory of the class's size, by the processor time of the thread, because other programs do not change that much. The
- * least of several times counts. It is the time of the copy alone. A reader of the destination then finds the data in a cache, unless
- * non-temporal stores bypassed it. So non-temporal ways come last in the table: of two ways that are equally fast, the earlier one is
- * chosen. Below 1 MiB they are not considered, because the destination fits into a core's own cache.
+ * Copies are measured in private memory, by the thread's processor time, which other programs hardly change. The least of several times
+ * counts. It does not include the next reader's time: after non-temporal stores, the reader must fetch the data from memory. So of two ways
+ * that are about equally fast, the one without non-temporal stores is chosen. Below 1 MiB non-temporal ways are not considered, because the
+ * destination fits into a core's own cache.
  *
- * Among non-temporal ways those that copy four pages in turn come first. They are chosen even if they are a fifth slower, because the class
- * of 16 MiB stands for all larger sizes, and there their lead grows. On machines where they are bad, they are slower by far more than that.
+ * Among non-temporal ways, those that copy four pages in turn come first. They are chosen even if they are a fifth slower: the class of
+ * 16 MiB stands for all larger sizes, where they gain. On machines where they are bad, they are slower by far more than a fifth.
  */
 #include "fabric/shm/copy.h"
 
@@ -39,11 +37,12 @@
 #include "fabric/shm/copy_ways.h"
 
 #define STREAM_LEAST ((size_t)1 << 20)
-#define MARGIN       104u              /* percent of the fastest time; of the ways that need no more, the table's first is chosen */
-#define ALIKE        120u              /* like MARGIN, between two non-temporal ways */
-#define BEHIND       125u              /* percent of the fastest time; a way that is slower than this after a round is not measured again */
-#define SAMPLE       ((size_t)2 << 20) /* the least number of bytes to copy between two readings of the clock */
-#define SAMPLES      2u                /* samples of a way in a row, after one that does not count */
+/* percent of the fastest time; among the ways within this margin, the first of the table is chosen */
+#define MARGIN       104u
+#define ALIKE        120u              /* the same for two non-temporal ways */
+#define BEHIND       125u              /* percent of the fastest time; a way that is slower after a round is not measured again */
+#define SAMPLE       ((size_t)2 << 20) /* the fewest bytes to copy between two readings of the clock */
+#define SAMPLES      2u                /* samples of a way in a row; one more is taken before them, and ignored */
 #define ROUNDS       4u                /* rounds over all ways for small classes */
 #define ROUNDS_LEAST 2u                /* rounds for large classes */
 /* A class is measured after so many copies of its smallest size. Measuring takes 2 to 8 ms up to 2 MiB, and up to 100 ms for 16 MiB. */
@@ -75,7 +74,7 @@ unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX])
     return best;
 }
 
-/* The least time for a copy, of several samples. The first sample does not count, because another way has left data in the caches. */
+/* Returns the least time for a copy among several samples. The first sample is ignored, because another way has left data in the caches. */
 static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *src, size_t len)
 {
     uint64_t least = UINT64_MAX;
@@ -87,7 +86,7 @@ static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *
         uint64_t took = (uint64_t)(base_cpu_ns() - start) / copies;
         least = i && took < least ? took : least;
     }
-    return least ? least : 1; /* 0 would mean: not measured */
+    return least ? least : 1; /* 0 means: not measured */
 }
 
 bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
@@ -99,7 +98,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
         return false;
     uint8_t *dst = src + len;
     memset(src, 1, 2 * len);
-    /* First measure all ways with a part of the size. A way that is twice as slow as the best of its kind is not measured any further. */
+    /* First measure each way with a part of the size. A way that takes twice as long as the best of its kind is not measured further. */
     uint64_t least[2] = {UINT64_MAX, UINT64_MAX};
     for (unsigned i = 0; copy_ways[i].name; i++)
         if (copy_ways[i].works() && (!copy_ways[i].streams || len >= STREAM_LEAST)) {
@@ -130,7 +129,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
 
 #if BASE_ADDRESS_SANITIZER || BASE_THREAD_SANITIZER
 
-/* The sanitizers check the copies of the C library, but not all of the other ways. */
+/* The sanitizers do not check all of the other ways. */
 const struct copy_way *copy_way_for(size_t len)
 {
     (void)len;
@@ -140,12 +139,12 @@ const struct copy_way *copy_way_for(size_t len)
 #else
 
 static struct {
-    _Atomic(const struct copy_way *) way; /* NULL: not measured yet; it points to constants, so relaxed order is enough */
+    _Atomic(const struct copy_way *) way; /* NULL: not measured yet; relaxed, because it points to constants */
     _Atomic uint64_t bytes;               /* bytes of copies requested so far */
     _Atomic bool measuring;
 } classes[COPY_CLASSES];
 
-/* The C library's way. For data that fits into no cache, the last non-temporal way of the table, which is bad on no machine. */
+/* Returns the C library's way; for data that fits into no cache, the table's last non-temporal way, which is bad on no machine. */
 static const struct copy_way *guess(size_t len)
 {
     uint64_t cache = base_cache_bytes();
@@ -173,7 +172,7 @@ static BASE_COLD const struct copy_way *not_measured(unsigned class, size_t len)
     uint64_t before = atomic_fetch_add_explicit(&classes[class].bytes, len, memory_order_relaxed);
     if (before + len < COPIES_BEFORE * copy_class_bytes(class) ||
         atomic_exchange_explicit(&classes[class].measuring, true, memory_order_relaxed))
-        return guess(len); /* it is too early to measure, or another thread is measuring */
+        return guess(len); /* too early to measure, or another thread is measuring */
     uint64_t ns[COPY_WAYS_MAX];
     const struct copy_way *way = guess(copy_class_bytes(class));
     if (copy_measure(class, ns)) {

@@ -1,27 +1,26 @@
 /* SPDX-License-Identifier: MIT
  *
- * Copies between mapped pools. Small ones are the compiler's memcpy. Large ones use the instructions that were measured to be fastest for
- * their size on this host (copy.c), and the largest also several threads (copy_team.c).
+ * Copies between mapped pools. Small ones are the compiler's memcpy. Large ones use the way that was measured to be the fastest for their
+ * size on this host (copy.c). The largest are shared by several threads (copy_team.c).
  */
 #ifndef WEFT_COPY_H
 #define WEFT_COPY_H
 
 #include "fabric/atomic.h"
 
-#define COPY_LARGE (UINT64_C(32) << 10) /* bytes; copy_large() does copies of at least this size */
+#define COPY_LARGE (UINT64_C(32) << 10) /* the fewest bytes for copy_large() */
 
 void copy_large(void *dst, const void *src, size_t len);
 
-/* Threads of a node that help with its largest copies. The first such copy starts them. They sleep between copies, and end with
-   copy_team_free(). Any thread may call copy_by_team(). Only one copy at a time has the help of these threads; meanwhile, other callers
-   copy alone. When the call returns, the whole copy is done, with the same effect on memory order as if the caller had made it alone. */
+/* Threads that help a node with its largest copies. The first such copy starts them; they sleep between copies, and end with
+ * copy_team_free(). Any thread may call copy_by_team(). While one copy has the helpers, other callers copy alone. */
 #define COPY_TEAM_LEAST (UINT64_C(4) << 20) /* bytes; for smaller copies, waking helpers costs more than it saves */
 #define COPY_TEAM_MAX   16u
 struct copy_team;
 int copy_team_new(struct copy_team **out, uint32_t threads, int64_t spin_ns); /* `threads` includes the caller, and is at least 2 */
-void copy_team_free(struct copy_team *t);                                     /* `t` may be NULL; no copy may be under way */
+void copy_team_free(struct copy_team *t);                                     /* no copy may be under way; NULL is allowed */
 void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len);
-/* The default number of threads that share a copy, if `nodes_here` nodes share `processors`. 1: no helpers. */
+/* The default number of threads for a copy, when `nodes_here` nodes share `processors`. 1: no helpers. */
 uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here);
 
 static inline void copy_bytes(void *dst, const void *src, size_t len)

@@ -2,26 +2,27 @@
  *
  * Several threads copy one buffer together: see copy.h.
  *
- * A copy is cut into pieces, which the caller and its helpers take one after the other. So a copy never waits for a helper that is not
- * running: the caller does the remaining pieces itself. `ticket` says what can be taken: its upper half is the number of the copy, its
- * lower half the number of pieces left. A thread takes a piece by a compare-and-swap of the whole word. If that succeeds, the source,
- * destination and length that the thread has read before belong to that copy. They change only while no piece is left and all are done, and
- * the number grows with each copy.
+ * A copy is cut into pieces, which the caller and its helpers take one after the other. If a helper does not run, the others take all
+ * remaining pieces.
  *
- * Helpers see what the caller stored before the copy, and the caller sees what the helpers stored. So what the caller stores next comes
- * after the whole copy, for other threads too. The caller releases `ticket`, and helpers acquire it. Helpers release `done`, and the caller
- * acquires it. Non-temporal copies end each piece with a fence.
+ * The upper half of `ticket` is the number of the copy, the lower half the number of pieces left. A thread reads the description of the
+ * copy, and then takes a piece by a compare-and-swap of `ticket`. If this succeeds, the description belongs to this copy: it changes only
+ * while no piece is left and all are done, and each copy has a new number.
+ *
+ * Memory order: the caller releases `ticket` and helpers acquire it, so helpers see what the caller stored before the copy. Helpers release
+ * `done` and the caller acquires it, so the caller's later stores come after the whole copy. Non-temporal copies end each piece with a
+ * fence.
  */
 #include <stdlib.h>
 
 #include "fabric/shm/copy.h"
 #include "fabric/shm/copy_ways.h"
 
-#define THREADS_MOST 6u /* the default maximum: more threads add little, and other programs need processors too */
+#define THREADS_MOST 6u /* the default maximum: more threads add little, and other programs also need processors */
 #define PIECE_LEAST  ((size_t)256 << 10)
 #define PIECE_MOST   ((size_t)2 << 20)
 #define PIECE_PAGES  ((size_t)64 << 10) /* a piece is a multiple of this */
-#define PIECES_EACH  4u                 /* pieces for each thread, so that faster threads can take more */
+#define PIECES_EACH  4u                 /* several for each thread, so that faster threads can take more */
 #define SLEEP_NS     (INT64_C(3600) * 1000000000)
 /* the caller's longest sleep: a helper may be preempted between counting its piece and waking the caller */
 #define NAP_NS INT64_C(1000000)
@@ -29,19 +30,18 @@
 struct copy_team {
     uint32_t helpers;
     int64_t spin_ns;
-    base_spin lock; /* held by the one copy that has the helpers; also protects `started`; threads only try it, so nobody spins */
+    base_spin lock; /* protects `started`, and is held during the one copy that has the helpers; taken only by try, so no thread spins */
     uint32_t started;
     pthread_t threads[COPY_TEAM_MAX];
-    /* The members from here to `pieces` describe the copy. Relaxed order is enough: they are read before a piece is taken, and used only if
-     * taking it succeeds. */
+    /* The members up to `pieces` describe the copy. Relaxed, because a thread uses what it has read only if it takes a piece afterwards. */
     _Atomic(uint8_t *) dst;
     _Atomic(const uint8_t *) src;
     _Atomic(const struct copy_way *) way;
     _Atomic size_t len, piece;
     _Atomic uint32_t pieces;
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t ticket;
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t done;  /* pieces that are done; the caller sleeps on it */
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t calls; /* counts copies, and the end of the team; helpers sleep on it */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t done;  /* finished pieces; the caller sleeps on this word */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t calls; /* number of copies, plus one at the end; helpers sleep on this word */
     _Atomic uint32_t sleepers;
     _Atomic bool end;
 };
@@ -55,7 +55,7 @@ uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here)
 /* Takes a piece and copies it. False: none is left. */
 static bool copy_piece(struct copy_team *t)
 {
-    /* acquire: pairs with the release in copy_by_team(), which comes after the description of the copy */
+    /* acquire: pairs with the release of `ticket` in copy_by_team() */
     uint64_t ticket = atomic_load_explicit(&t->ticket, memory_order_acquire);
     for (;;) {
         uint32_t left = (uint32_t)ticket;
@@ -67,13 +67,12 @@ static bool copy_piece(struct copy_team *t)
         const struct copy_way *way = atomic_load_explicit(&t->way, memory_order_relaxed);
         size_t len = atomic_load_explicit(&t->len, memory_order_relaxed);
         size_t piece = atomic_load_explicit(&t->piece, memory_order_relaxed);
-        /* On failure acquire, as above, because the ticket may be of the next copy. On success release keeps the loads above before the
-           swap. */
+        /* acquire on failure: the ticket may belong to the next copy. release on success: the loads above stay before the swap. */
         if (!atomic_compare_exchange_weak_explicit(&t->ticket, &ticket, ticket - 1, memory_order_acq_rel, memory_order_acquire))
             continue;
         size_t at = (pieces - left) * piece;
         way->copy(dst + at, src + at, len - at < piece ? len - at : piece);
-        /* release: pairs with the acquire in copy_by_team(); the data is visible before the count */
+        /* release: pairs with the acquire of `done` in copy_by_team() */
         if (atomic_fetch_add_explicit(&t->done, 1, memory_order_release) + 1 == pieces)
             base_futex_wake(&t->done, 1);
         return true;
@@ -87,13 +86,13 @@ static void *help(void *arg)
         uint32_t seen = atomic_load_explicit(&t->calls, memory_order_acquire);
         while (copy_piece(t))
             ;
-        if (atomic_load_explicit(&t->end, memory_order_acquire)) /* pairs with the release in copy_team_free() */
+        if (atomic_load_explicit(&t->end, memory_order_acquire)) /* acquire: pairs with the release in copy_team_free() */
             return NULL;
-        /* The next copy often follows at once. */
+        /* spin first, because the next copy often follows at once */
         int64_t until = base_now_ns() + t->spin_ns;
         while (atomic_load_explicit(&t->calls, memory_order_relaxed) == seen && base_now_ns() < until)
             base_relax();
-        /* seq_cst: either team_call() sees this sleeper, or this thread sees its call and does not sleep */
+        /* seq_cst: either team_call() sees this sleeper, or this thread sees the call and does not sleep */
         atomic_fetch_add_explicit(&t->sleepers, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&t->calls, memory_order_seq_cst) == seen)
             base_futex_wait(&t->calls, seen, SLEEP_NS);
@@ -103,7 +102,7 @@ static void *help(void *arg)
 
 static void team_call(struct copy_team *t)
 {
-    /* seq_cst: pairs with help(). It includes release: what the caller stored before is visible to the helpers. */
+    /* seq_cst: pairs with help(). As a release, it also makes earlier stores visible to the helpers. */
     atomic_fetch_add_explicit(&t->calls, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst))
         base_futex_wake(&t->calls, INT32_MAX);
@@ -125,14 +124,14 @@ void copy_team_free(struct copy_team *t)
 {
     if (!t)
         return;
-    atomic_store_explicit(&t->end, true, memory_order_release); /* pairs with the acquire in help() */
+    atomic_store_explicit(&t->end, true, memory_order_release); /* release: pairs with the acquire in help() */
     team_call(t);
     for (uint32_t i = 0; i < t->started; i++)
         pthread_join(t->threads[i], NULL);
     free(t);
 }
 
-/* Starts the helpers; with the lock. Helpers that cannot be started are not tried again; the others do their share. */
+/* Starts the helpers; with the lock. If some cannot be started, the copy has fewer helpers. */
 static BASE_COLD void team_start(struct copy_team *t)
 {
     while (t->started < t->helpers && base_thread(&t->threads[t->started], help, t) == 0)
@@ -155,7 +154,7 @@ void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
     size_t piece = base_round_up(len / ((t->helpers + 1) * PIECES_EACH), PIECE_PAGES);
     piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > PIECE_MOST ? PIECE_MOST : piece;
     uint32_t pieces = (uint32_t)((len + piece - 1) / piece);
-    /* No piece of the previous copy is left, so no thread takes a piece by these words until the ticket changes. */
+    /* No piece of the previous copy is left, so no thread uses these words until the ticket changes. */
     uint64_t number = (atomic_load_explicit(&t->ticket, memory_order_relaxed) >> 32) + 1;
     atomic_store_explicit(&t->dst, dst, memory_order_relaxed);
     atomic_store_explicit(&t->src, src, memory_order_relaxed);
@@ -164,13 +163,13 @@ void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
     atomic_store_explicit(&t->piece, piece, memory_order_relaxed);
     atomic_store_explicit(&t->pieces, pieces, memory_order_relaxed);
     atomic_store_explicit(&t->done, 0, memory_order_relaxed);
-    atomic_store_explicit(&t->ticket, number << 32 | pieces, memory_order_release); /* pairs with the acquire in copy_piece() */
+    atomic_store_explicit(&t->ticket, number << 32 | pieces, memory_order_release); /* release: pairs with the acquire in copy_piece() */
     team_call(t);
     while (copy_piece(t))
         ;
     int64_t until = 0;
     for (uint32_t done; (done = atomic_load_explicit(&t->done, memory_order_acquire)) < pieces;) {
-        int64_t now = base_now_ns(); /* the acquire above pairs with the release in copy_piece() */
+        int64_t now = base_now_ns(); /* the load of `done` pairs with the release in copy_piece() */
         until = until ? until : now + t->spin_ns;
         if (now < until)
             base_relax();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The ways to copy: see copy_ways.h. Each aligns the destination, so that it writes whole cache lines: before the processor writes a part
- * of a line, it must read the line from memory. Those with non-temporal stores end with a fence, so that the data is visible before
- * whatever is stored next.
+ * The ways to copy: see copy_ways.h. Each aligns the destination, in order to write whole cache lines: to write a part of a line, the
+ * processor first reads the line from memory. Ways with non-temporal stores end with a fence, which makes the data visible before later
+ * stores.
  */
 #include "fabric/shm/copy_ways.h"
 
@@ -10,7 +10,7 @@
 
 #define LINE  ((size_t)64)
 #define PAGE  ((size_t)4096)
-#define PAGES ((size_t)4) /* pages that are copied in turn; see FOUR_PAGES */
+#define PAGES ((size_t)4) /* pages copied in turn; see FOUR_PAGES */
 
 static bool always(void)
 {
@@ -23,7 +23,7 @@ static void copy_by_library(uint8_t *dst, const uint8_t *src, size_t len)
 }
 
 #if defined(__x86_64__) || defined(__aarch64__)
-/* Copies up to the next cache line of the destination; returns how many bytes that was. */
+/* Copies up to the next cache line of the destination. Returns the number of bytes. */
 static size_t to_line(uint8_t *dst, const uint8_t *src, size_t len)
 {
     size_t head = -(uintptr_t)dst & (LINE - 1);
@@ -32,14 +32,14 @@ static size_t to_line(uint8_t *dst, const uint8_t *src, size_t len)
     return head;
 }
 
-/* The body of a way that calls `step` to copy `STEP` bytes at a time, to an aligned destination. */
+/* Body of a way: copies STEP bytes at a time by `step`, to an aligned destination. */
 #define IN_ORDER(STEP, step)                 \
     size_t at = to_line(dst, src, len);      \
     for (; len - at >= (STEP); at += (STEP)) \
         step(dst + at, src + at);
 
-/* Copies four pages in turn, a step of each, so that more banks of the memory and more prefetchers work at once. The rest follows in
-   order. */
+/* Body of a way: copies a step of each of four pages in turn, so that more memory banks and prefetchers work at the same time. Copies the
+ * rest in order. */
 #define FOUR_PAGES(STEP, step)                                       \
     size_t at = to_line(dst, src, len);                              \
     for (; len - at >= PAGES * PAGE; at += PAGES * PAGE)             \
@@ -78,7 +78,7 @@ AVX2 static inline __m256i load32(const uint8_t *src)
     return _mm256_loadu_si256((const __m256i *)(const void *)src);
 }
 
-/* All loads come before the first store: a load at the same offset in its page as an earlier store could be held up by it. */
+/* All loads come before the first store, because a store can hold up a later load at the same page offset. */
 AVX2 static inline void store_128(uint8_t *dst, const uint8_t *src)
 {
     __m256i a = load32(src), b = load32(src + 32), c = load32(src + 64), d = load32(src + 96);
@@ -142,7 +142,7 @@ const struct copy_way copy_ways[COPY_WAYS_MAX + 1] = {
 
 #elif defined(__aarch64__)
 
-/* STNP is only a hint on Arm: for the memory model these are ordinary stores, which need no fence. */
+/* No fence: STNP is only a hint, and for Arm's memory model these are ordinary stores. */
 static inline void stream_128(uint8_t *dst, const uint8_t *src)
 {
     __asm__ volatile("ldp q0, q1, [%1]\n\t"

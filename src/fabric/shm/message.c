@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages over shared memory, through a ring for each direction (ring.h). The sender keeps messages that find no room, in order, and sends
- * them when there is room. The receiver keeps messages that find no handler, in order, until there is one.
+ * Messages over shared memory, with a ring for each direction (ring.h). The sender keeps messages that find no room in the ring, and the
+ * receiver keeps messages that have no handler yet. Both keep them in order.
  */
 #include "fabric/shm/shm.h"
 
@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define BATCH        64u         /* messages taken from one ring before the next ring is read */
-#define BACKLOG_WAIT (1u << 20)  /* bytes: while the backlog has so many, senders wait */
-#define BACKLOG_MAX  (64u << 20) /* bytes: messages that would make the backlog larger are refused with -ENOBUFS */
+#define BATCH        64u         /* the most messages to take from a ring before the next ring gets its turn */
+#define BACKLOG_WAIT (1u << 20)  /* senders wait while the backlog has so many bytes */
+#define BACKLOG_MAX  (64u << 20) /* the most bytes of a backlog; then messages fail with -ENOBUFS */
 
 void shm_messages_init(struct shm_link *s)
 {
@@ -41,26 +41,27 @@ void shm_forget_stash(struct shm_link *s)
     stash_clear(&s->stash);
 }
 
-/* Wakes the peer's progress thread, if that thread sleeps and no other thread of the peer polls the rings. */
+/* Wakes the peer's progress thread if that thread sleeps and no other thread of the peer polls the rings. */
 static inline void nudge(struct weft_node *w, struct shm_link *s)
 {
     struct fab_bell *bell = &s->control->bell;
     if (atomic_load_explicit(&bell->pollers, memory_order_relaxed) || !atomic_load_explicit(&bell->napping, memory_order_relaxed))
         return;
     if (!atomic_exchange_explicit(&bell->napping, 0, memory_order_relaxed))
-        return; /* another sender wakes it */
+        return; /* another sender wakes the peer */
     if (s->link->node == w->rank)
         fab_kick(w);
     else
-        /* if the connection is full, enough wake-ups are on their way */
+        /* if the socket is full, wake-ups are already under way */
         (void)!send(s->link->side_fd, "w", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* Asks the receiver to wake this node when it makes room. The caller must try to send once more after this. */
+/* Asks the receiver to wake this node when there is room. The caller must then try once more to send. */
 static void ask_for_room(struct shm_link *s)
 {
     atomic_store_explicit(&s->out.ring->want_room, 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* before the next read of head; pairs with the fence in shm_message_take() */
+    /* pairs with the fence in shm_message_take(): either the receiver sees want_room, or the next read of head sees the room */
+    atomic_thread_fence(memory_order_seq_cst);
 }
 
 static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header, size_t header_len, const void *payload, size_t payload_len,
@@ -88,7 +89,7 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
     return 0;
 }
 
-/* Sends messages of the backlog, as far as there is room; returns how many. With send_lock. */
+/* Sends messages of the backlog while there is room. Returns how many. With send_lock. */
 static int shm_message_drain(struct shm_link *s)
 {
     int n = 0;
@@ -101,7 +102,7 @@ static int shm_message_drain(struct shm_link *s)
         if (rc == -EAGAIN) {
             ask_for_room(s);
             asked = true;
-            continue; /* try once more: the receiver may have made room just before this node asked */
+            continue; /* once more: the receiver may have made room before it could see the request */
         }
         if (rc)
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
@@ -113,7 +114,7 @@ static int shm_message_drain(struct shm_link *s)
         free(k);
         n++;
     }
-    /* release: pairs with the acquire in shm_flushed(); the messages are in the ring before the count */
+    /* release: pairs with the acquire in shm_flushed() */
     atomic_fetch_add_explicit(&s->kept_gone, (uint64_t)n, memory_order_release);
     return n;
 }
@@ -128,7 +129,7 @@ static bool shm_message_has_room(void *arg)
 static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t id, const void *header, size_t header_len,
                                const void *payload, size_t payload_len, weft_op *op)
 {
-    if (!fab_in_handler() && !shm_message_has_room(s)) {
+    if (!fab_queues_more() && !shm_message_has_room(s)) {
         int rc = fab_wait_for_room(w, shm_message_has_room, s);
         if (rc == -EAGAIN)
             return rc;
@@ -139,10 +140,10 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
     base_spin_lock(&s->send_lock);
     int rc = shm_message_keep(s, id, header, header_len, payload, payload_len, op);
     if (rc == 0)
-        shm_message_drain(s); /* there may be room by now */
+        shm_message_drain(s); /* there may be room now */
     base_spin_unlock(&s->send_lock);
     if (rc == 0 && atomic_load_explicit(&s->link->state, memory_order_acquire) != FAB_ALIVE)
-        shm_fail_backlog(s, -ECONNRESET); /* the peer died just before the message was queued: no other thread will fail the backlog */
+        shm_fail_backlog(s, -ECONNRESET); /* the peer died before the message was queued, so no other thread fails the backlog */
     return rc;
 }
 
@@ -177,13 +178,13 @@ bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
     (void)w;
     struct shm_link *s = l->impl;
     if (!f->begun)
-        /* relaxed: the count includes the caller's own messages, and all that happened before this call */
+        /* relaxed: the count includes the caller's own earlier messages */
         f->kept[0] = atomic_load_explicit(&s->kept, memory_order_relaxed);
     f->begun = true;
     return atomic_load_explicit(&s->kept_gone, memory_order_acquire) >= f->kept[0];
 }
 
-/* Takes up to `most` messages from one ring, while fewer than `most_stashed` wait for handlers. */
+/* Takes up to `most` messages from a ring, while fewer than `most_stashed` messages wait for handlers. */
 static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_link *s, unsigned most, unsigned most_stashed)
 {
     struct ring_message *m = &shm->message;
@@ -205,7 +206,7 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
         atomic_thread_fence(memory_order_seq_cst); /* head is written before want_room is read; pairs with ask_for_room() */
         if (atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed)) {
             atomic_store_explicit(&s->in.ring->want_room, 0, memory_order_relaxed);
-            /* before reading sleepers and napping; pairs with the fence of the sender's progress thread before shm_idle() */
+            /* want_room is written before `sleepers` and `napping` are read; pairs with the fence before shm_idle() */
             atomic_thread_fence(memory_order_seq_cst);
             shm_wake_sleepers(s);
             nudge(w, s);
@@ -215,7 +216,7 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
 }
 
 /* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only with
-   w->progress held. */
+ * w->progress held. */
 static bool heard_still(const struct shm_link *s)
 {
     return !atomic_load_explicit(&s->broken, memory_order_relaxed) &&
@@ -226,7 +227,7 @@ int shm_progress(struct weft_node *w)
 {
     struct shm *shm = w->shm;
     int n = 0;
-    for (uint32_t i = shm->count; i-- > 0;) { /* backwards: the first link, to this node itself, comes last */
+    for (uint32_t i = shm->count; i-- > 0;) { /* backwards, because the first link leads to this node itself */
         struct shm_link *s = shm->here[i];
         if (BASE_UNLIKELY(s->stash.count))
             n += stash_retry(w, &s->stash);
@@ -254,7 +255,7 @@ bool shm_idle(struct weft_node *w)
             continue;
         if (ring_has(&s->in) && s->stash.count < STASH_MAX && heard_still(s))
             return false;
-        /* The receiver has made room and found no thread to wake. So no wake-up will come, and the backlog can be sent now. */
+        /* The receiver has made room, and found no thread to wake. So no wake-up will come. */
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
             atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
             return false;
@@ -262,8 +263,7 @@ bool shm_idle(struct weft_node *w)
     return true;
 }
 
-/* Takes the messages of a peer that is gone, at most as many as one ring holds, because the peer may be alive and go on sending. Messages
-   that wait for a handler go on waiting. */
+/* Takes the last messages of a peer that is gone. At most as many as fit into a ring, because the peer may be alive and go on sending. */
 void shm_last_words(struct weft_node *w, struct fab_link *l)
 {
     struct shm_link *s = l->impl;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Puts, gets and atomics: the caller's own loads and stores, complete when the call returns.
+ * Puts, gets and atomics. The caller's own loads and stores do them, so they are complete when the call returns.
  */
 #include "fabric/shm/shm.h"
 
@@ -68,8 +68,8 @@ int shm_put_signal(struct weft_node *w, struct fab_link *l, uint64_t to, const v
 {
     struct shm_link *s = l->impl;
     if (len)
-        copy(w, s->pool + to, src, len); /* a copy with non-temporal stores ends with a store fence */
-    /* release (part of seq_cst): the data is visible before the word */
+        copy(w, s->pool + to, src, len); /* non-temporal stores end with a fence */
+    /* release (part of seq_cst): the data is visible before the signal */
     __atomic_fetch_add((uint64_t *)(void *)(s->pool + signal), add, __ATOMIC_SEQ_CST);
     fab_fence_after_rmw();
     shm_wake_sleepers(s);
@@ -82,7 +82,7 @@ int shm_set_system(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_
     struct shm_link *s = l->impl;
     if (wake)
         return shm_atomic(w, l, FAB_SWAP, at, value, 0, NULL, NULL);
-    /* relaxed, because the caller's next step is a fence or a barrier */
+    /* relaxed: the caller makes a fence or a barrier next */
     __atomic_store_n((uint64_t *)(void *)(s->pool + at), value, __ATOMIC_RELAXED);
     return 0;
 }
@@ -104,6 +104,6 @@ void *shm_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset)
 void shm_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
-    atomic_thread_fence(memory_order_seq_cst); /* the caller's stores come before reading `sleepers` */
+    atomic_thread_fence(memory_order_seq_cst); /* orders the caller's stores before the load of `sleepers` */
     shm_wake_sleepers(l->impl);
 }

@@ -24,7 +24,7 @@ static inline struct ring_cell *cell_at(struct ring *ring, uint64_t position)
     return &ring->cells[position % RING_CELLS];
 }
 
-/* Copies `len` bytes to byte `at` of the message that starts at `position`. */
+/* Copies `len` bytes into the message that starts at cell `position`, from its byte `at` on. */
 static void scatter(struct ring *ring, uint64_t position, uint32_t at, const uint8_t *src, uint32_t len)
 {
     while (len) {
@@ -41,7 +41,7 @@ int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t h
     struct ring *ring = s->ring;
     uint32_t body = ring_payload_at(header_len) + payload_len, need = cells_for(body);
     if (BASE_UNLIKELY(s->tail + need - s->head_seen > RING_CELLS)) {
-        /* acquire: pairs with the release of head in ring_pop(), so the receiver has read the cells before they are overwritten */
+        /* acquire: pairs with the release in ring_pop(). The receiver has read these cells before they are overwritten. */
         uint64_t head = atomic_load_explicit(&ring->head, memory_order_acquire);
         if (head - s->head_seen > s->tail - s->head_seen)
             return -EPROTO;
@@ -61,7 +61,7 @@ int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t h
         scatter(ring, s->tail, 0, header, header_len);
         scatter(ring, s->tail, ring_payload_at(header_len), payload, payload_len);
     }
-    /* release: a thread that sees the word (acquire in ring_has()) sees the body */
+    /* release: pairs with the acquire in ring_has(), so the receiver sees the body */
     __atomic_store_n(&first->word, word_make(s->tail, id, header_len, payload_len), __ATOMIC_RELEASE);
     s->tail += need;
     return 0;
@@ -83,7 +83,7 @@ int ring_pop(struct ring_receiver *r, struct ring_message *out)
     out->header_len = header_len;
     out->payload_len = payload_len;
     uint32_t body = ring_payload_at(header_len) + payload_len, need = cells_for(body);
-    for (uint32_t i = 0; i < need; i++) /* copies whole cells: their size is a constant, so a copy is a few instructions */
+    for (uint32_t i = 0; i < need; i++) /* whole cells, because a copy of constant size is a few instructions */
         memcpy(out->body + (size_t)i * RING_CELL_BODY, cell_at(ring, r->head + i)->body, RING_CELL_BODY);
     r->head += need;
     if (BASE_UNLIKELY(r->head - r->head_told >= RING_HEAD_EVERY)) {

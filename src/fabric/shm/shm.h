@@ -15,12 +15,12 @@
 #include "fabric/shm/ring.h"
 #include "fabric/stash.h"
 
-/* A node's control region. It is shared with the other nodes of the host. */
+/* A node's control region, which all nodes of the host map. */
 struct control {
     uint64_t magic;
     struct fab_bell bell;
-    struct ring
-        rings[]; /* [founders]: rings[i] has the messages from node i. A node that joined later has only one ring, for messages to itself */
+    /* [founders]: rings[i] has the messages from node i. A node that joined later has one ring, for messages to itself. */
+    struct ring rings[];
 };
 
 struct kept { /* a message that found no room in the ring */
@@ -33,15 +33,15 @@ struct kept { /* a message that found no room in the ring */
 struct shm_link {
     struct fab_link *link;
     uint8_t *pool;           /* the peer's pool, mapped into this process */
-    struct control *control; /* the peer's control region, mapped too */
+    struct control *control; /* mapped into this process as well */
     size_t control_bytes;
-    struct ring *late[2]; /* if one of the two nodes joined later: the pair's own rings, to the peer and from the peer */
+    struct ring *late[2]; /* if one of the two nodes joined later: rings of this pair alone, to the peer and from the peer */
 
     base_spin send_lock; /* protects the members from here to `in` */
     struct ring_sender out;
     struct kept *backlog, **backlog_end;
     _Atomic uint64_t backlog_bytes; /* also read without the lock, as a hint */
-    /* how many messages were ever put into the backlog, and how many have left it */
+    /* number of messages ever put into the backlog, and of those that have left it */
     _Atomic uint64_t kept, kept_gone;
 
     struct ring_receiver in; /* protected by w->progress, like `stash` */
@@ -53,14 +53,13 @@ struct shm {
     int control_fd;
     struct control *control;
     size_t control_bytes;
-    struct shm_link *
-        *here; /* [count]: the links to the nodes of this host; once this node has joined, changed only with w->progress held */
+    struct shm_link **here; /* [count]: links to the nodes of this host; after joining, changed only with w->progress held */
     uint32_t count;
-    struct ring_message message;      /* the message that is being delivered */
+    struct ring_message message;      /* the message being delivered */
     _Atomic(struct copy_team *) team; /* threads that help with large copies; NULL: none */
 };
 
-/* Wakes the threads of the peer that wait for a change of memory. Call it after a full fence. */
+/* Wakes the threads of the peer that wait for memory to change. Call this after a full fence. */
 void shm_ring_bell(struct fab_bell *bell);
 static inline void shm_wake_sleepers(struct shm_link *s)
 {
@@ -69,7 +68,7 @@ static inline void shm_wake_sleepers(struct shm_link *s)
         shm_ring_bell(&s->control->bell);
 }
 
-/* For tests that write invalid data into the rings to and from a node. */
+/* For tests, which write invalid data into rings. */
 struct ring *shm_ring_to(struct weft_node *w, uint32_t node);
 struct ring *shm_ring_from(struct weft_node *w, uint32_t node);
 
@@ -85,7 +84,7 @@ void shm_fence(struct weft_node *w, struct fab_link *l);
 void *shm_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset);
 void shm_wake(struct weft_node *w, struct fab_link *l);
 
-/* --- message.c: functions of the transport's table, and what the end of a link needs --- */
+/* --- message.c: functions of the transport's table, and of transport.c --- */
 int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *header, size_t header_len, const void *payload,
              size_t payload_len, weft_op *op);
 bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f);

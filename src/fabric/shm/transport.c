@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * shm: the transport between nodes of one host. Each node maps the pool and the control region of the others, which it receives as file
- * descriptors over the side connection. This file: joining, closing, the table.
+ * shm: the transport between nodes of one host. Each node maps the pools and control regions of the others, whose file descriptors it
+ * receives over the side connections. This file has joining, closing, and the transport's table.
  */
 #include "fabric/shm/shm.h"
 #include "fabric/transports.h"
@@ -22,7 +22,7 @@ static size_t control_size(uint32_t nodes)
     return base_round_up(sizeof(struct control) + (size_t)nodes * sizeof(struct ring), BASE_PAGE);
 }
 
-/* How many rings the control region of a node has. */
+/* The number of rings in a node's control region. */
 static uint32_t rings_of(const struct weft_node *w, uint32_t node)
 {
     return node < w->founders ? w->founders : 1;
@@ -66,7 +66,7 @@ static void shm_close(struct weft_node *w)
     w->shm = NULL;
 }
 
-/* Called when it is known how many nodes share the host. The threads themselves are started by the first copy that needs them. */
+/* Called when the number of nodes on this host is known. The first large copy starts the threads. */
 static int shm_settle(struct weft_node *w, int64_t deadline)
 {
     (void)deadline;
@@ -77,7 +77,7 @@ static int shm_settle(struct weft_node *w, int64_t deadline)
         return 0;
     int rc = copy_team_new(&team, threads, w->options.spin_ns);
     if (!rc)
-        atomic_store_explicit(&s->team, team, memory_order_release); /* pairs with the acquire in copy_much() */
+        atomic_store_explicit(&s->team, team, memory_order_release); /* release: pairs with the acquire in copy_much() */
     return rc;
 }
 
@@ -125,8 +125,8 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
     return 0;
 }
 
-/* Makes the rings of a pair of which one node joined later, because the control regions have no rings for such a pair. This node makes the
- * ring for messages from the peer, and gets the ring for messages to the peer. */
+/* Makes the rings of a pair in which one node joined later, because control regions have no rings for such a pair. Each node makes the ring
+ * for messages to itself, and gets the other one. */
 static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
 {
     struct hello mine = {.magic = CONTROL_MAGIC, .control_bytes = base_round_up(sizeof(struct ring), BASE_PAGE)}, theirs = {0};
@@ -161,7 +161,7 @@ static bool shm_is_done(const struct shm_link *s)
     return (state == FAB_LEFT || state == FAB_DEAD) && !s->stash.count && !atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed);
 }
 
-/* Adds a link to the list of links that are polled for messages. Removes links of nodes that are gone, to make room. */
+/* Adds a link to those that are polled for messages. Removes links of nodes that are gone, to make room. */
 static void shm_add(struct weft_node *w, struct shm *shm, struct shm_link *s)
 {
     uint32_t n = 0;
@@ -195,7 +195,7 @@ static int shm_connect(struct weft_node *w, struct fab_link *l, int side_fd, int
         if (!rc)
             rc = base_receive_fds(side_fd, &theirs, sizeof theirs, fds, 2, deadline);
         if (!rc && fds[1] < 0)
-            rc = -EPROTO; /* both descriptors must have arrived */
+            rc = -EPROTO; /* both descriptors must arrive */
         if (rc)
             base_fail(rc, "cannot exchange shared memory with node %u: %s%s", l->node, base_strerror(rc),
                       rc == -EMFILE ? "; raise the limit on open files (ulimit -n)" : "");

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * A cable: the queue pairs to one neighbour over one device. The control queue pair carries frames; the queue pair of each lane carries
- * messages of one size. What is posted never exceeds the depth that the device granted, counted in the device's own unit.
+ * A cable: the queue pairs to a neighbour over one device. The control queue pair carries frames. Each lane has a queue pair that carries
+ * messages of one size. Posted requests never exceed the depth that the device has granted, in the device's own unit.
  */
 #include "fabric/tb/tb.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* If a receive is posted after the cable was unplugged, the device's driver touches memory that is gone. No verb checks the port and posts
- * in one step. So the port is queried just before each post of receives, and at most a short time before a send. A post of receives is
- * rare: it covers many frames or many bytes. The race that remains is as short as one call, or longer if the thread is preempted there. */
+/* If a receive is posted after the cable was unplugged, the device's driver accesses freed memory, and no verb checks the port and posts in
+ * one step. So the port is queried just before each post of receives. Before sends, which are more frequent, the last query may be a little
+ * older. */
 #define LOOK_RECEIVE 0
 #define LOOK_SEND    (WEFT_MS / 20)
 
-/* Converts bytes to the unit in which the device counts its queues. */
+/* Converts messages to the unit in which the device counts the depth of its queues. */
 static uint32_t cable_units(const struct tb_device *d, uint32_t messages, uint32_t bytes)
 {
     uint32_t unit = d->d->traits.depth_unit_bytes;
@@ -35,8 +35,7 @@ static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t send
     return verbs_qp_create(qp, d->d, &options);
 }
 
-/* Reads how many frames the device has granted to the control queue pair: another device, or the same device at another time, may grant
- * fewer. */
+/* Reads how many frames the device has granted to the control queue pair, which may be fewer than requested. */
 static void cable_take_grant(struct tb_cable *c)
 {
     c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
@@ -89,7 +88,7 @@ int tb_cable_add_lane(struct tb_cable *c)
     int err = cable_make_qp(qp, c->device, o->depth, o->depth, o->message);
     if (err)
         return err;
-    c->lane_count++; /* counted even if the lane fails, so that it is closed together with the cable */
+    c->lane_count++; /* also if the lane fails, so that it is closed with the cable */
     if (qp->send_depth < need || qp->recv_depth < need)
         return base_fail(
             -ENOSPC,
@@ -113,8 +112,8 @@ static int cable_post_send(struct verbs_qp *qp, struct tb_device *d, void *at, u
     return ibv_post_send(qp->qp, &wr, &bad);
 }
 
-/* Posts the receives that wait to be posted again, all with one verbs call. If the port is down they are dropped, because the cable is
-   about to be taken down, and is rebuilt with all its receives. */
+/* Posts the receives that wait to be posted again, in one call. If the port is down they are dropped, because the cable will be taken down,
+ * and is rebuilt with all receives. */
 int tb_cable_receive_owed(struct tb_cable *c)
 {
     struct ibv_sge sge[TB_OWED];
@@ -200,7 +199,7 @@ void tb_cable_close(struct tb_cable *c)
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes)
 {
     base_spin_lock(&c->lock);
-    /* A failed post means that the queue is full. Some devices report that as ENOMEM. */
+    /* A failed post means that the queue is full; some devices report this as ENOMEM. */
     bool went = c->ready && c->flight_in - c->flight_out < c->sends && tb_device_up(c->tb, c->device, LOOK_SEND) &&
                 cable_post_send(&c->control, c->device, frame, bytes, tb_wr_id(what, c, whose, slot)) == 0;
     if (went) {

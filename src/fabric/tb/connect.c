@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finding and connecting the cables between two nodes, over their side connection. Each node tells which of its ports it offers, with their
- * GIDs. Every pair of ports is tried, the likeliest first, in an order that both compute alike; a pair that connects on both sides is a
- * cable. If a hostfile names the port of a side, only that port is tried, and must be right. Nobody sends before both have reported that
- * they are ready.
+ * Finds and connects the cables between two nodes, over their side connection. Each node sends a list of the ports that it offers, with
+ * their GIDs. Every pair of ports is tried, the likeliest first; both nodes compute the same order. If both sides of a pair connect, it is
+ * a cable. If a hostfile names the port of a side, only that port is tried, and a mismatch is an error. No node sends over a cable before
+ * both have reported that they are ready.
  */
 #include "fabric/tb/tb.h"
 
@@ -15,7 +15,7 @@
 
 struct offer {
     uint8_t gid[16];
-    uint8_t thunderbolt, busy; /* busy: the port's cable leads to another node, and a Thunderbolt port has only one cable */
+    uint8_t thunderbolt, busy; /* busy: the port has a cable to another node, and is a Thunderbolt port, which has only one cable */
     char device[38];
 };
 
@@ -24,20 +24,20 @@ enum told {
     TOLD_NONE,
     TOLD_DEVICE,
     TOLD_DOWN
-}; /* what the hostfile says; DOWN: the device that it names cannot be used now */
+}; /* what the hostfile says about a device; TOLD_DOWN: the device that it names cannot be used now */
 
 struct hello {
     uint64_t magic, pool_bytes, segment;
     uint32_t rank, size, session, check, lanes, offers;
-    uint32_t told;    /* enum told: what this node's hostfile says about its device towards the other node */
+    uint32_t told;    /* enum told: what this node's hostfile says about this node's device to the other node */
     char towards[40]; /* the name of that device */
     struct tb_lane_option lane[TB_CABLE_LANES];
     struct offer offer[TB_DEVICES];
 };
 
-/* The result of a step, which each side sends to the other. */
+/* The result of a step, which the two sides exchange. */
 struct step {
-    int32_t result; /* 0: the step succeeded on this side */
+    int32_t result; /* 0: this side has succeeded */
     uint32_t count;
     struct verbs_address address[TB_CABLE_LANES];
 };
@@ -55,7 +55,7 @@ static bool connect_offered(const struct tb_device *d)
     return d->d->traits.link != VERBS_THUNDERBOLT || d->cables == 0;
 }
 
-/* Stores what the hostfile says about this node's device towards the other. A name is sent even if no device has it. */
+/* Stores what the hostfile says about this node's device to the other node. A name is sent even if no device has it. */
 static void say_told(const struct tb *tb, struct hello *h, uint32_t node)
 {
     const char *name = tb->w->towards ? tb->w->towards[node] : NULL;
@@ -107,7 +107,7 @@ static int check_hello(const struct tb_link *l, const struct hello *mine, const 
     return 0;
 }
 
-/* The number of leading bits that two addresses have in common: the ends of a cable are usually in one network. */
+/* The number of leading bits that two addresses share. The ends of a cable are usually in one network. */
 static uint32_t connect_likeness(const uint8_t a[16], const uint8_t b[16])
 {
     uint32_t n = 0;
@@ -116,7 +116,7 @@ static uint32_t connect_likeness(const uint8_t a[16], const uint8_t b[16])
     return n;
 }
 
-/* Exchanges the results of a step. `err` is this side's; the step has succeeded if both have. */
+/* Exchanges the results of a step. `err`: this side's result. `*both`: both sides have succeeded. */
 static int connect_agree(struct tb_link *l, int fd, struct step *mine, struct step *theirs, int err, int64_t deadline, bool *both)
 {
     mine->result = err;
@@ -146,10 +146,9 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
     return err;
 }
 
-/* Tries one pair of ports: both nodes make their queue pairs and lanes on it, connect and start them. `*out` NULL: no cable connects these
-   ports. Negative: the side connection failed. Calls to the device are made with tb->receiving held; the peer's answers are awaited without
-   it. If a signal makes another thread free everything in between (ending.c), this thread blocks on the lock until the process ends.
- */
+/* Tries one pair of ports: both nodes make, connect and start their queue pairs. `*out` NULL: no cable connects these ports. Negative: the
+ * side connection failed. Calls to the device are made with tb->receiving, so that a signal that frees the devices (ending.c) blocks this
+ * thread there. */
 static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t deadline, struct tb_cable **out, char *why, size_t why_len)
 {
     base_spin *receiving = &l->tb->receiving;
@@ -195,7 +194,7 @@ out:
 }
 
 struct pair {
-    uint32_t low, high, likeness; /* the port of the lower-numbered node, and the port of the higher */
+    uint32_t low, high, likeness; /* the ports of the lower-numbered and of the higher-numbered node */
 };
 
 static int by_likeness(const void *a, const void *b)
@@ -210,13 +209,13 @@ static int by_likeness(const void *a, const void *b)
     "correct \"rdma\" in the hostfile (the list of a node names its device towards each other node), or leave \"rdma\" out: then weft " \
     "finds the cables itself"
 
-/* Whether this port may be an end of the cable. A hostfile that names another port forbids it. */
+/* Whether the hostfile allows this port as an end of the cable. */
 static bool connect_meant(const struct hello *h, uint32_t i)
 {
     return h->told == TOLD_NOTHING || (h->told == TOLD_DEVICE && strncmp(h->towards, h->offer[i].device, sizeof h->offer[i].device) == 0);
 }
 
-/* Checks the devices that the hostfiles of both nodes name for this pair. 0: nothing is wrong. */
+/* Checks the device that a hostfile names for this pair of nodes. 0: no error. */
 static int check_told_of(const struct hello *h, const struct hello *other)
 {
     char there[400] = "";
@@ -321,7 +320,7 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (!err && l->cable_count)
         tb_routes_cable(tb, link->node, true);
     base_spin_unlock(&tb->receiving);
-    /* Both nodes must have their endpoints before either sends a frame. */
+    /* A node may send frames only when both have made their endpoints. */
     char ready = 'r', answer = 0;
     if (!err)
         err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The devices of the tb transport. Everything that can be checked is checked before a protection domain is allocated. A node keeps what it
- * has allocated on a device until its end, and then frees it in the order that the device needs: queue pairs (cable.c), regions, completion
- * queues, channels, domain, context.
+ * has allocated on a device until its end. Then it frees everything in the order that the device needs: queue pairs (cable.c), regions,
+ * completion queues, channels, domain, context.
  */
 #include "fabric/tb/tb.h"
 
@@ -45,7 +45,7 @@ static int device_make_memory(struct tb *tb)
 static int device_take(struct tb *tb, struct tb_device *dev)
 {
     struct verbs_device *d = dev->d;
-    bool alone = d->traits.link == VERBS_THUNDERBOLT; /* a Thunderbolt port has one cable */
+    bool alone = d->traits.link == VERBS_THUNDERBOLT; /* only one cable, and so only one user */
     uint32_t users = alone ? 1 : tb->w->founders - 1, a_cable = (TB_SENDS > TB_RECEIVES ? TB_SENDS : TB_RECEIVES) + 8;
     for (uint32_t i = 0; i < tb->lane_count; i++)
         a_cable += tb->lanes[i].depth;
@@ -92,7 +92,7 @@ static bool device_wanted(const struct tb *tb, const struct verbs_device *d)
 int tb_devices_find(struct tb *tb, bool *thunderbolt)
 {
     const struct fab_options *o = &tb->w->options;
-    /* A shared guard is for Thunderbolt devices only: others leak nothing, and have more queue pairs than programs need. */
+    /* A shared guard is for Thunderbolt devices only: other devices leak nothing, and have enough queue pairs for all programs. */
     bool guarded = o->guard_socket[0] ? verbs_thunderbolt_here() : o->guard[0];
     int err = guarded ? verbs_guard_start(&tb->guard, o->guard, o->guard_socket) : 0;
     if (!err)
@@ -126,11 +126,10 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
 {
     int err = 0;
     for (uint32_t i = 0; i < tb->all_count && !err && tb->device_count < TB_DEVICES; i++) {
-        /* if a signal ends the process, another thread frees what exists by then (ending.c), and this thread blocks here until the process
-         * ends */
+        /* If a signal ends the process, another thread frees the devices (ending.c), and this thread blocks here until the process ends. */
         base_spin_lock(&tb->receiving);
         struct verbs_device *d = &tb->all[i];
-        /* If the node has Thunderbolt ports, tb uses only these. */
+        /* If the node has Thunderbolt ports, tb uses no other ports. */
         if (device_wanted(tb, d) && !d->usable && d->traits.uc &&
             (d->traits.link == VERBS_THUNDERBOLT || (!thunderbolt && !tb->device_count))) {
             struct tb_device *dev = &tb->devices[tb->device_count++];
@@ -142,8 +141,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
     return err;
 }
 
-/* relaxed: no other memory is read depending on these words. An unnecessary query does no harm. A thread that posts and the thread that
- * takes the cable down exclude each other by the link's lock. */
+/* relaxed: these words order no other memory, and an unnecessary query does no harm. The link's lock keeps a thread that posts and the
+ * thread that takes the cable down apart. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
 {
     if (atomic_load_explicit(&d->down, memory_order_relaxed))
@@ -157,7 +156,7 @@ bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
     if (verbs_port_up(d->d))
         return true;
     if (!atomic_exchange_explicit(&d->down, true, memory_order_relaxed))
-        fab_kick(tb->w); /* wakes the progress thread, which calls tb_watch() */
+        fab_kick(tb->w); /* the progress thread then calls tb_watch() */
     return false;
 }
 
@@ -185,12 +184,12 @@ void tb_devices_again(struct tb *tb)
                             "device %s: its memory regions are smaller than those of the devices that are used already; a node that starts "
                             "now can use it",
                             d->name);
-            tb->segment = segment; /* the segment size that the links have agreed on */
+            tb->segment = segment; /* the links have agreed on this segment size */
         }
         if (err) {
             base_log(BASE_LOG_WARN, "a Thunderbolt port has come up, but weft cannot use it: %s", base_error());
             device_give(dev);
-            d->traits.uc = false; /* this device failed: it is not tried again */
+            d->traits.uc = false; /* do not try this device again */
             continue;
         }
         tb->device_count++;
@@ -200,7 +199,7 @@ void tb_devices_again(struct tb *tb)
 void tb_devices_close(struct tb *tb)
 {
     uint32_t count = tb->device_count;
-    tb->device_count = 0; /* from now on no thread that waits for completions uses a device */
+    tb->device_count = 0; /* threads that wait for completions use no device from now on */
     for (uint32_t i = 0; i < count; i++)
         device_give(&tb->devices[i]);
     if (tb->all)
@@ -222,7 +221,7 @@ void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
     *used = *budget = 0;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* a port that comes up adds a device */
+    base_spin_lock(&tb->receiving); /* because a port that comes up adds a device */
     for (uint32_t i = 0; i < tb->device_count; i++) {
         const struct tb_device *dev = &tb->devices[i];
         if (dev->pool.count + dev->private.count > *used) {

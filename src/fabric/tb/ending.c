@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * A Thunderbolt device keeps what a process did not free until the host restarts: after a few programs that ended by a signal, no
- * protection domain is left. So while a node uses such devices, the signals of `fatal`, if the program has left them at their default, free
- * everything and then end the process as they would have done. So does exit() without weft_close(), after all that the program has
- * registered with atexit(), because that may be weft_close(). A program that handles these signals itself must close its node itself, and
- * so must a program that replaces itself by exec(). A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a moment later.
- * After SIGKILL and crashes, only a separate process that owns the device can free its objects: WEFT_GUARD (verbs/guard.c).
+ * Frees the devices when a signal or exit() ends the process. What a process does not free on a Thunderbolt device stays allocated until
+ * the host restarts, so after a few programs that ended by a signal no protection domain would be left.
  *
- * Only the process that opened the node does this. A forked child inherits the handler, the pipe and what is to be done at its end. For the
- * child the signals do what they do by default, and its exit() leaves the parent's devices alone.
+ * While a node uses such devices, each signal of `fatal` that has its default action frees everything, and then ends the process as before.
+ * So does exit() without weft_close(), after the program's atexit() functions, which may call weft_close(). A program that handles these
+ * signals, or replaces itself by exec(), must close its node itself. A write to a closed pipe returns EPIPE, and SIGPIPE ends the process a
+ * moment later. After SIGKILL and crashes only a separate process that owns the device can free its objects: WEFT_GUARD (verbs/guard.c).
  *
- * All code that allocates or frees anything of a device, or follows a pointer to one, holds tb->receiving or a link's lock: so joining and
- * closing are kept apart from what happens here.
+ * Only the process that opened the node frees its devices. A forked child inherits the handler, but signals then have their default action,
+ * and exit() does not touch the parent's devices.
  *
- * Signals are the process's, so this is the only file of the library with global state.
+ * All code that allocates or frees objects of a device, or follows a pointer to one, holds tb->receiving or a link's lock. So it cannot run
+ * at the same time as this code.
+ *
+ * Signals belong to the process, so this is the only file of the library with global state.
  */
 #include "fabric/tb/tb.h"
 
@@ -23,11 +24,11 @@
 
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
 #define FATAL (sizeof fatal / sizeof fatal[0])
-/* The first FIRST signals of `fatal` ask a process to end. They also end the first process of a container, which no signal ends by
- * default. */
+/* The first FIRST signals of `fatal` ask a process to end. They also end the first process of a container, in which no signal has a default
+ * action that ends it. */
 #define FIRST 3u
-/* How long the thread that frees the devices waits for a lock that another thread holds: a thread that joins or closes may be in a slow
- * call of the device's driver. After that, the node's devices are not freed. `weft run` kills the process after 5 s. */
+/* How long the thread that frees the devices waits for a lock. The holder may be in a slow call of the device's driver. After this time the
+ * node's devices are not freed. `weft run` kills the process after 5 s. */
 #define PATIENCE (4 * WEFT_SECOND)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -40,8 +41,8 @@ static void ending_on_signal(int number)
 {
     int was = errno;
     /* acquire: pairs with the release in ending_prepare(), so `told` is valid */
-    if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) { /* this is a forked child, which has inherited the handler: when
-                                                                             the handler returns, the signal ends the child */
+    if (getpid() != atomic_load_explicit(&owner, memory_order_acquire)) {
+        /* A forked child has inherited this handler. The signal ends the child when the handler returns. */
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(number, &plain, NULL);
         raise(number);
@@ -65,8 +66,8 @@ static bool ending_take_lock(base_spin *spin)
     return true;
 }
 
-/* Frees everything that a node uses on its devices; does nothing if weft_close() has just done so. The locks stay held, so that every other
-   thread blocks until the process ends. */
+/* Frees everything that a node uses on its devices, unless weft_close() has done so. The locks stay held, so that every other thread blocks
+ * until the process ends. */
 static void ending_give_back(struct tb *tb)
 {
     bool mine = ending_take_lock(&tb->receiving);
@@ -96,18 +97,17 @@ static void *ending_thread(void *arg)
         ending_give_back(tb);
     struct sigaction plain = {.sa_handler = SIG_DFL};
     sigaction(number, &plain, NULL);
-    /* The signal is sent to this thread, where base_thread() had blocked it. By now, other threads may receive it, too. */
+    /* Send the signal to this thread, in which base_thread() has blocked it. */
     sigset_t this;
     sigemptyset(&this);
     sigaddset(&this, number);
     pthread_sigmask(SIG_UNBLOCK, &this, NULL);
     raise(number);
-    _exit(128 + number); /* the first process of a container ignores a signal's default action */
+    _exit(128 + number); /* for the first process of a container, which ignores the signal's default action */
 }
 
-/* A destructor, not an atexit() function: atexit() functions run last-registered first. One that the program registered before it opened
-   the node, or the destructor of a static C++ object, may still close the node. If this ran earlier, it would hold the locks, and that
-   close would block for ever. */
+/* A destructor, because it must run after all atexit() functions of the program and destructors of static C++ objects: one of these may
+ * close the node. If this ran first, it would hold the locks, and that close would block for ever. */
 __attribute__((destructor)) static void on_exit_without_close(void)
 {
     if (getpid() != atomic_load_explicit(&owner, memory_order_relaxed))
@@ -138,7 +138,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* In a forked child: forget the nodes, and the thread that reads the pipe. A node that the child opens starts from the beginning. */
+/* In a forked child: forget the nodes and the thread that reads the pipe, so that a node opened by the child begins anew. */
 static void in_child(void)
 {
     plain_again();

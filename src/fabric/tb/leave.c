@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * Leaving, one node after another. A node that others need between them stays (routes.c). But two neighbours of a third node may each see
- * that the other is enough, and both leave. So a node through which others may send frames first asks all other nodes, and leaves when all
- * have answered. If two ask at once, the node with the lower number leaves first. It holds back its answer to the other node, which gets
- * the answer with the goodbye at the latest. The other node then looks again whether it is needed. A node that finds that it is needed
- * gives the answers it has held back, and asks anew later. An answer names its question, so an answer to an earlier question is ignored.
+ * Nodes leave one after another. A node stays while others need it to reach each other (routes.c). But when two nodes leave at the same
+ * time, each may rely on the other to forward. So a node that others may send frames through asks all other nodes first, and leaves when
+ * all have answered, or after ASK_WAIT.
  *
- * No wait is long: a node that has no answer within ASK_WAIT leaves without it.
+ * If two nodes ask at the same time, the one with the lower number goes first: it answers the other when it says goodbye. Then the other
+ * node checks again whether it is needed. A node that finds that it is needed gives the answers that it has held back, and asks again
+ * later. An answer contains the number of its question, so that late answers are ignored.
  */
 #include "fabric/tb/tb.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A node may leave when it has forwarded no frame for so long, because then the others have no frames to send through it. */
+/* A node may leave when it has forwarded no frame for this time. */
 #define LINGER   WEFT_SECOND
 #define ASK_WAIT WEFT_SECOND
 
@@ -26,17 +26,17 @@ struct leave_message {
 };
 
 struct peer {
-    uint32_t told;   /* the number of this node's question that was sent to the peer */
+    uint32_t told;   /* the number of this node's question that was last sent to the peer */
     bool yes;        /* the peer has agreed to that question */
-    uint32_t theirs; /* the peer's own last question; 0: none */
-    bool kept;       /* this node holds back its answer to the peer's question */
-    uint32_t answer; /* the question that must be answered now; 0: none */
+    uint32_t theirs; /* the number of the peer's last question; 0: none */
+    bool kept;       /* the answer to the peer's question is held back */
+    uint32_t answer; /* the number of the question to answer now; 0: none */
 };
 
 struct tb_leave {
-    uint32_t question, questions; /* the present question, 0: none; how many there were */
+    uint32_t question, questions; /* the number of the current question, 0: none; the number of questions so far */
     int64_t since;
-    bool going; /* decided: this node answers nothing more and says goodbye */
+    bool going; /* decided to leave: answers no more questions */
     struct peer peer[];
 };
 
@@ -67,17 +67,17 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
     if (len != sizeof m)
         return;
     memcpy(&m, bytes, sizeof m);
-    bool first = v->question && tb->w->rank < from; /* both want to leave: this node's question comes before the peer's */
+    bool first = v->question && tb->w->rank < from; /* both want to leave, and this node is first */
     if (m.word == LEAVE_ASK && m.number) {
         p->theirs = m.number;
         p->kept = first;
         if (!first) {
             p->answer = m.number;
-            p->yes = false; /* no: the peer may leave now. Its question has also withdrawn an agreement that it gave this node before */
+            p->yes = false; /* the peer may leave now, so its earlier agreement no longer holds */
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;
-        p->kept = p->kept || (first && p->theirs); /* the peer's own question withdraws its agreement, if it has given one */
+        p->kept = p->kept || (first && p->theirs); /* a peer that asks to leave no longer agrees that this node leaves */
     }
 }
 
@@ -110,7 +110,7 @@ void tb_leave_tell(struct tb *tb)
     }
 }
 
-/* Other nodes still need this node: a peer that waits for this node's answer may leave first. */
+/* Gives the answers that were held back, because other nodes still need this node. */
 static void leave_withdraw(struct tb *tb)
 {
     struct tb_leave *v = tb->leave;

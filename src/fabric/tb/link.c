@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links of tb: creates and breaks them, and posts what a link's endpoint (records/endpoint.h) sends.
+ * Creates and breaks the links of tb, and posts what their endpoints (records/endpoint.h) send.
  */
 #include "fabric/tb/tb.h"
 
@@ -31,7 +31,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     return went;
 }
 
-/* The cable that a lane of the link belongs to, and the lane's number on the cable. */
+/* Returns the cable of one of the link's lanes, and converts the lane's number to that on the cable. */
 static struct tb_cable *link_lane(struct tb_link *l, uint32_t *lane)
 {
     uint32_t i = *lane / l->tb->lane_count;
@@ -100,7 +100,7 @@ int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment)
         l->via = l->cables[0];
         atomic_store_explicit(&l->led, true, memory_order_relaxed);
     }
-    /* release: a thread that polls sees a complete link (acquire in tb_link_of) */
+    /* release: pairs with the acquire in tb_link_of(), so a thread that polls sees a complete link */
     __atomic_store_n(&tb->links[node], l, __ATOMIC_RELEASE);
     return 0;
 }

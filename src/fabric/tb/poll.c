@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Progress of tb: passes completions and the time to the endpoints of the links, which then send what they can.
+ * Progress of tb: passes completions and expired timers to the endpoints of the links, which then send what they can.
  */
 #include "fabric/tb/tb.h"
 
@@ -8,16 +8,16 @@
 
 #define BATCH           32
 #define LOOK            (5 * WEFT_MS)  /* the least time between two queries of a port, each of which may be a system call */
-#define LOOK_BUSY       (WEFT_MS / 20) /* the same for a port on which something has arrived, so that receives are about to be posted */
+#define LOOK_BUSY       (WEFT_MS / 20) /* the same for a port on which something has arrived, because receives will be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u
-/* if the time between two completions is at least so long, perhaps no thread has polled meanwhile */
+/* after so long without a completion, possibly no thread has polled */
 #define PAUSE     (WEFT_MS / 2)
-#define BUSY_MOST 4u              /* rounds in a row that found something, before the completions of sends are polled */
-#define WATCH     (100 * WEFT_MS) /* how often a port is queried at least */
+#define BUSY_MOST 4u              /* the most rounds in a row with received frames before completions of sends are polled */
+#define WATCH     (100 * WEFT_MS) /* the longest time between two queries of a port */
 
-/* Handles a frame. True: the frame is being forwarded, so its receive stays in use. A frame that arrived alone is answered at once. */
+/* Handles a frame. True: the frame is being forwarded, so its receive is still in use. A frame that arrived alone is answered at once. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
@@ -33,7 +33,7 @@ static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint
     }
     struct tb_link *l = f.magic == TB_MAGIC ? tb_link_of(tb, f.from) : NULL;
     if (!l)
-        return false; /* damaged, or from an unknown node: it will be retransmitted if it matters */
+        return false; /* damaged, or from an unknown node: the sender sends it again if necessary */
     base_spin_lock(&l->r.lock);
     int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, bytes, now);
     if (rc == 0 && alone)
@@ -56,7 +56,7 @@ static void poll_receive_again(struct tb *tb, struct tb_cable *c, uint32_t slot)
         records_break(&l->r, "%s", base_error());
 }
 
-/* A forwarded frame has left, so the receive in which it had arrived is free. */
+/* A forwarded frame was sent, so the receive in which it had arrived is free. */
 static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
 {
     struct tb_cable *from = cable < tb->cable_count ? tb->cables[cable] : NULL;
@@ -67,8 +67,8 @@ static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
     poll_receive_again(tb, from, slot);
 }
 
-/* Posts the receives that wait to be posted again. Called when there is nothing else to do: enough other receives are posted, and answering
- * the peer is more urgent. */
+/* Posts the receives that wait to be posted again. Called when there is nothing else to do: enough receives are posted, and answers to the
+ * peer are more urgent. */
 static void poll_receive_owed(struct tb *tb)
 {
     tb->owes_receives = false;
@@ -126,7 +126,7 @@ static void poll_handle(struct tb *tb, const struct ibv_wc *wc, int64_t now, boo
     l->touched = true;
 }
 
-/* Runs the endpoints of all links that had an event, that found no room before, or whose timer has expired. */
+/* Runs the endpoints of all links that had an event, found no room before, or whose timer has expired. */
 static void poll_pump_all(struct tb *tb, int64_t now)
 {
     int64_t due = INT64_MAX;
@@ -152,7 +152,7 @@ static void poll_pump_all(struct tb *tb, int64_t now)
     records_timer(&tb->due, due);
 }
 
-/* Prefetches all lines of the frame together: they are in another processor's cache, and would else be fetched one after another. */
+/* Prefetches all lines of a frame at once. Otherwise they would be fetched from another processor's cache one after another. */
 static void poll_fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
 {
     uint32_t number = (uint32_t)(wc->wr_id >> 24 & 0xffff), slot = (uint32_t)(wc->wr_id & 0xff);
@@ -164,7 +164,7 @@ static void poll_fetch_frame(const struct tb *tb, const struct ibv_wc *wc)
         __builtin_prefetch(frame + i);
 }
 
-/* Prefetches the next completion's frame: the device writes a frame before its completion, so it is usually complete by then. */
+/* Prefetches the next completion's frame. It is usually complete, because the device writes a frame before its completion. */
 static void poll_fetch_next(const struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->cable_count; i++) {
@@ -177,7 +177,7 @@ static void poll_fetch_next(const struct tb *tb)
     }
 }
 
-/* The time of this round. After a pause, timers may expire only when everything that arrived meanwhile has been handled. */
+/* The time of this round. After a pause, timers may expire only when everything that has arrived is handled. */
 static int64_t poll_look_time(struct tb *tb)
 {
     int64_t now = base_recent_ns();
@@ -196,7 +196,7 @@ static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_c
         poll_handle(tb, &c->early, *now, false);
         n++;
     }
-    if (d->cables == 0) /* a port without a cable: nothing can arrive there */
+    if (d->cables == 0) /* nothing can arrive without a cable */
         return n;
     do {
         got = ibv_poll_cq(c->cq, BATCH, wc);
@@ -215,8 +215,8 @@ static int poll_take_completions(struct tb *tb, struct tb_device *d, struct tb_c
     return n;
 }
 
-/* Polls the completion queues. Nobody waits for completions of sends, so their queues are polled only if nothing was received, if something
-   was received in too many rounds in a row, or if a cable has many sends under way. */
+/* Polls the completion queues. No thread waits for completions of sends. So these are polled only if nothing was received, if something was
+ * received in too many rounds in a row, or if the caller asks for it. */
 int tb_poll(struct tb *tb, bool sends)
 {
     int n = 0;
@@ -227,7 +227,7 @@ int tb_poll(struct tb *tb, bool sends)
     tb->busy = sends || n == 0 || tb->paused || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
     for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
         n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
-    /* read the clock only now and then: that costs more than polling the queue, and timers have some slack */
+    /* Read the clock only now and then: this costs more than polling the queue, and timers need not be exact. */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
         now = base_recent_ns();
     if (n > (tb->answered ? 1 : 0) || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
@@ -280,14 +280,13 @@ static bool poll_no_messages(const struct tb *tb)
     return true;
 }
 
-/* Called on the progress thread. */
 int64_t tb_upkeep(struct weft_node *w, int64_t now)
 {
     struct tb *tb = w->tb;
     if (!tb->device_count)
         return INT64_MAX;
     if (!base_spin_try(&tb->receiving))
-        return WEFT_MS; /* another thread polls, and runs the timers */
+        return WEFT_MS; /* that thread polls, and runs the timers */
     for (uint32_t i = 0; i < tb->device_count; i++)
         tb_watch(tb, &tb->devices[i], now, LOOK);
     tb_watch_upkeep(tb, now);
@@ -316,7 +315,7 @@ bool tb_idle(struct weft_node *w)
             struct tb_completions *c = &tb->devices[i].of[k];
             if (!c->has_early) {
                 ibv_req_notify_cq(c->cq, 0);
-                /* A completion that came before the queue was armed causes no event: poll once more. */
+                /* Poll once more: a completion that came before the queue was armed causes no event. */
                 c->has_early = ibv_poll_cq(c->cq, 1, &c->early) > 0;
             }
             quiet = quiet && !c->has_early;
@@ -335,7 +334,7 @@ int tb_fd(struct weft_node *w, uint32_t i)
 void tb_woken(struct weft_node *w)
 {
     struct tb *tb = w->tb;
-    base_spin_lock(&tb->receiving); /* a signal may just have closed the queues (ending.c): then this blocks until the process ends */
+    base_spin_lock(&tb->receiving); /* if a signal has closed the queues (ending.c), this blocks until the process ends */
     for (uint32_t i = 0; i < tb->device_count; i++)
         for (unsigned k = 0; k < TB_DIRECTIONS; k++)
             verbs_cq_woken(tb->devices[i].of[k].channel, tb->devices[i].d);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Routes: how frames reach a node that no cable leads to. Every node tells every other, over their side connections, which nodes its own
- * cables lead to; a cable counts if both its ends report it. From that each node computes the shortest routes. It forwards frames for
- * others from the receive they arrived in, without reading them and without the program.
+ * Routes to nodes without a direct cable. Every node sends every other node, over their side connections, the list of its neighbours. A
+ * cable counts if both its ends report it. From these lists each node computes the shortest routes. It forwards frames for others out of
+ * the receives in which they arrived, without reading their data, and independently of the program.
  *
- * A node that gets frames faster than it can forward them drops some. Nothing on the route waits for anything, so there can be no circular
- * wait. The end that sent a frame sends it again if it was dropped, or was in a node that died.
+ * A node that gets frames faster than it can forward them drops some. No node on a route waits for another, so there can be no circular
+ * wait. The original sender sends lost frames again.
  */
 #include "fabric/tb/tb.h"
 
@@ -23,11 +23,11 @@ _Static_assert(sizeof(struct neighbours) <= FAB_SIDE_MESSAGE_MAX, "fits one mess
 
 struct tb_routes {
     uint32_t size;
-    bool changed;     /* routes must be computed again */
+    bool changed;     /* the routes must be computed again */
     uint32_t version; /* version of this node's list of neighbours */
-    uint32_t *told;   /* [size]: the version that was sent to each peer */
+    uint32_t *told;   /* [size]: the version that was last sent to each peer */
     uint32_t *queue;  /* [size]: for the breadth-first search */
-    uint32_t *first;  /* [size]: the first node on the route to each node; `size`: there is no route */
+    uint32_t *first;  /* [size]: the first node on the route to each node; `size`: no route */
     bool *heard;      /* [size]: whether each node's list of neighbours has arrived */
     uint8_t *near;    /* [size][size]: row a, column b: 1 if node a has reported that it has a cable to b */
 };
@@ -69,16 +69,17 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
 {
     struct tb_routes *r = tb->routes;
     uint8_t *mine = &r->near[(size_t)tb->w->rank * r->size + node];
-    /* Compute the routes again, even if another cable to the node is left: frames use one cable, which may have been this one. Also,
-     * routes_all_heard() no longer waits for a node that is gone. */
+    /* Even if another cable to the node is left: frames may have used the removed one. And routes_all_heard() does not wait for a node that
+     * is gone. */
     r->changed = true;
     if (*mine == there)
         return;
     *mine = there;
     r->version++;
     if (there)
-        tb->passed_at = base_now_ns(); /* as if a frame had been forwarded now: a node that has just learned of the route through this node
-                                          has sent no frame over it yet, and this node must not leave before (leave.c) */
+        /* treated as if a frame had been forwarded now: a node that has just learned of a route through this node may not have used it yet
+         * (leave.c) */
+        tb->passed_at = base_now_ns();
 }
 
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
@@ -87,7 +88,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     struct neighbours m;
     size_t head = offsetof(struct neighbours, node);
     if (len < head || len > sizeof m)
-        return; /* no version of weft sends such a message */
+        return; /* invalid */
     memcpy(&m, bytes, len);
     if (m.count > TB_NEIGHBOURS || len != head + m.count * sizeof m.node[0])
         return;
@@ -95,7 +96,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     uint8_t *row = &r->near[(size_t)from * r->size];
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size && !row[m.node[i]])
-            tb->passed_at = base_now_ns(); /* the new cable of `from` may have made a route through this node: as in tb_routes_cable() */
+            tb->passed_at = base_now_ns(); /* the new cable may have made a route through this node: as in tb_routes_cable() */
     memset(row, 0, r->size);
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size)
@@ -103,8 +104,8 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     r->changed = true;
 }
 
-/* Breadth-first search from `start` that does not pass through node `without` (r->size: all nodes may be passed). Computes the first step
-   of a shortest route to each node. Returns how many nodes were reached. */
+/* Breadth-first search from `start` that does not pass through node `without` (r->size: no such node). Stores the first step of a shortest
+ * route to each node. Returns how many nodes were reached. */
 static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
 {
     struct tb_routes *r = tb->routes;
@@ -126,8 +127,7 @@ static uint32_t routes_search(struct tb *tb, uint32_t start, uint32_t without)
     return in;
 }
 
-/* Whether all cables are known: each node first reports all that it found when it joined. Nodes reached by another transport report
-   nothing. */
+/* Whether all cables are known. Each node reports its cables when it has joined. Nodes reached by another transport report nothing. */
 static bool routes_all_heard(const struct tb *tb)
 {
     for (uint32_t i = 0; i < tb->w->founders; i++) {
@@ -138,8 +138,8 @@ static bool routes_all_heard(const struct tb *tb)
     return true;
 }
 
-/* When a node dies, its neighbours often report that they lost their cables to it before its side connection closes. This checks the side
- * connection, so that a dead node is not taken for a living node without a route. */
+/* Whether the side connection is closed, so that the node is dead and not just without a route. When a node dies, its neighbours often
+ * report their lost cables first. */
 static bool routes_has_hung_up(const struct fab_link *link)
 {
     struct pollfd side = {.fd = link->side_fd};
@@ -164,7 +164,7 @@ void tb_routes_apply(struct tb *tb)
         struct tb_cable *via = own || l->r.closed ? own : next ? tb_link_cable(next) : NULL;
         if (via != l->via && !own && !l->r.closed)
             base_log(BASE_LOG_INFO, via ? "node %u is reached through node %u" : "no route leads to node %u now", i, r->first[i]);
-        /* Until all nodes have reported their cables there may be another route: operations under way wait for that. */
+        /* While not all nodes have reported their cables, there may be another route, so pending operations wait. */
         if (!l->r.closed && !via && known && !atomic_load_explicit(&l->r.cut, memory_order_relaxed) && !routes_has_hung_up(l->r.link)) {
             atomic_store_explicit(&l->r.cut, true, memory_order_relaxed);
             if (tb_endpoint_fail(&l->r.endpoint, -ENETDOWN))
@@ -173,7 +173,7 @@ void tb_routes_apply(struct tb *tb)
             if (!own && l->cable_count && l->via != via)
                 tb_endpoint_reroute(&l->r.endpoint);
             atomic_store_explicit(&l->r.cut, false, memory_order_relaxed);
-            /* relaxed: no other memory is read depending on it */
+            /* relaxed: orders no other memory */
             atomic_store_explicit(&l->led, true, memory_order_relaxed);
         }
         l->via = via;
@@ -205,7 +205,7 @@ bool tb_routes_told(const struct tb *tb)
     return true;
 }
 
-/* Whether other nodes need this one to reach each other. */
+/* Whether other nodes need this node to reach each other. */
 bool tb_routes_needed(struct tb *tb)
 {
     struct tb_routes *r = tb->routes;
@@ -217,7 +217,7 @@ bool tb_routes_needed(struct tb *tb)
         one = i;
     }
     bool needed = others > 1 && routes_search(tb, one, tb->w->rank) < others;
-    r->changed = true; /* the search used the arrays that hold the routes: they must be computed again */
+    r->changed = true; /* the search has overwritten the routes */
     return needed;
 }
 
@@ -236,7 +236,7 @@ bool tb_routes_between(const struct tb *tb)
     return neighbours > 1 && !complete;
 }
 
-/* Frees the receives whose frames were being forwarded over a cable that is taken down. */
+/* Frees the receives of frames that were being forwarded over a cable that is taken down. */
 void tb_routes_release(struct tb *tb, const struct tb_cable *ending)
 {
     for (uint32_t i = 0; i < tb->cable_count; i++) {
@@ -253,7 +253,7 @@ void tb_routes_release(struct tb *tb, const struct tb_cable *ending)
     }
 }
 
-/* Forwards a frame out of the receive that it came in. */
+/* Forwards a frame out of the receive in which it arrived. */
 bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t bytes, uint32_t to)
 {
     struct tb_link *l = tb_link_of(tb, to);
@@ -265,7 +265,7 @@ bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t by
         return false;
     f.hops--;
     memcpy(frame, &f, sizeof f);
-    base_spin_lock(&l->r.lock); /* the link's route changes only under its lock */
+    base_spin_lock(&l->r.lock); /* protects the link's route */
     bool went = l->via && tb_cable_send(l->via, TB_REQUEST_FORWARD, from->index, slot, frame, bytes);
     if (went) {
         from->held[slot] = (uint16_t)(l->via->index + 1);

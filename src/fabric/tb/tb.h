@@ -27,23 +27,23 @@
 #define TB_DEVICES     8u /* the most devices of a node */
 #define TB_CABLE_LANES 8u /* the most lanes of a cable */
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
-#define TB_RECEIVES 128u /* control frames posted on a cable, for all links that use it */
-#define TB_OWED     8u   /* how many of these receives may wait until they are posted again in one call */
+#define TB_RECEIVES 128u /* receives for control frames on a cable, which all its links share */
+#define TB_OWED     8u   /* the most receives that wait to be posted again in one call */
 #define TB_SENDS    128u
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
 
 struct tb_lane_option {
-    uint32_t message, depth; /* bytes of a message; the most messages under way */
+    uint32_t message, depth; /* bytes of a message; the most messages posted */
 };
 
-/* The completion queue of a device's sends, or of its receives. They are separate because different threads poll them: one queue for both
-   would bounce between their processors. */
+/* The completion queue of a device's sends, or of its receives. There are two, because different threads poll them, and a shared queue
+ * would move between their processors' caches. */
 struct tb_completions {
     struct ibv_comp_channel *channel;
     int fd; /* the channel's descriptor; a signal may close it (ending.c) while another thread polls it */
     struct ibv_cq *cq;
-    struct ibv_wc early; /* a completion that was found while going to sleep and is not handled yet */
+    struct ibv_wc early; /* a completion found while going to sleep, and not handled yet */
     bool has_early;
 };
 
@@ -52,8 +52,8 @@ struct tb_device {
     struct tb_completions of[TB_DIRECTIONS];
     struct verbs_regions pool, private;
     uint32_t cables;           /* cables that use this device; a Thunderbolt port has one */
-    _Atomic int64_t looked_at; /* when the device's port was last queried; any thread that posts may query it */
-    /* the port was seen down: nothing more is posted, and its cables are taken down even if it is up again by then */
+    _Atomic int64_t looked_at; /* when the port was last queried; any thread that posts may do this */
+    /* the port was down: nothing more is posted, and its cables are taken down even if the port is up again */
     _Atomic bool down;
 };
 
@@ -65,32 +65,31 @@ struct tb_cable {
     struct verbs_qp control, lanes[TB_CABLE_LANES];
     uint32_t lane_count;      /* lanes that are connected */
     uint32_t lane_base;       /* the number of the cable's first lane in the link */
-    uint32_t receives, sends; /* how many frames the control queue pair's two queues hold, as the device granted */
+    uint32_t receives, sends; /* depths of the control queue pair's queues, in frames, as granted */
     uint8_t *frames;          /* [TB_RECEIVES], registered memory */
-    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: it is not being forwarded. Under
-     * tb->receiving, with the next field. */
+    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: the frame is not being forwarded. With the
+     * next field under tb->receiving. */
     uint16_t held[TB_RECEIVES];
     uint32_t held_count;
-    uint16_t expected;      /* the receive that is most likely the next to complete; under tb->receiving */
-    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; under tb->receiving, with their count */
+    uint16_t expected;      /* the receive that will probably complete next; under tb->receiving */
+    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; with their count under tb->receiving */
     uint32_t owed_count;
     base_spin lock;                 /* protects the control send queue and the fields below */
     bool ready;                     /* both nodes are ready: frames may be sent */
-    uint32_t flight_in, flight_out; /* control sends that have not completed, oldest first */
+    uint32_t flight_in, flight_out; /* control sends that are not complete, from the oldest on */
     struct {
-        /* Own frame: the node at the other end of its link, and the frame's slot in that link. Forwarded frame: the cable that it arrived
-         * over, and its receive. */
+        /* own frame: the peer of its link, and the frame's slot in that link; forwarded frame: the cable and the receive in which it
+         * arrived */
         uint16_t whose, slot;
         bool passed_on;
     } flight[TB_SENDS];
-    bool open; /* receives are posted; false: their completions are ignored */
-    uint16_t
-        made; /* counts how often the cable's queue pairs were made: completions of earlier ones may still be in the completion queues */
-    /* For watch.c, under tb->receiving: the queue pairs are made again after the cable was away. */
-    uint16_t generation; /* generation of the cable's queue pairs, as both nodes count it; a peer may send any value */
+    bool open;     /* receives are posted; false: ignore their completions */
+    uint16_t made; /* number of times that queue pairs were made; distinguishes completions of earlier queue pairs */
+    /* For watch.c, which makes the queue pairs again after the cable was unplugged. Under tb->receiving. */
+    uint16_t generation; /* the generation of the cable's queue pairs, on which both nodes agree; a peer may send any value */
     bool building, connected, peer_ready, say_down;
     struct tb_device *was; /* the device on which the cable last worked */
-    uint32_t next;         /* the device to be tried next */
+    uint32_t next;         /* the device to try next */
     int64_t patience;      /* how long to wait before the next attempt */
     uint32_t got;          /* bit i: theirs[i] has been received */
     struct verbs_address theirs[1 + TB_CABLE_LANES];
@@ -103,8 +102,8 @@ struct tb_link {
     bool touched; /* an event has happened since the last pump; under tb->receiving */
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
-    struct tb_cable *via; /* the cable to which frames for this peer are posted; NULL: no route now */
-    _Atomic bool led;     /* at some time a route has led to the peer */
+    struct tb_cable *via; /* the cable for frames to this peer; NULL: no route now */
+    _Atomic bool led;     /* there has been a route to the peer */
     char no_cable[900];   /* why no cable was found */
 };
 
@@ -112,45 +111,45 @@ struct tb {
     struct weft_node *w;
     struct fab_look look;      /* the result of looking for devices */
     struct verbs_guard *guard; /* the process that owns the devices; NULL: this process */
-    struct verbs_device *all;  /* all devices found; the devices below point into it */
+    struct verbs_device *all;  /* the devices below point into it */
     uint32_t all_count;
     struct tb_device devices[TB_DEVICES];
-    _Atomic uint32_t device_count; /* devices before this index are complete; also read without `receiving` */
-    uint64_t segment;              /* bytes of one memory region of the pool, the smallest of all devices */
+    _Atomic uint32_t device_count; /* devices before this index are complete; also read without tb->receiving */
+    uint64_t segment;              /* bytes of one memory region of the pool: the smallest of all devices */
     struct tb_lane_option lanes[TB_CABLE_LANES];
     uint32_t lane_count;
     enum tb_check check;
-    uint8_t *memory; /* frames of links and cables, and scrap memory: one region on each device, which no peer can write to */
+    uint8_t *memory; /* frames of links and cables, and scrap memory, as one region that no peer can write */
     uint64_t memory_bytes;
     uint8_t *link_frames, *cable_frames, *scrap;
     struct tb_cable **cables; /* [cable_max] */
     uint32_t cable_count, cable_max;
-    uint16_t made;          /* counts how often queue pairs of any cable were made; under `receiving` */
+    uint16_t made;          /* number of times that queue pairs of any cable were made; under `receiving` */
     struct tb_link **links; /* [size]; NULL for peers that use another transport */
     struct tb *next_ending; /* the list of ending.c */
     bool watched;
-    int64_t ports_at;         /* when the ports without a known node at the other end were last queried */
+    int64_t ports_at;         /* when the ports without a known peer were last queried */
     struct tb_routes *routes; /* routes.c; under `receiving` */
     struct tb_leave *leave;   /* leave.c; under `receiving` */
     base_spin receiving;
-    uint64_t passed_on, dropped; /* counts of frames that this node forwarded, and that it dropped instead */
+    uint64_t passed_on, dropped; /* number of frames that this node has forwarded, and of those that it has dropped */
     int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
-    _Atomic int64_t due;         /* the earliest timer of all links; may be too early */
-    bool owes_receives;          /* some cable has receives to be posted again; under `receiving` */
-    bool answered;               /* the last frame that arrived has been answered; under `receiving` */
-    bool paused;                 /* before this round, nothing had arrived for long, or no thread had polled; under `receiving` */
+    _Atomic int64_t due;         /* the earliest timer of all links, or an earlier time */
+    bool owes_receives;          /* a cable has receives that wait to be posted again; under `receiving` */
+    bool answered;               /* the last frame that arrived was answered; under `receiving` */
+    bool paused;                 /* before this round nothing had arrived for long, or no thread had polled; under `receiving` */
     int64_t looked_at;           /* when something last arrived; under `receiving` */
-    uint32_t looks, busy;        /* rounds in a row that found nothing; that found something. Under `receiving` */
+    uint32_t looks, busy;        /* rounds in a row without and with completions; under `receiving` */
 };
 
 /* device.c */
 void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget);
-int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, and only they are used */
-int tb_devices_take(struct tb *tb, bool thunderbolt);  /* allocates what is needed on each device */
-void tb_devices_again(struct tb *tb); /* adds devices whose ports have come up since; on the progress thread, under tb->receiving */
-void tb_devices_close(struct tb *tb); /* called after all cables are closed; under tb->receiving */
-/* Whether the device's port is up. Queries it, unless that was done within `at_most` ns. For threads that are about to post; any lock may
-   be held. */
+int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, and no others are used */
+int tb_devices_take(struct tb *tb, bool thunderbolt);  /* allocates the resources of each device */
+void tb_devices_again(struct tb *tb); /* adds devices whose ports have come up; on the progress thread, under tb->receiving */
+void tb_devices_close(struct tb *tb); /* call when all cables are closed; under tb->receiving */
+/* Whether the device's port is up. Queries the port unless the last query is less than `at_most` ns old. For threads that are about to
+ * post, which may hold any lock. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most);
 static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 {
@@ -161,27 +160,26 @@ static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 
 /* cable.c */
 enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
-/* makes all queue pairs of the cable again, on this device; the cable must have none */
+/* makes all queue pairs of a cable without any, on this device */
 int tb_cable_remake(struct tb_cable *c, struct tb_device *device);
 void tb_cable_lanes_down(struct tb_cable *c);
-void tb_cable_down(struct tb_cable *c); /* destroys the queue pairs and everything posted on them; what was being sent is in `flight` */
-void tb_cable_left(struct tb_cable *c); /* the oldest control send has completed */
-struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device,
-                               uint32_t node); /* with its control queue pair; NULL: failed, see base_error() */
+void tb_cable_down(struct tb_cable *c); /* destroys the queue pairs; the sends that were posted stay in `flight` */
+void tb_cable_left(struct tb_cable *c); /* call when the oldest control send has completed */
+/* Makes a cable with its control queue pair. NULL: see base_error(). */
+struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t node);
 int tb_cable_add_lane(struct tb_cable *c);
-int tb_cable_start(struct tb_cable *c);  /* the cable is connected: posts the receives */
+int tb_cable_start(struct tb_cable *c);  /* posts the receives of a connected cable */
 void tb_cable_close(struct tb_cable *c); /* closes and frees the cable */
 /* Sends a frame. TB_REQUEST_FRAME: `whose` is the node to whose link the slot belongs. TB_REQUEST_FORWARD: `whose` is the cable over which
  * the frame arrived, and `slot` its receive. False: no room now. */
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at);
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
-/* posts a receive again, at once or together with later ones; under tb->receiving, like the next function */
+/* posts a receive again, at once or later together with others; under tb->receiving, like the next function */
 int tb_cable_receive(struct tb_cable *c, uint32_t slot);
 int tb_cable_receive_owed(struct tb_cable *c);
 
-/* Packs a wr_id from the kind of request, from c->made (which tells completions of earlier queue pairs apart), from the cable, and from the
- * members `whose` and `slot` of the frame in flight. */
+/* Packs a wr_id from the kind of request, c->made, the cable, and the members `whose` and `slot` of the frame in flight. */
 static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, uint32_t node, uint32_t slot)
 {
     return (uint64_t)what << 56 | (uint64_t)c->made << 40 | (uint64_t)(c->index & 0xffff) << 24 | (uint64_t)(node & 0xffff) << 8 |
@@ -189,36 +187,33 @@ static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, 
 }
 _Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "8 bits of a wr_id");
 
-/* watch.c: cables that are unplugged and plugged in again. Under tb->receiving; the functions that send to or hear from peers also run on
-   the progress thread only. */
-void tb_watch(struct tb *tb, struct tb_device *d, int64_t now,
-              int64_t at_most);                   /* queries its port, unless that was done within at_most ns */
-void tb_watch_upkeep(struct tb *tb, int64_t now); /* tells the peers, and builds cables again */
-/* a message of the peer, whose bytes may be anything */
+/* watch.c: cables that are unplugged and plugged in again. Under tb->receiving. The functions that send messages to peers, or handle
+ * theirs, run only on the progress thread. */
+/* queries the port unless the last query is less than `at_most` ns old */
+void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most);
+void tb_watch_upkeep(struct tb *tb, int64_t now); /* sends messages to the peers, and rebuilds cables */
+/* handles a message from the peer, whose bytes may be anything */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len);
-void tb_watch_abandon(struct tb *tb, struct tb_cable *c); /* takes the cable down, and lets its traffic use another route */
-enum tb_side {
-    TB_SIDE_NEIGHBOURS = 1,
-    TB_SIDE_CABLE,
-    TB_SIDE_LEAVE
-}; /* the first two bytes of the transport's messages on the side connection */
+void tb_watch_abandon(struct tb *tb, struct tb_cable *c);              /* takes the cable down, so that its traffic uses another route */
+enum tb_side { TB_SIDE_NEIGHBOURS = 1, TB_SIDE_CABLE, TB_SIDE_LEAVE }; /* the first two bytes of tb's messages on the side connection */
 
 /* ending.c: frees everything on all devices when a signal ends the process */
 int tb_ending_watch(struct tb *tb);
 void tb_ending_forget(struct tb *tb);
 
 /* connect.c */
-int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
+int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a new link */
 
-/* routes.c; everything but open and close under tb->receiving; functions that send or hear also on the progress thread only */
+/* routes.c: all but open and close under tb->receiving; tb_routes_heard() and tb_routes_tell() only on the progress thread */
 int tb_routes_open(struct tb *tb);
 void tb_routes_close(struct tb *tb);
-void tb_routes_cable(struct tb *tb, uint32_t node, bool there);                    /* whether this node has a cable to that node */
-void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len); /* a message of the peer, whose bytes may be anything */
-void tb_routes_apply(struct tb *tb);                                               /* applies changed routes to the links */
-void tb_routes_tell(struct tb *tb);                                                /* tells the peers what has changed at this node */
+void tb_routes_cable(struct tb *tb, uint32_t node, bool there); /* `there`: whether this node has a cable to that node */
+/* handles a message from the peer, whose bytes may be anything */
+void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
+void tb_routes_apply(struct tb *tb); /* applies changed routes to the links */
+void tb_routes_tell(struct tb *tb);  /* sends changes of this node's cables to the peers */
 bool tb_routes_needed(struct tb *tb);
-/* whether other nodes may route through this one: it has two neighbours that have no cable in common */
+/* whether other nodes may route through this node: two of its neighbours have no cable to each other */
 bool tb_routes_between(const struct tb *tb);
 void tb_routes_release(struct tb *tb, const struct tb_cable *ending);
 bool tb_routes_told(const struct tb *tb);
@@ -228,13 +223,14 @@ bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t by
 /* leave.c; all but open and close under tb->receiving */
 int tb_leave_open(struct tb *tb);
 void tb_leave_close(struct tb *tb);
-void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len); /* a message of the peer, whose bytes may be anything */
-/* on the progress thread: sends what the peers must be told */
+/* handles a message from the peer, whose bytes may be anything */
+void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
+/* sends questions and answers; on the progress thread */
 void tb_leave_tell(struct tb *tb);
-/* False: tb_leave_tell() must still send a question or an answer. */
+/* false: tb_leave_tell() has still something to send */
 bool tb_leave_told(const struct tb *tb);
-/* Call it repeatedly while this node leaves. True: other nodes still need this one to forward frames, or have not yet agreed that it
-   leaves. After it has returned false, this node may leave. */
+/* Call this repeatedly before this node leaves, until it returns false. True: other nodes need this node to forward frames, or have not
+ * answered yet. */
 bool tb_leave_waits(struct tb *tb);
 
 /* link.c */
@@ -244,13 +240,13 @@ static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
     return node < tb->w->founders ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
-/* Makes the endpoint of link `l`, whose cables must be known. The caller holds tb->receiving. */
+/* Makes the endpoint of link `l`, whose cables are known. Under tb->receiving. */
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
-struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of the link that is ready; NULL: none */
+struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of this link that is ready; NULL: none */
 
 /* poll.c; struct fab_transport describes the last six */
-int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked to; under tb->receiving */
-void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; no lock may be held */
+int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked for; under tb->receiving */
+void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; hold no lock */
 int tb_service(struct weft_node *w);
 int tb_progress(struct weft_node *w);
 int64_t tb_upkeep(struct weft_node *w, int64_t now);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * tb: the transport over devices that can only send and receive. This file: its table, opening and closing, joining, the end of a link,
- * statistics.
+ * tb: the transport over devices that can only send and receive. This file has its table, opening and closing, joining, the end of a link,
+ * and statistics.
  */
 #include "fabric/tb/tb.h"
 #include "fabric/transports.h"
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The memory that a pair of nodes with one cable needs, as docs/thunderbolt-protocol.md says: state, frames to send, frames that came
-   early, messages, receives. */
+/* Checks the memory of a link over one cable against docs/thunderbolt-protocol.md: state, frames to send, early frames, messages, receives.
+ */
 _Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES +
                        TB_MESSAGES * sizeof(struct records_message) + sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES <
                    1350u << 10,
@@ -58,10 +58,10 @@ static void tb_close(struct weft_node *w)
     struct tb *tb = w->tb;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* never released if a signal has begun to free the devices (ending.c) */
+    base_spin_lock(&tb->receiving); /* if a signal has begun to free the devices (ending.c), this lock is never released */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
-    tb_ending_forget(tb); /* the last step: a signal that arrives before must still find its handler */
+    tb_ending_forget(tb); /* last, because until then a signal must find its handler */
     tb_routes_close(tb);
     tb_leave_close(tb);
     free(tb->links);
@@ -79,7 +79,7 @@ static int transport_connect(struct weft_node *w, struct fab_link *link, int sid
     return tb_connect(l, side_fd, deadline);
 }
 
-/* Waits until all nodes have reported their cables: only then is it known which nodes can be reached. */
+/* Waits until all nodes have reported their cables, and so all routes are known. */
 static int tb_settle(struct weft_node *w, int64_t deadline)
 {
     struct tb *tb = w->tb;
@@ -99,7 +99,7 @@ static int tb_settle(struct weft_node *w, int64_t deadline)
     return 0;
 }
 
-/* Whether this node must stay, because other nodes still send frames through it. */
+/* Whether other nodes still send frames through this node, so that it must stay. */
 static bool tb_needed(struct weft_node *w)
 {
     struct tb *tb = w->tb;
@@ -139,7 +139,7 @@ static const char *tb_broken(struct weft_node *w, struct fab_link *link)
     return l && atomic_load_explicit(&l->r.broken, memory_order_acquire) ? l->r.why : NULL;
 }
 
-/* Handles what the completion queues held when this began: a request completes once before it is posted again, so this ends. */
+/* Handles what the completion queues held at the start. This ends, because each request completes only once before it is posted again. */
 static void take_all(struct tb *tb)
 {
     uint32_t most = 0, n;
@@ -156,8 +156,8 @@ static void take_all(struct tb *tb)
     } while (n > 0 && most > 0);
 }
 
-/* Handles everything that a peer had sent before it was gone, at most what it had credit for. If the peer is alive after all, what it
-   sends meanwhile is ignored. */
+/* Handles what a peer sent before it was gone, at most as much as it had credit for. If the peer is alive, it may go on sending, and that
+ * is ignored. */
 static void tb_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
@@ -171,8 +171,8 @@ static void tb_last_words(struct weft_node *w, struct fab_link *link)
     } while (n > 0 && left > 0);
 }
 
-/* First no frame is sent over the peer's cables any more, not even to others. Then the queue pairs are destroyed, so that the peer writes
-   nothing here any more. Then what is pending fails. */
+/* First stops sending over the peer's cables, also to other nodes. Then destroys the queue pairs, so that the peer writes nothing here any
+ * more. Then fails pending operations. */
 static void tb_disconnect(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
@@ -221,7 +221,7 @@ static void tb_stat(struct weft_node *w, struct fab_link *link, weft_link_stats 
 {
     struct tb_link *l = link->impl;
     struct tb *tb = w->tb;
-    base_spin_lock(&tb->receiving); /* cables are added, removed and moved under it */
+    base_spin_lock(&tb->receiving); /* protects the link's cables */
     base_spin_lock(&l->r.lock);
     const struct tb_bulk_counts *b = &l->r.endpoint.bulk.counts;
     records_stat_locked(&l->r, out);

@@ -1,34 +1,35 @@
 /* SPDX-License-Identifier: MIT
  *
- * Cables that are pulled and plugged in again. No event reports a pulled cable, and a device's driver may touch memory that is gone with
- * it. So ports are queried often, and before arrived frames are handled; and each node tells the other when it finds the cable gone. A
- * cable whose port is down has no queue pairs any more; what was under way on it takes another route, or waits.
+ * Cables that are pulled and plugged in again.
  *
- * A lost cable is looked for on all ports that nothing else leads to: it may be plugged in elsewhere now. The lower-numbered node leads. It
- * makes queue pairs, of the next generation, on one of its ports that is up, and sends their addresses. The other node tries each of its
- * own ports: it makes queue pairs there and connects, which works only at the other end of that cable. If one connects, it posts its
- * receives, sends its addresses, and reports that it is ready; else it reports that there is none. The leader connects, posts receives and
- * reports the same; or it tries its next port after a while. A node sends when it hears that the other is ready.
+ * No event reports a pulled cable, and the device's driver may then access freed memory. So ports are queried often, and also before
+ * arrived frames are handled. A node that finds a cable gone tells the other node. The cable's queue pairs are destroyed, and pending data
+ * takes another route, or waits.
+ *
+ * Then the lower-numbered node leads the search, on all ports without a cable, because the cable may have been plugged in elsewhere. It
+ * makes queue pairs of the next generation on one of its ports, and sends their addresses. The other node tries its own ports: connecting
+ * works only at the other end of the cable. If it works, this node posts its receives, sends its addresses, and reports that it is ready.
+ * The leader then does the same, or later tries its next port. A node sends when the other is ready.
  */
 #include "fabric/tb/tb.h"
 
 #include <string.h>
 
-#define AGAIN     (200 * WEFT_MS) /* the pause after a first failed attempt to rebuild a cable */
+#define AGAIN     (200 * WEFT_MS) /* the pause after the first failed attempt to rebuild a cable */
 #define AGAIN_MAX (8 * AGAIN)
-#define PORTS     WEFT_SECOND /* while a cable is missing, how often ports are queried that were down when the node began */
+#define PORTS     WEFT_SECOND /* while a cable is missing, the time between two queries of ports that were down at the start */
 
 enum cable_word { CABLE_DOWN = 1, CABLE_ADDRESS, CABLE_READY };
 
 struct cable_message {
     uint16_t kind;                     /* TB_SIDE_CABLE */
-    uint8_t word, cable, queue, count; /* for CABLE_ADDRESS: the index and the number of queue pairs; the control queue pair comes first */
+    uint8_t word, cable, queue, count; /* CABLE_ADDRESS: the index and the number of queue pairs; index 0 is the control queue pair */
     uint16_t generation;
     struct verbs_address address;
 };
 _Static_assert(sizeof(struct cable_message) <= FAB_SIDE_MESSAGE_MAX, "fits one message");
 
-/* The cable's index among the link's cables, the same on both nodes. */
+/* The cable's index in the link, which is the same on both nodes. */
 static uint8_t watch_place(const struct tb_link *l, const struct tb_cable *c)
 {
     uint8_t i = 0;
@@ -60,15 +61,15 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         base_spin_lock(&c->lock);
         c->ready = false;
         base_spin_unlock(&c->lock);
-        /* First destroy the lanes' queue pairs, under the lock that every thread holds while it posts on them. Afterwards the device writes
-         * nothing more into memory whose bytes are requested again. */
+        /* Destroy the lanes' queue pairs first, under the lock that threads hold while they post. Afterwards the device writes nothing into
+         * memory whose data is requested again. */
         tb_cable_lanes_down(c);
         for (uint32_t i = 0; i < tb->lane_count && had && !l->r.closed; i++)
             tb_endpoint_lane_down(&l->r.endpoint, c->lane_base + i);
         bool other = !l->r.closed && tb_link_cable(l);
         base_spin_unlock(&l->r.lock);
         tb_routes_cable(tb, c->node, other);
-        tb_routes_apply(tb); /* from here on no node sends over this cable */
+        tb_routes_apply(tb); /* no node sends over this cable from here on */
     }
     tb_cable_down(c);
     c->building = c->connected = c->peer_ready = false;
@@ -120,13 +121,13 @@ void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
             base_fail(-ENETDOWN, "its port is down");
             watch_fail(c, now);
         } else {
-            joins = joins || c->open; /* connect.c is still making this cable: it is taken down as soon as it is ready */
+            joins = joins || c->open; /* connect.c is still making this cable; take the cable down as soon as it is ready */
         }
     }
     atomic_store_explicit(&d->down, joins, memory_order_relaxed);
 }
 
-/* --- building --- */
+/* --- rebuilding --- */
 
 static void watch_later(struct tb_cable *c, int64_t now)
 {
@@ -137,12 +138,13 @@ static void watch_later(struct tb_cable *c, int64_t now)
 static void watch_fail(struct tb_cable *c, int64_t now)
 {
     base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
-    tb_watch_abandon(c->tb, c); /* not only tb_cable_down(): frames that arrived over this cable may still be on their way to other nodes */
+    /* not only tb_cable_down(), because frames that arrived over this cable may be in the process of being forwarded */
+    tb_watch_abandon(c->tb, c);
     c->say_down = true;
     watch_later(c, now);
 }
 
-/* Whether the cable may be in this port now. A cable whose port the hostfile names stays there. */
+/* Whether the cable may be in this port now. If the hostfile names a cable's port, the cable stays there. */
 static bool watch_candidate(struct tb *tb, const struct tb_cable *c, struct tb_device *d)
 {
     if (d != c->device && (tb->w->towards || d->d->traits.link != VERBS_THUNDERBOLT || c->device->d->traits.link != VERBS_THUNDERBOLT))
@@ -192,7 +194,7 @@ static bool watch_tell_addresses(struct tb *tb, struct tb_link *l, struct tb_cab
     return told;
 }
 
-/* The node that leads the rebuilding proposes this port. */
+/* The leader proposes one of its ports. */
 static void watch_propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, struct tb_device *device, int64_t now)
 {
     c->generation++;
@@ -204,7 +206,7 @@ static void watch_propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, 
         watch_fail(c, now);
 }
 
-/* The other node answers a proposal that is complete, from the port at the other end of that cable, whichever it is. */
+/* The other node answers a complete proposal, from whichever of its ports is the other end of the cable. */
 static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
 {
     uint32_t first = (uint32_t)(c->device - tb->devices);
@@ -242,7 +244,7 @@ static void watch_go_on(struct tb *tb, struct tb_link *l, struct tb_cable *c, in
         watch_open_up(tb, l, c);
 }
 
-/* The next port to try for the cable, starting at the one it was in last. */
+/* The next port to try for this cable, beginning with its last port. */
 static struct tb_device *watch_next_port(struct tb *tb, struct tb_cable *c)
 {
     for (uint32_t k = 0; k < tb->device_count; k++) {
@@ -283,7 +285,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
     struct cable_message m;
     int64_t now = base_now_ns();
     if (len != sizeof m)
-        return; /* no version of weft sends such a message */
+        return; /* invalid */
     memcpy(&m, bytes, len);
     if (m.cable >= l->cable_count || m.count != 1 + tb->lane_count || m.queue >= m.count)
         return;
@@ -308,7 +310,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
     case CABLE_ADDRESS:
         if (newer < 0 || !verbs_address_valid(&m.address) || (newer > 0 && watch_leads(tb, c)) || (watch_leads(tb, c) && !c->building))
             return;
-        if (newer > 0) { /* a new proposal: what was built for an earlier one is void */
+        if (newer > 0) { /* a new proposal, which replaces earlier ones */
             if (c->ready || c->building)
                 tb_watch_abandon(tb, c);
             c->generation = m.generation;
