@@ -95,7 +95,7 @@ static void options(weft_node *w, void *arg)
     OK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1", .flags = ALL | WEFT_NET_REUSE, .receive_buffer = SIZE), &l, DEFAULT_TIME));
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(strrchr(weft_net_local(l), ':') + 1))};
     inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket_at_gateway(SOCK_STREAM);
     CHECK(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
     OK(weft_net_accept(l, &s, DEFAULT_TIME));
     look(b, s, SOCK_STREAM);
@@ -114,7 +114,7 @@ static void options(weft_node *w, void *arg)
     OK(weft_net_close(l));
     do
         CHECK(now_ns() < deadline);
-    while ((fd = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0 && close(fd) == 0);
+    while ((fd = socket_at_gateway(SOCK_STREAM)) >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0 && close(fd) == 0);
     close(fd);
     CHECK(weft_net_listen(w, 0, SPEC(.host = "127.0.0.1", .port = at), &l, DEFAULT_TIME) == -EADDRINUSE);
     close(listener);
