@@ -100,10 +100,14 @@ static bool slot_is_current(const struct file_slot *s, int state)
     return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && slot_is_fresh(s));
 }
 
-/* Whether one more get may be begun. */
-static bool line_may_get(const struct file_line *line)
+/* Whether the get of the piece may be begun. */
+static bool slot_may_get(const struct file_line *line, const struct file_slot *s)
 {
     unsigned gets = 0;
+    if (s->index == line->wanted)
+        return true;
+    if (s->index - line->wanted > FILE_COPY_AHEAD)
+        return false;
     for (unsigned i = 0; i < FILE_SLOTS; i++)
         gets += file_slot_state(&line->slot[i]) == SLOT_GETS;
     return !line->full && file_pace_may_get(&line->pace, gets);
@@ -291,10 +295,9 @@ static int slots_move(weft_file *f, struct file_line *line)
         if (!s)
             continue;
         int state = file_slot_state(s), rc = 0;
-        bool may = s->index == line->wanted || line_may_get(line);
         if (state == SLOT_READY && s->keeps && !slot_is_fresh(s))
             file_slot_free(f, s); /* the lease is ending */
-        else if (state == SLOT_READY && s->keeps && may)
+        else if (state == SLOT_READY && s->keeps && slot_may_get(line, s))
             rc = slot_begin(f, line, s);
         else if (state == SLOT_GETS)
             rc = slot_look(f, line, s);
@@ -323,7 +326,7 @@ static bool slots_moved(void *arg)
             continue;
         if (s->index == line->wanted && state != SLOT_ASKED && state != SLOT_GETS)
             return true;
-        if (state == SLOT_READY && s->keeps && (line_may_get(line) || !slot_is_fresh(s)))
+        if (state == SLOT_READY && s->keeps && (slot_may_get(line, s) || !slot_is_fresh(s)))
             return true;
         if (state == SLOT_GETS && weft_test(wait->f->g->w, &s->kept->op) != -EINPROGRESS)
             return true;

@@ -56,9 +56,9 @@ struct tb_stream {
     uint16_t here, peer;
     uint32_t session;
     uint8_t hops; /* the initial hop count of a frame */
-    /* For routes on which a send completes long before the peer has the frame. Records then share a frame while frames are unacknowledged,
-     * instead of while sends are incomplete, and such frames ask for an acknowledgement. `window` is adapted. Set this field and the next
-     * three after tb_stream_init(). */
+    /* For routes on which a send completes long before the peer has the frame. Records then share a frame while frames are unacknowledged
+     * instead of while sends are incomplete, but not for long, and such frames ask for an acknowledgement. `window` is adapted. Set this
+     * field and the next three after tb_stream_init(). */
     bool paced;
     struct records_window window; /* of frames under way */
     int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`, which is to be set with them */
@@ -66,7 +66,8 @@ struct tb_stream {
 
     /* Sending: frames [first, next) are under way; while fill > 0, frame `next` is open. */
     uint32_t first, next, fill;
-    uint32_t base; /* the number of a frame that uses slot 0; changes only while no slot is used */
+    int64_t gather_until; /* with `paced`: when the open frame is sent at the latest; 0: pump has not seen it yet */
+    uint32_t base;        /* the number of a frame that uses slot 0; changes only while no slot is used */
     uint32_t order, order_arrived;
     uint32_t unleft; /* sends that have not completed */
     bool unsent;     /* a frame may have to be sent or retransmitted: pump must check all */
