@@ -101,7 +101,7 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
 
 /* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is how many bytes were read, also after an error; 0 without
  * an error: `offset` is at the end of the file or behind it. If a program reads a file's pieces in order, weft reads the next 4 ahead; if
- * the file is on another host, the next 8. A call that does not go on where the last one ended reads nothing beyond its end.
+ * the file is on another host, the next 12, and gets 8 of them. A call that does not go on where the last one ended reads nothing beyond its end.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
