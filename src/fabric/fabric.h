@@ -309,9 +309,9 @@ struct weft_node {
     _Atomic bool lazy;           /* the program polls by itself, so the progress thread polls only every LAZY_MS */
     _Atomic uint64_t polls;      /* counts calls of weft_progress() and spinning waits: it changes while the program polls */
     _Atomic uint32_t last_looks; /* how often fab_last_look() polled, because the progress thread was asleep */
-    /* `polls` when a thread of the program last went to sleep in a wait. While it is the same, the progress thread polls. */
+    /* The value of `polls` when a thread of the program last went to sleep in a wait. While `polls` is the same, the program has not polled
+     * since then, and the progress thread polls. */
     _Atomic uint64_t rested;
-    _Atomic int64_t flows; /* until this time, bytes of large operations probably go on arriving, and only polling moves them (ofi) */
     _Atomic bool stopping;
     _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
     struct weft_node *next_open; /* node/open.c */

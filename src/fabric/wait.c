@@ -90,9 +90,8 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
             if (done)
                 break;
             now = base_now_ns();
-            fab_polled(w); /* this thread goes on polling */
-            /* otherwise another thread would have to make the progress */
-            if (moving || copying(w) || now < atomic_load_explicit(&w->flows, memory_order_relaxed))
+            fab_polled(w);            /* this thread goes on polling */
+            if (moving || copying(w)) /* otherwise another thread would have to make the progress */
                 start = now;
         }
     }

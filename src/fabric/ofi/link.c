@@ -15,9 +15,6 @@
 #define RTO_MOST     (4 * WEFT_SECOND)
 #define FRAMES_FIRST 4u /* frames under way at most, until it is known how fast the network is, ... */
 #define FRAMES_LEAST 4u /* ... and if it is slow */
-#define FLOW_WEIGHT  4
-#define FLOW_GAPS    2                             /* a thread polls for at most so many times the usual time between two requests' ends */
-#define FLOW_LEAST   (INT64_C(1500) * 1000 * 1000) /* bytes a second: more than a network of 10 Gb/s has */
 #define PAUSE_FIRST  (WEFT_MS)
 #define PAUSE_MOST   (200 * WEFT_MS)
 
@@ -76,22 +73,10 @@ static void link_share(struct ofi_link *l)
     l->r.endpoint.move_most = share < l->move_most ? share : l->move_most;
 }
 
-/* While bytes come fast, a waiting thread polls for them until the next request should end. If it slept, they would come to the progress
- * thread, which then sleeps and is woken for each packet or two; and waking is work of the host that sends. */
-static void link_flows(struct ofi_link *l, const struct ofi_request *q, int64_t now)
-{
-    int64_t since = l->move_ended > q->began ? l->move_ended : q->began, gap = now - since;
-    l->move_gap += (gap - l->move_gap) / FLOW_WEIGHT;
-    l->move_ended = now;
-    bool fast = l->moves && (int64_t)q->bytes * WEFT_SECOND >= FLOW_LEAST * l->move_gap;
-    atomic_store_explicit(&l->r.w->flows, fast ? now + FLOW_GAPS * l->move_gap : 0, memory_order_relaxed);
-}
-
 static void link_moved(struct ofi_link *l, const struct ofi_request *q, int64_t now)
 {
     records_window_took(&l->window, q->began, now, q->used);
     link_share(l);
-    link_flows(l, q, now);
 }
 
 void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now)

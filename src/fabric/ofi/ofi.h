@@ -88,7 +88,6 @@ struct ofi_link {
     uint32_t moving;              /* bytes of them */
     uint64_t moved;               /* RMA requests that have succeeded */
     struct records_window window; /* of bytes of RMA requests under way */
-    int64_t move_ended, move_gap; /* when the last request ended, and how long after the one before the next one ends */
     uint64_t move_most;           /* bytes that one RMA request may have */
     uint64_t base;                /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
     uint32_t shift;               /* the peer's segments have 2^shift bytes */
