@@ -222,12 +222,29 @@ static int64_t slot_until(const weft_file *f, const struct file_line *line, cons
     return file_get_until(f->g, &line->pace, s->since, slot_from_other(f, s));
 }
 
+/* Before a copy is made: frees one that was read, if there are many. Otherwise the next request does that, but behind the last pieces of a
+ * file nothing is requested. */
+static void line_trim(weft_file *f, struct file_line *line)
+{
+    struct file_slot *old = NULL;
+    unsigned copies = 0;
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        struct file_slot *s = &line->slot[i];
+        copies += s->kept != NULL;
+        if (file_slot_state(s) == SLOT_HELD && s->index - line->wanted > FILE_AHEAD_FAR)
+            old = s;
+    }
+    if (old && copies >= FILE_COPY_AHEAD + 2)
+        file_slot_return(f, old);
+}
+
 /* Begins to get the piece. If there is no room in the pool, requests it again without a copy, or gives it back if it is mapped, so that no
  * other node waits for this node's copy. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     bool wanted = s->index == line->wanted, other = slot_from_other(f, s);
+    line_trim(f, line);
     s->kept = file_keep(f->g, f->node, line->maps && wanted ? s->bytes : 0);
     if (!s->kept && line->maps) {
         line->cramped = true;
