@@ -79,15 +79,20 @@ class Context:
     def core(self, i):
         return self.cores[i % len(self.cores)]
 
+    def cores_of(self, i):
+        """The processors of one of two hosts: two where the machine has four, because a host has more than one."""
+        n = 2 if len(self.cores) >= 4 else 1
+        return {self.core(n * i + k) for k in range(n)}
+
 
 # --- processes -------------------------------------------------------------------------------------------------------
 
 def _placed(core):
-    """Runs in the child: a process group of its own, and a core."""
+    """Runs in the child: a process group of its own, and a core, or a set of them."""
     def place():
         os.setpgid(0, 0)
         if core is not None and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {core})
+            os.sched_setaffinity(0, core if isinstance(core, set) else {core})
     return place
 
 

@@ -18,7 +18,7 @@ TOPO_BLOCK = 1 << 20
 LINK_BITS = 10**9  # of each host's link, in the rows with several hosts
 # group: (test, nodes, bytes, iterations, warm-up). After the warm-up all pieces are in huge pages.
 TESTS = {"read": ("read", 2, 64 * MIB, 60, 150), "map": ("map", 2, 64 * MIB, 60, 150), "cold": ("cold", 5, 256 * MIB, 1, 0),
-         "far": ("read", 2, 64 * MIB, 20, 2), "far map": ("map", 2, 64 * MIB, 20, 2), "hosts": ("cold", 5, 128 * MIB, 1, 0)}
+         "far": ("read", 2, 64 * MIB, 20, 12), "far map": ("map", 2, 64 * MIB, 20, 12), "hosts": ("cold", 5, 128 * MIB, 1, 0)}
 FAR = ("far", "far map")
 if nfs.inside():  # an emulated processor: less work, and only what NFS can do as well
     TESTS = {"read": ("read", 2, 16 * MIB, 10, 20), "cold": ("cold", 5, 64 * MIB, 1, 0)}
@@ -105,7 +105,7 @@ class Far(Weft):
         hosts.open()
         env = {"WEFT_TRANSPORT": "ofi", "WEFT_SIZE": str(count), "WEFT_COORD": f"{hosts.addresses[0]}:{free_port()}", "BENCH_FILE": str(os.getpid())}
         before = hosts.sent(0)
-        out = together([start(hosts.on(rank, argv), self.context.core(rank) if group in FAR else None, {**env, "WEFT_RANK": str(rank)})
+        out = together([start(hosts.on(rank, argv), self.context.cores_of(rank) if group in FAR else None, {**env, "WEFT_RANK": str(rank)})
                         for rank in range(count)], 240)
         return "".join(out), hosts.sent(0) - before
 

@@ -101,7 +101,8 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
 
 /* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is the number of bytes read, also after an error; 0 without
  * an error: `offset` is not below the file's size. If a program reads a file in order, weft reads the next 4 pieces ahead; if the file is
- * on another host, the next 8. There is no reading ahead in a call that does not begin where the last one ended.
+ * on another host, it requests the next 12 and gets 8 of them. There is no reading ahead in a call that does not begin where the last one
+ * ended.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the

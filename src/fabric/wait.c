@@ -133,7 +133,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
         rest(w);
         bool rung = false;
         while (!rung || w->oversubscribed || w->options.spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
-            fab_service(w); /* the progress thread may be in a long handler */
+            if (fab_service(w))  /* the progress thread may be in a long handler, ... */
+                fab_messages(w); /* ... or begin a long service before it looks for messages */
             if (ready(arg))
                 return 0;
             int64_t left = deadline - base_now_ns();

@@ -347,7 +347,7 @@ enum file_kind {
  */
 #define FILE_STRAIGHT 0x40u
 #define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */
-#define FILE_ENDS     10u
+#define FILE_ENDS     14u
 #define FILE_LOST_AT  (FILE_ENDS_AT + FILE_ENDS)
 
 /* Whether an answer to LEASE names a piece of `bytes` bytes in the pool of the gateway `node` or, with `keeps`, in any pool and with a

@@ -11,14 +11,17 @@
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces are requested in advance */
 /* The maximum for a file of another host. The number begins with 1, and grows with each piece that comes within FILE_SLOW_NS. */
-#define FILE_AHEAD_FAR 8u
-#define FILE_SLOW_NS   WEFT_SECOND /* after a piece that takes longer, the number is halved */
-#define FILE_SLOTS     (FILE_AHEAD_FAR + 2u)
+#define FILE_AHEAD_FAR 12u
+/* Of these, so many are got. The answers to the other requests come behind the bytes that are under way, so these must be requested early:
+ * otherwise nothing would be under way when those bytes have come. */
+#define FILE_COPY_AHEAD 8u
+#define FILE_SLOW_NS    WEFT_SECOND /* after a piece that takes longer, the number is halved */
+#define FILE_SLOTS      (FILE_AHEAD_FAR + 2u)
 /* A get of a piece from another node than the gateway may take at least FILE_HOLDER_TIMES * gateway.file_patience. */
 #define FILE_HOLDER_TIMES 5
 #define FILE_AWAY_PART    4  /* a program that pauses for gateway.file_patience / FILE_AWAY_PART between two reads counts as away */
 #define FILE_KEPT_PART    8u /* copies take at most 1/FILE_KEPT_PART of the pool */
-_Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_SLOTS <= FILE_GETS_MAX, "a request can end all leases");
+_Static_assert(FILE_SLOTS <= FILE_ENDS && FILE_COPY_AHEAD + 2 <= FILE_GETS_MAX, "a request can end all leases");
 enum { FILE_CHANGED_READ, FILE_CHANGED_MAP };
 #define FILE_MAP_AHEAD 2u
 #define FILE_MAP_SLOTS (FILE_MAP_AHEAD + 2u)

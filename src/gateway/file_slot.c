@@ -100,10 +100,14 @@ static bool slot_is_current(const struct file_slot *s, int state)
     return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && slot_is_fresh(s));
 }
 
-/* Whether one more get may be begun. */
-static bool line_may_get(const struct file_line *line)
+/* Whether the get of the piece may be begun. */
+static bool slot_may_get(const struct file_line *line, const struct file_slot *s)
 {
     unsigned gets = 0;
+    if (s->index == line->wanted)
+        return true;
+    if (s->index - line->wanted > FILE_COPY_AHEAD)
+        return false;
     for (unsigned i = 0; i < FILE_SLOTS; i++)
         gets += file_slot_state(&line->slot[i]) == SLOT_GETS;
     return !line->full && file_pace_may_get(&line->pace, gets);
@@ -218,12 +222,29 @@ static int64_t slot_until(const weft_file *f, const struct file_line *line, cons
     return file_get_until(f->g, &line->pace, s->since, slot_from_other(f, s));
 }
 
+/* Before a copy is made: frees one that was read, if there are many. Otherwise the next request does that, but behind the last pieces of a
+ * file nothing is requested. */
+static void line_trim(weft_file *f, struct file_line *line)
+{
+    struct file_slot *old = NULL;
+    unsigned copies = 0;
+    for (unsigned i = 0; i < FILE_SLOTS; i++) {
+        struct file_slot *s = &line->slot[i];
+        copies += s->kept != NULL;
+        if (file_slot_state(s) == SLOT_HELD && s->index - line->wanted > FILE_AHEAD_FAR)
+            old = s;
+    }
+    if (old && copies >= FILE_COPY_AHEAD + 2)
+        file_slot_return(f, old);
+}
+
 /* Begins to get the piece. If there is no room in the pool, requests it again without a copy, or gives it back if it is mapped, so that no
  * other node waits for this node's copy. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
     bool wanted = s->index == line->wanted, other = slot_from_other(f, s);
+    line_trim(f, line);
     s->kept = file_keep(f->g, f->node, line->maps && wanted ? s->bytes : 0);
     if (!s->kept && line->maps) {
         line->cramped = true;
@@ -291,10 +312,9 @@ static int slots_move(weft_file *f, struct file_line *line)
         if (!s)
             continue;
         int state = file_slot_state(s), rc = 0;
-        bool may = s->index == line->wanted || line_may_get(line);
         if (state == SLOT_READY && s->keeps && !slot_is_fresh(s))
             file_slot_free(f, s); /* the lease is ending */
-        else if (state == SLOT_READY && s->keeps && may)
+        else if (state == SLOT_READY && s->keeps && slot_may_get(line, s))
             rc = slot_begin(f, line, s);
         else if (state == SLOT_GETS)
             rc = slot_look(f, line, s);
@@ -323,7 +343,7 @@ static bool slots_moved(void *arg)
             continue;
         if (s->index == line->wanted && state != SLOT_ASKED && state != SLOT_GETS)
             return true;
-        if (state == SLOT_READY && s->keeps && (line_may_get(line) || !slot_is_fresh(s)))
+        if (state == SLOT_READY && s->keeps && (slot_may_get(line, s) || !slot_is_fresh(s)))
             return true;
         if (state == SLOT_GETS && weft_test(wait->f->g->w, &s->kept->op) != -EINPROGRESS)
             return true;

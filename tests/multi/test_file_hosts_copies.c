@@ -70,7 +70,7 @@ static void memory_alone(weft_node *w)
     CHECK(s.file_bytes == 0);
     read_pieces(f, 0, PIECES);
     OK(weft_pool_stat(w, &s, sizeof s));
-    CHECK(s.file_bytes > 0 && s.file_bytes <= FILE_SLOTS * PIECE);
+    CHECK(s.file_bytes > 0 && s.file_bytes <= (FILE_COPY_AHEAD + 2) * PIECE);
     OK(weft_file_close(f));
     wait_for_no_copies(w);
 }
@@ -302,7 +302,7 @@ static void mapped_in_order(weft_node *w, void *arg)
         CHECK(cache_of(w).given_bytes == BYTES);
         CHECK(leases_of(w) == 0); /* also those of the last pieces, after which nothing is requested */
         OK(weft_pool_stat(w, &s, sizeof s));
-        CHECK(s.file_bytes <= (FILE_SLOTS + 1) * PIECE);
+        CHECK(s.file_bytes <= (FILE_COPY_AHEAD + 3) * PIECE);
         struct map_thread t[2] = {{f, 0}, {f, 1}};
         pthread_t other;
         CHECK(pthread_create(&other, NULL, map_every_other, &t[1]) == 0);

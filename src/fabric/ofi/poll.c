@@ -136,7 +136,9 @@ int ofi_poll(struct ofi *o)
             ofi_receive_owed_locked(o);
         base_spin_unlock(&o->calls);
         n += got;
-    } while (n < ROUNDS * BATCH);
+        /* Not until the queue is empty: while the provider sends bytes that a peer gets, reading may take milliseconds, and the messages
+         * that have come wait for their handlers. */
+    } while (got == BATCH && n < ROUNDS * BATCH);
     if (n == 0 && atomic_load_explicit(&o->due, memory_order_relaxed) != INT64_MAX && ++o->looks % CLOCK == 0)
         now = base_recent_ns();
     if (n > alone || (now && now >= atomic_load_explicit(&o->due, memory_order_relaxed)))

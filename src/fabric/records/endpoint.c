@@ -203,7 +203,7 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status)
         tb_endpoint_piece_done(e, k, status);
     }
     struct tb_work *works = e->works;
-    for (e->works = NULL, e->works_end = &e->works; works;) {
+    for (e->works = NULL, e->works_end = &e->works, e->ordered = 0; works;) {
         struct tb_work *k = works;
         works = k->next;
         tb_work_account(e, &e->works_end, -(sizeof *k + k->bytes));

@@ -85,6 +85,7 @@ struct tb_endpoint {
     uint8_t *pool;
     uint64_t pool_bytes, first_byte;
     struct tb_work *works, **works_end;       /* works to be sent, in order */
+    uint32_t ordered;                         /* how many of them are fences, or messages that wait behind a fence */
     struct tb_work *messages, **messages_end; /* messages that wait for credit */
     struct tb_work *serves, **serves_end;     /* answers that wait for room */
     uint32_t serve_count;

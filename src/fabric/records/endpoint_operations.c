@@ -47,8 +47,15 @@ void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_
     __atomic_store_n(sum, *sum + bytes, __ATOMIC_RELAXED);
 }
 
+/* Whether the work is in the list of works, and messages that come later must wait behind it. */
+static bool work_orders(struct tb_endpoint *e, struct tb_work **const *end, const struct tb_work *k)
+{
+    return end == &e->works_end && (k->kind == WORK_FENCE || k->kind == WORK_MESSAGE);
+}
+
 void tb_work_append(struct tb_endpoint *e, struct tb_work ***end, struct tb_work *k)
 {
+    e->ordered += work_orders(e, end, k);
     k->next = NULL;
     k->linked = true;
     **end = k;
@@ -59,6 +66,7 @@ void tb_work_append(struct tb_endpoint *e, struct tb_work ***end, struct tb_work
 struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **first, struct tb_work ***end)
 {
     struct tb_work *k = *first;
+    e->ordered -= work_orders(e, end, k);
     *first = k->next;
     if (!*first)
         *end = first;
@@ -494,7 +502,7 @@ int tb_endpoint_atomic(struct tb_endpoint *e, enum fab_atomic kind, uint64_t at,
 int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, uint32_t header_len, const void *payload,
                         uint32_t payload_len, weft_op *op)
 {
-    if (!e->works && !e->messages && say_message(e, id, header, header_len, payload, payload_len)) {
+    if (!e->ordered && !e->messages && say_message(e, id, header, header_len, payload, payload_len)) {
         tb_endpoint_complete(e, op, 0);
         return 0;
     }
@@ -508,7 +516,7 @@ int tb_endpoint_message(struct tb_endpoint *e, uint32_t id, const void *header, 
         memcpy(k->body, header, header_len);
     if (payload_len)
         memcpy(k->body + tb_padded(header_len), payload, payload_len);
-    if (e->works) /* a fence may be waiting */
+    if (e->ordered) /* a fence is waiting; without one, a message need not wait behind puts and gets */
         tb_work_append(e, &e->works_end, k);
     else
         tb_work_append(e, &e->messages_end, k);

@@ -13,7 +13,8 @@
 
 #define US         INT64_C(1000)
 #define MS         (1000 * US)
-#define BUSY       2u /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
+#define BUSY       2u         /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
+#define GATHER     (100 * US) /* with `paced`: the maximum of this wait. Acknowledgements arrive behind the bytes of large gets */
 #define SAY_EVERY  (TB_WINDOW / 4)
 #define SAY_WITHIN (1 * MS) /* maximum delay of an acknowledgement that the peer has not asked for */
 #define RTO_FIRST  (5 * MS)
@@ -142,6 +143,7 @@ static void stream_seal(struct tb_stream *s)
     slot->retransmitted = false;
     slot->at = 0;
     s->fill = 0;
+    s->gather_until = 0;
     s->next++;
 }
 
@@ -315,10 +317,20 @@ static bool probe_credit(struct tb_stream *s, int64_t now)
     return true;
 }
 
+/* Whether the records in the open frame wait for others to share it. */
+static bool stream_gathers(struct tb_stream *s, int64_t now)
+{
+    if (stream_busy(s) < BUSY || s->fill >= TB_PAYLOAD_BYTES)
+        return false;
+    if (s->paced && !s->gather_until)
+        s->gather_until = now + GATHER;
+    return !s->paced || now < s->gather_until;
+}
+
 void tb_stream_pump(struct tb_stream *s, int64_t now)
 {
     s->pumped = now;
-    if (s->fill && (stream_busy(s) < BUSY || s->fill >= TB_PAYLOAD_BYTES)) {
+    if (s->fill && !stream_gathers(s, now)) {
         if (s->want_ack)
             s->slots[slot_of(s, s->next)].asks = true;
         stream_seal(s);
@@ -354,7 +366,7 @@ void tb_stream_pump(struct tb_stream *s, int64_t now)
 bool tb_stream_gathers(const struct tb_stream *s)
 {
     return s->fill && s->fill < TB_PAYLOAD_BYTES && stream_busy(s) >= BUSY && !s->unsent && !s->ack_now && !s->want_ack &&
-           s->unsaid < SAY_EVERY && s->credit == TB_CREDIT_OK;
+           s->unsaid < SAY_EVERY && s->credit == TB_CREDIT_OK && (!s->paced || s->gather_until);
 }
 
 bool tb_stream_crowded(const struct tb_stream *s)
@@ -369,6 +381,8 @@ int64_t tb_stream_due(const struct tb_stream *s)
         due = s->quiet_since + stream_rto(s);
     if (s->ack_at > s->pumped && s->ack_at < due)
         due = s->ack_at;
+    if (s->gather_until && s->gather_until < due)
+        due = s->gather_until;
     return due;
 }
 

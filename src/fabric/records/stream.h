@@ -55,8 +55,8 @@ struct tb_stream {
     uint32_t session;
     uint8_t hops; /* the initial hop count of a frame */
     /* Set this for routes on which a send completes long before the frame arrives. Then records wait for acknowledgements instead of
-     * completed sends before they share a frame, frames ask for acknowledgements, and `window` is adapted. Set this field and the next
-     * three after tb_stream_init(). */
+     * completed sends before they share a frame, but not for long; frames ask for acknowledgements, and `window` is adapted. Set this
+     * field and the next three after tb_stream_init(). */
     bool paced;
     struct records_window window; /* of frames under way */
     int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`; set `rto` with them */
@@ -64,7 +64,8 @@ struct tb_stream {
 
     /* Sending: frames [first, next) are under way; if fill > 0, frame `next` is open. */
     uint32_t first, next, fill;
-    uint32_t base; /* frame number that maps to slot 0; changes only while no slot is used */
+    int64_t gather_until; /* with `paced`: when the open frame is sent at the latest; 0: tb_stream_pump() has not seen it yet */
+    uint32_t base;        /* frame number that maps to slot 0; changes only while no slot is used */
     uint32_t order, order_arrived;
     uint32_t unleft; /* sends that have not completed */
     bool unsent;     /* tb_stream_pump() must look for frames to send or retransmit */
