@@ -482,8 +482,7 @@ int fab_settle(struct weft_node *w, int64_t deadline); /* waits until every node
 void fab_stop(struct weft_node *w);                    /* says goodbye to the peers and ends the thread */
 
 /* --- wait.c --- */
-/* Waits until ready(arg) is true: spins a little and makes progress, then sleeps. -ETIMEDOUT at `deadline`, a point in time, without
- * base_fail(). -EDEADLK in a handler. */
+/* Waits until ready(arg) is true: polls, then sleeps. -ETIMEDOUT at `deadline`, without base_fail(). -EDEADLK in a handler. */
 typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
@@ -493,15 +492,11 @@ int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t 
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
 /* converts a time-out, WEFT_TIMEOUT_DEFAULT included, to a point in time */
 int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
-/* Waits until there is room for one more operation to a peer, at most until the node's deadline. -EAGAIN at once in a call that must not
- * wait. Errors come without base_fail(). */
+/* Waits for room for one more operation. -ETIMEDOUT at the node's deadline, -EAGAIN if this call must not wait; without base_fail(). */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
-/* true: from now on, this thread's operations do not wait for room, but return -EAGAIN. Returns the former value. Handlers begin with
- * false. */
-bool fab_nowait(bool on);
+bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
 bool fab_is_nowait(void);
-/* In a handler, where no call may wait, an operation is queued beyond the limits for waiting, unless it may return -EAGAIN. */
-bool fab_queues_more(void);
+bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
 /* For a call with one deadline that consists of several operations. Sets a limit for this thread: starting an operation, and waiting for it
  * with WEFT_TIMEOUT_DEFAULT, ends at the limit. INT64_MAX: no limit. Returns the former limit, which the caller restores. */
 int64_t fab_limit(int64_t deadline);

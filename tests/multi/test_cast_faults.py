@@ -3,7 +3,7 @@
 """weft cast with a fault at a random moment of each round: a node or the command is killed or interrupted, a node is stopped for a while, a
 disk is full, and over emulated devices or a network a cable is pulled and plugged. Then the same command again. After each of the two, no receiver has a
 wrong file under its name (sha256sum tells, and not weft); after the second one all receivers are the same as the source. Then a part of what
-the receivers have is deleted, and the next round begins. What was sent a second time is counted and printed.
+the receivers have is deleted, and the next round begins. What was sent a second time is counted and printed. In the end, rsync --checksum finds no difference.
 
 Usage: test_cast_faults.py PATH-OF-WEFT CLUSTER, CLUSTER: "-n 4", "--softverbs switch:4" or "network" (cast_test.py)
 Environment: CAST_ROUNDS (6); CAST_FILES, small files (300); CAST_BIG, number and bytes of large files ("2x6000000"); CAST_DIR, where the trees
@@ -243,6 +243,10 @@ class Faults(Cast):
             self.count["rounds without a summary of the first command"] += got is None
             print(f"round {turn}: {fault.__name__}: {needed} bytes were missing, then {rest}; sent {got['sent_bytes'] if got else 'unknown'} and "
                   f"{last['sent_bytes']}; {discarded} bytes arrived where they were not needed", flush=True)
+        for node in RECEIVERS:
+            p = subprocess.run(["rsync", "--dry-run", "--checksum", "--recursive", "--links", "--perms", "--times", "--hard-links", "--delete", "--itemize-changes",
+                                self.src + "/", self.at(node, "src") + "/"], check=True, capture_output=True, text=True)
+            self.assertEqual(p.stdout, "", f"node {node}")
         self.assertEqual(tree(self.at(3, "src")), tree(self.src))
         for what, number in sorted(self.count.items()):
             print(f"{what}: {number}")
