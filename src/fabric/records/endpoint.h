@@ -93,6 +93,7 @@ struct tb_endpoint {
     uint32_t messages_sent, messages_received;
     uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while moves are impossible */
     uint32_t tracked;                             /* number of asks, transfers and moves for which a fence waits */
+    bool works_first;                             /* this pump begins with works: messages took all room in the last one */
     bool fenced;                                  /* moves wait until the peer has executed all frames before `fenced_at` */
     uint32_t fenced_at;                           /* number of a frame */
     /* For flushes. Works and asks belong to the turn in which they began. under_way[turn & 1] counts those of the current turn, the other
