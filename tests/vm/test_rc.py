@@ -99,7 +99,7 @@ class Inside(unittest.TestCase):
         done"""
         tests = TESTS if LONG else [test for test in TESTS if test.endswith("_fabric")]
         done = vm("sh", "-c", loop, "sh", *tests, timeout=900,
-                  env=("WEFT_TRANSPORT=rc", "WEFT_DEADLINE=120s", "TEST_DIVIDE=100", "TEST_HANG=200"))
+                  env=("WEFT_TRANSPORT=rc", "WEFT_DEADLINE=120s", "TEST_DIVIDE=400", "TEST_HANG=200"))
         self.assertEqual([test for test in tests if f"{test} passed\n" not in done.stdout], [], done.stdout)
 
 
