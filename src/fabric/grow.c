@@ -61,7 +61,7 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
                              "let handlers return sooner",
                              node);
         else
-            return 0; /* the node is alive, and its hooks are still running */
+            return 0; /* success: the node is alive already, and only its hooks are still running */
     }
     return 0;
 }

@@ -91,7 +91,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
                 break;
             now = base_now_ns();
             fab_polled(w);            /* this thread goes on polling */
-            if (moving || copying(w)) /* otherwise another thread would have to make the progress */
+            if (moving || copying(w)) /* go on spinning, because otherwise another thread would have to make progress */
                 start = now;
         }
     }
@@ -143,8 +143,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
             if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
                 return 0;
         }
-        /* Operations make progress, and would wake this thread again and again. So this thread makes progress itself, unless another thread
-         * does. */
+        /* Operations under way would wake this thread again and again. So this thread spins and makes progress itself, unless another
+         * thread polls. */
     }
 }
 
