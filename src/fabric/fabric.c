@@ -311,8 +311,8 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until that is complete.
- */
+/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until the operation is
+ * complete. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};

@@ -184,16 +184,16 @@ struct fab_link {
     int side_fd;   /* the side connection, whose end shows that the peer has died; -1 for this node itself */
     int pid_fd;    /* a pidfd of the peer's process, where the system has such; else -1 */
     char host[64]; /* for error messages and the log */
-    int pid;       /* the same */
+    int pid;       /* for error messages and the log, too */
     base_spin side_lock;
     struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
     /* When the peer left or died, or could not join (fab_abandon()); 0: not so. After that only the progress thread uses this link. */
     int64_t gone_ns;
     char *gone_why; /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;   /* the peer has said that it leaves; used by the progress thread only */
-    /* why a higher layer wants to treat the peer as dead (fab_give_up()); NULL: none does */
+    /* why a higher layer wants to treat the peer as dead (fab_give_up()); NULL: no layer wants this */
     _Atomic(const char *) given_up;
-    /* it is not known whether all operations that were started without an op have happened: the next flush reports this */
+    /* true: an operation that was started without an op may not have happened, which the next flush reports */
     _Atomic bool unsure;
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */

@@ -36,19 +36,18 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES   128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS   256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
-#define OFI_SHARE      2u         /* further requests for each peer, which no other peer can use */
-#define OFI_MOVE_BYTES (1u << 20) /* bytes of one RMA request */
-#define OFI_MOVES      32u        /* the most RMA requests under way to a peer */
-#define OFI_MOVES_BYTES                                                                                                           \
-    (4u * OFI_MOVE_BYTES)             /* the most bytes of RMA requests under way to a peer: few, because frames wait behind them \
-                                       */
-#define OFI_MOVES_FIRST   (16u << 10) /* the same at first, until it is known how fast the network is, ... */
-#define OFI_MOVES_LEAST   (16u << 10) /* ... and if it is slow */
-#define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
-#define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u        /* bytes of a provider's address */
+#define OFI_RECEIVES    128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS    256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
+#define OFI_SHARE       2u         /* further requests for each peer, which no other peer can use */
+#define OFI_MOVE_BYTES  (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVES       32u        /* the most RMA requests under way to a peer */
+#define OFI_MOVES_BYTES (4u * OFI_MOVE_BYTES) /* the most bytes of RMA requests under way to a peer; few, because frames wait behind them \
+                                               */
+#define OFI_MOVES_FIRST   (16u << 10)         /* the first value of this limit, until it is known how fast the network is */
+#define OFI_MOVES_LEAST   (16u << 10)         /* the smallest value of this limit, on a slow network */
+#define OFI_MOVE_LEAST    8192u               /* a smaller put or get is faster in frames than by RMA */
+#define OFI_SEGMENT_SHIFT 30u                 /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS       256u                /* bytes of a provider's address */
 /* After so long the progress thread tries again to send a frame for which the provider had no room. */
 #define OFI_RETRY (WEFT_MS)
 
@@ -74,7 +73,7 @@ struct ofi_request {
 struct ofi_regions {
     struct fid_mr **list; /* [count] */
     uint64_t *keys;       /* [count] as they were sent to the peer */
-    uint64_t shift;       /* what is added to them now; see ofi_key() */
+    uint64_t shift;       /* what is added to the keys now; see ofi_key() */
     uint32_t count;
     struct ofi_regions *next; /* in ofi->regions */
 };
@@ -85,7 +84,7 @@ struct ofi_link {
     bool touched;                 /* the link had an event since records were last sent on it; under ofi->receiving */
     fi_addr_t peer;               /* under ofi->calls */
     uint32_t moves;               /* RMA requests under way; under the link's lock, with the next fields */
-    uint32_t moving;              /* bytes of them */
+    uint32_t moving;              /* bytes of RMA requests under way */
     uint64_t moved;               /* RMA requests that have succeeded */
     struct records_window window; /* of bytes of RMA requests under way */
     uint64_t move_most;           /* bytes that one RMA request may have */
@@ -93,7 +92,7 @@ struct ofi_link {
     uint32_t shift;               /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
     uint64_t *keys;         /* the keys of the peer's segments, as the peer has sent them (ofi_key()) */
-    uint64_t keys_shift;    /* what is added to them now; under the link's lock */
+    uint64_t keys_shift;    /* what is added to the peer's keys now; under the link's lock */
     bool fixed;             /* the peer's keys do not change */
     uint8_t *frames;        /* memory for frames to send, if one of the two nodes joined later; NULL: a part of ofi->memory */
     struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
@@ -104,8 +103,8 @@ struct ofi_link {
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
     uint64_t stand;       /* the sum of acknowledged frames and finished moves at the last check */
-    int64_t still_at;     /* since when `stand` has not changed although something is under way; 0: not so */
-    uint64_t moves_stand; /* the same for RMA requests alone */
+    int64_t still_at;     /* since when `stand` is unchanged although something is under way; 0: it has changed, or nothing is under way */
+    uint64_t moves_stand; /* the value of `moved` at the last check */
     int64_t moves_at;
     bool heard;       /* at least one frame has arrived from the peer */
     bool renewed;     /* this node has replaced its endpoint once because of this link */
@@ -123,10 +122,10 @@ struct ofi_link {
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    int64_t
-        renew_at; /* when this node replaces its endpoint, because the peer's new endpoint has the address of its former one; 0: not so */
-    int64_t renewed_for; /* when this node last did that; 0: never */
-    int64_t gone_at;     /* if the former connection still exists then, this node replaces its endpoint */
+    /* when this node replaces its endpoint, because the peer's new endpoint has the address of the peer's former one; 0: no need to */
+    int64_t renew_at;
+    int64_t renewed_for; /* when this node last replaced its endpoint for that reason; 0: never */
+    int64_t gone_at;     /* when this node replaces its endpoint, if the former connection still exists */
     int64_t settle_at;   /* when this node confirms the new endpoint, because the former connection is gone; 0: it is not gone */
     int64_t open_at;     /* when the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
@@ -141,7 +140,7 @@ struct ofi_late {
 struct ofi {
     struct weft_node *w;
     const struct ofi_library *lib;
-    struct fi_info *info; /* the provider's */
+    struct fi_info *info; /* libfabric's description of the provider */
     struct ofi_traits traits;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
@@ -152,7 +151,7 @@ struct ofi {
     int fd;                      /* the completion queue's descriptor, written like `ep`; -1: there is none, so the queue is polled */
     bool armed;                  /* ofi_idle() has found no completion, so the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool;     /* the pool, registered once for all peers, if registering is expensive */
-    struct ofi_regions *regions; /* all that are registered; under `calls` */
+    struct ofi_regions *regions; /* list of all registrations of the pool; under `calls` */
     uint32_t shift;
     uint8_t *memory; /* frames to send and to receive */
     uint64_t memory_bytes;
@@ -239,7 +238,7 @@ static inline struct ofi_link *ofi_link_of(const struct ofi *o, uint32_t node)
     /* acquire: pairs with the release that published the complete link */
     return node < o->w->size ? __atomic_load_n(&o->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
-/* Also the link of a node that is joining, whose number is not below w->size yet. `node` is below w->room. */
+/* As ofi_link_of(), but also finds the link of a node that is still joining: its number is not below w->size yet, but below w->room. */
 static inline struct ofi_link *ofi_link_joining(const struct ofi *o, uint32_t node)
 {
     return __atomic_load_n(&o->links[node], __ATOMIC_ACQUIRE);

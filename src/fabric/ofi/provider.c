@@ -158,7 +158,8 @@ static size_t address_bytes(const char *text, uint8_t bytes[16])
     return inet_pton(AF_INET, plain, bytes) == 1 ? 4 : inet_pton(AF_INET6, plain, bytes) == 1 ? 16 : 0;
 }
 
-/* Checks that a numeric address is one of this host. All addresses from 127.0.0.0 to 127.255.255.255 are, but are not listed. */
+/* Checks that a numeric address is one of this host. All addresses from 127.0.0.0 to 127.255.255.255 belong to this host, although the
+ * system does not list them. */
 static int address_check(const char *text)
 {
     uint8_t wanted[16];

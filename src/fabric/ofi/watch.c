@@ -59,7 +59,7 @@ static bool watch_say(struct ofi_link *l, enum side_kind kind)
     return fab_side_send(l->r.link, &m, sizeof m) == 0;
 }
 
-/* The peer's memory has other keys from now on. */
+/* Computes the keys that the peer's memory has from now on. */
 static void watch_new_keys(struct ofi_link *l, uint32_t number)
 {
     base_spin_lock(&l->r.lock);
@@ -208,7 +208,7 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
             &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
         return;
     }
-    /* While this node waits for a confirmation, its own new endpoint has no connection to the peer. */
+    /* While this node waits for a confirmation, its own new endpoint has no connection to the peer, so no probe is needed. */
     bool probes = !l->probes && !l->awaits && !l->confirm;
     /* If the new endpoint has the port of the former one, only a new endpoint here tells their connections apart. */
     bool same = memcmp(l->address, m->address, m->address_bytes) == 0;
@@ -234,8 +234,8 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
         l->probe_at = 0;
         l->settle_at = 0;
         l->gone_at = now + GONE;
-        int64_t next = l->renewed_for ? l->renewed_for + RENEW
-                                      : now; /* so that a faulty peer cannot make this node replace its endpoint all the time */
+        /* Limited by RENEW, so that a faulty peer cannot make this node replace its endpoint all the time. */
+        int64_t next = l->renewed_for ? l->renewed_for + RENEW : now;
         l->renew_at = !same ? 0 : next > now ? next : now;
     }
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
@@ -385,8 +385,9 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     }
     if (!l->answered || now - l->answered < AFTER)
         return;
-    /* Not for a peer that was never heard: on a busy machine, connecting may be slow, and would have to begin again. */
-    if (!l->renewed && l->heard) { /* ask the peer again afterwards, which may get through to the new endpoint */
+    /* Do not replace the endpoint for a peer that was never heard: on a busy machine, connecting may be slow, and would have to begin
+     * again. */
+    if (!l->renewed && l->heard) { /* afterwards the peer is asked again: perhaps it reaches the new endpoint */
         l->renewed = o->renew = true;
         l->asked = false;
         return;

@@ -42,7 +42,7 @@ struct rc_call {
     uint32_t kind, generation;
     uint32_t connected; /* RC_CALL: the sender's queue pair is connected to the receiver's */
     uint32_t reserved;
-    /* RC_CALL: how many of the receiver's frames have arrived and were processed, over all earlier queue pairs */
+    /* RC_CALL: how many of the receiver's frames have arrived (received) and were processed (taken), over all earlier queue pairs */
     uint32_t received[RC_LANES], taken[RC_LANES];
     struct verbs_address address; /* RC_CALL */
     char text[256];               /* RC_FAILED: the reason */
@@ -374,7 +374,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     if (m.kind == RC_CALL) {
         called(l, &m);
     } else if (m.generation != l->generation) {
-        return; /* of an older generation */
+        return; /* the message is about an older queue pair */
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
@@ -410,7 +410,7 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     base_spin_lock(&l->lock);
     bool waits = l->up && l->signalled > l->done;
     if (rc_stands_still(s, &l->qp, waits, l->done, now)) {
-        /* If the peer's progress thread answers, the peer posts receives. Then a pending frame should complete. */
+        /* If the peer's progress thread answers, the peer posts receives. If it does, a pending frame should complete. */
         ask = !s->asked && frames_wait(l);
         s->asked = s->asked || ask;
         if (!s->asked || (s->answered_ns && now - s->answered_ns > RC_STANDSTILL_LOOK))

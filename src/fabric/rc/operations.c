@@ -76,7 +76,8 @@ static bool can_ask(void *arg)
            atomic_load_explicit(&l->link->state, memory_order_acquire) != FAB_ALIVE;
 }
 
-/* On success the lock is held, and one more ask may be sent. */
+/* Takes the link's lock. With `ask`, first waits until one more request may be sent to the peer's processor. After an error the lock is not
+ * held. */
 static int lock_for(struct rc_link *l, bool ask)
 {
     for (;;) {
@@ -149,7 +150,8 @@ out:
     return err;
 }
 
-/* Not an RDMA write: the owner may sleep until the word changes. Its processor writes the word, and wakes the sleeper. */
+/* Not an RDMA write, because a thread of the peer may sleep until the word changes: the peer's processor writes the word, and wakes that
+ * thread. */
 int rc_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct rc_frame f = {.kind = RC_STORE, .offset = at, .a = value};

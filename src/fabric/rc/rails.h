@@ -33,7 +33,7 @@ struct rc_rail {
     struct verbs_regions pool, landing;
     uint8_t *landing_memory;
     uint64_t landing_bytes;
-    /* queue pairs, and the most that the device and the completion queue allow */
+    /* number of queue pairs on this rail, and the most that its device and its completion queue allow */
     uint32_t tracks, tracks_max;
     bool full_said;
     _Atomic uint32_t out; /* pieces posted and not complete */
@@ -54,7 +54,7 @@ struct rc_peer_rail {
 };
 
 struct rc_piece {
-    struct rc_work *work; /* NULL: the piece is finished, or is only a read that proves that the track works */
+    struct rc_work *work; /* NULL: the piece is finished, or it is only a read to prove that the track works */
     uint64_t remote;
     uint8_t *local;
     uint32_t len;
@@ -67,7 +67,7 @@ struct rc_track {
     uint32_t rail, peer_rail; /* index into rc->rails, and into the rails of the peer */
     uint32_t tries;           /* attempts since the track last worked */
     int64_t retry_ns;
-    bool owes_gone, owes_over; /* RAIL_GONE or RAIL_OVER (tracks.c) found the side connection full, and must be sent again */
+    bool owes_gone, owes_over; /* the message RAIL_GONE or RAIL_OVER (tracks.c) must be sent again, because the side connection was full */
     uint32_t over_generation;
     bool was_up, said;
     struct rc_stand stand;
@@ -75,7 +75,7 @@ struct rc_track {
     uint32_t generation;
     struct verbs_qp qp;
     bool up, lost, proved;
-    /* neither end has the queue pair any more: repeat the pieces [done, posted) over the first rail */
+    /* repeat the pieces [done, posted) over the first rail, because neither end has the queue pair any more */
     bool repeat;
     char why[256]; /* the reason of `lost` */
     uint64_t posted, done;

@@ -120,13 +120,13 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
 
 /* --- a span --- */
 
-/* Whether the first rail has proved that everything before the work's fence has arrived at the peer. The caller has posted all works of
- * both lanes before the fence. */
+/* Whether the first rail has proved that everything before the work's fence has arrived at the peer. The caller has posted everything that
+ * was queued in both lanes before the fence. */
 static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
         return true;
-    /* Begin a proof. Begin it anew if the queue pair was replaced, because requests were posted again. */
+    /* Begin the proof. If the queue pair was replaced, begin it anew, because requests were posted again. */
     if (!k->proof.set || k->proof.generation != l->generation) {
         k->proof.set = true;
         k->proof.generation = l->generation;

@@ -61,8 +61,8 @@ static int look_for_device(struct weft_node *w)
                          "device %s does not support reliable connections with RDMA write and read, which the rc transport needs; use "
                          "another device (WEFT_DEVICE) or another transport (WEFT_TRANSPORT)",
                          d->name);
-    /* Make room for as many peers as the completion queue allows. Fewer than there are peers may be enough, because only peers that are
-     * used get a queue pair. */
+    /* Make room for as many peers as the completion queue allows. Room for only some of the cluster's nodes may be enough, because only
+     * peers to which there are operations get a queue pair. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
     uint32_t peers = rc_peers_expected(w);
     rc->peers_max = room < peers ? room : peers;

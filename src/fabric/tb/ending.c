@@ -107,7 +107,7 @@ static void *ending_thread(void *arg)
 }
 
 /* A destructor, because it must run after all atexit() functions of the program and destructors of static C++ objects: one of these may
- * close the node. If this ran first, it would hold the locks, and that close would block for ever. */
+ * close the node. If this destructor ran first, it would hold the locks, and that close would block for ever. */
 __attribute__((destructor)) static void on_exit_without_close(void)
 {
     if (getpid() != atomic_load_explicit(&owner, memory_order_relaxed))

@@ -28,7 +28,7 @@
 #define TB_CABLE_LANES 8u /* the most lanes of a cable */
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
 #define TB_RECEIVES 128u /* receives for control frames on a cable, which all its links share */
-#define TB_OWED     8u   /* the most receives that wait to be posted again in one call */
+#define TB_OWED     8u   /* receives are posted again in one call when so many of them wait */
 #define TB_SENDS    128u
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
@@ -52,7 +52,7 @@ struct tb_device {
     struct tb_completions of[TB_DIRECTIONS];
     struct verbs_regions pool, private;
     uint32_t cables;           /* cables that use this device; a Thunderbolt port has one */
-    _Atomic int64_t looked_at; /* when the port was last queried; any thread that posts may do this */
+    _Atomic int64_t looked_at; /* when the port was last queried; any thread that posts may query it */
     /* the port was down: nothing more is posted, and its cables are taken down even if the port is up again */
     _Atomic bool down;
 };
@@ -67,12 +67,12 @@ struct tb_cable {
     uint32_t lane_base;       /* the number of the cable's first lane in the link */
     uint32_t receives, sends; /* depths of the control queue pair's queues, in frames, as granted */
     uint8_t *frames;          /* [TB_RECEIVES], registered memory */
-    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: the frame is not being forwarded. With the
-     * next field under tb->receiving. */
+    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: the frame is not being forwarded. This field
+     * and the next one are under tb->receiving. */
     uint16_t held[TB_RECEIVES];
     uint32_t held_count;
     uint16_t expected;      /* the receive that will probably complete next; under tb->receiving */
-    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; with their count under tb->receiving */
+    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; under tb->receiving, like their count */
     uint32_t owed_count;
     base_spin lock;                 /* protects the control send queue and the fields below */
     bool ready;                     /* both nodes are ready: frames may be sent */
@@ -132,7 +132,7 @@ struct tb {
     struct tb_routes *routes; /* routes.c; under `receiving` */
     struct tb_leave *leave;   /* leave.c; under `receiving` */
     base_spin receiving;
-    uint64_t passed_on, dropped; /* number of frames that this node has forwarded, and of those that it has dropped */
+    uint64_t passed_on, dropped; /* number of frames that this node has forwarded, and number of frames that it has dropped instead */
     int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
     _Atomic int64_t due;         /* the earliest timer of all links, or an earlier time */
     bool owes_receives;          /* a cable has receives that wait to be posted again; under `receiving` */
