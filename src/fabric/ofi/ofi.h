@@ -36,18 +36,18 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES    128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS    256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
-#define OFI_SHARE       2u         /* further requests for each peer, which no other peer can use */
-#define OFI_MOVE_BYTES  (1u << 20) /* bytes of one RMA request */
-#define OFI_MOVES       32u        /* the most RMA requests under way to a peer */
-#define OFI_MOVES_BYTES (4u * OFI_MOVE_BYTES) /* the most bytes of RMA requests under way to a peer; few, because frames wait behind them \
-                                               */
-#define OFI_MOVES_FIRST   (16u << 10)         /* the first value of this limit, until it is known how fast the network is */
-#define OFI_MOVES_LEAST   (16u << 10)         /* the smallest value of this limit, on a slow network */
-#define OFI_MOVE_LEAST    8192u               /* a smaller put or get is faster in frames than by RMA */
-#define OFI_SEGMENT_SHIFT 30u                 /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u                /* bytes of a provider's address */
+#define OFI_RECEIVES   128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS   256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
+#define OFI_SHARE      2u         /* further requests for each peer, which no other peer can use */
+#define OFI_MOVE_BYTES (1u << 20) /* bytes of one RMA request */
+#define OFI_MOVES      32u        /* the most RMA requests under way to a peer */
+/* the most bytes of RMA requests under way to a peer; few, because frames wait behind them */
+#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES)
+#define OFI_MOVES_FIRST   (16u << 10) /* the first value of this limit, until it is known how fast the network is */
+#define OFI_MOVES_LEAST   (16u << 10) /* the smallest value of this limit, on a slow network */
+#define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
+#define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS       256u        /* bytes of a provider's address */
 /* After so long the progress thread tries again to send a frame for which the provider had no room. */
 #define OFI_RETRY (WEFT_MS)
 
