@@ -255,8 +255,8 @@ static int ls_show(const char *name, bool all, json_t *all_json)
 {
     struct sf_view view;
     struct sv_why why = {""};
-    /* Join the fabric, because only a member can free what dead processes own, so that only living ones are shown. Without a free entry,
-     * only read. */
+    /* Join the fabric: only a member can free what dead processes own, and only living processes are to be shown. If no entry is free for
+     * this command, read without joining. */
     int error = sf_attach(&view, name, true, SF_NO_HOST, &why);
     if (error == -EUSERS)
         error = sf_attach(&view, name, false, 0, &why);

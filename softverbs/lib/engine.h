@@ -19,7 +19,7 @@ struct sv_place {
     uint64_t bytes;
     struct iovec piece[SV_PIECES];
 };
-/* Empties a place. Does not clear the array of pieces, which has two kilobytes, and of which most messages use one. */
+/* Empties a place. Does not clear the array of pieces: it has two kilobytes, and most messages use one piece. */
 static inline void sv_place_begin(struct sv_place *p, uint32_t process)
 {
     p->process = process;
@@ -139,10 +139,10 @@ void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
 bool sv_to_error(struct sf_qp *);
 
 /* wait.c */
-/* `until` is ignored if the request was already waiting for the same thing */
+/* makes the request wait until `until`, which is ignored if the request already waits for the same thing */
 enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until);
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
-enum sv_step sv_lost(struct sv_job *); /* ends the request with success, as if the message had arrived */
+enum sv_step sv_lost(struct sv_job *); /* ends the request with success: the type is unreliable, so its sender is not told of a loss */
 /* the queue pair does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
 enum sv_step sv_no_answer(struct sv_job *);
 enum sv_step sv_not_ready(struct sv_job *);              /* the receiver has posted no receive */

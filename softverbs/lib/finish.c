@@ -76,7 +76,7 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
         sv_log(SV_INFO, "queue pair 0x%06x: a request failed: %s", qp->number, ibv_wc_status_str(status));
         if (qp->type == IBV_QPT_RC)
             sv_fail_qp(q, IBV_EVENT_CQ_ERR, later);
-        else { /* unless a peer has brought the queue pair to ERR */
+        else { /* go to SQE, unless a peer has brought the queue pair to ERR meanwhile */
             uint32_t ready = IBV_QPS_RTS;
             atomic_compare_exchange_strong_explicit(&qp->state, &ready, IBV_QPS_SQE, memory_order_release, memory_order_relaxed);
         }

@@ -36,7 +36,7 @@ struct file {
 
 static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband";
 
-/* Whether the path is an emulated file. Called when libc's function has failed. If not, errno stays unchanged. */
+/* Whether the path is an emulated file. If not, errno stays unchanged. Called when libc's function has failed. */
 static bool paths_ours(const char *path, struct file *file)
 {
     int error = errno;

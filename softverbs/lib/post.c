@@ -149,7 +149,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
                       : state == IBV_QPS_INIT ? "INIT"
                                               : "RTR");
     for (; wr && r == 0; wr = wr->next) {
-        /* acquire: pairs with the release in free_slots(); a free slot was read */
+        /* acquire: pairs with the release in free_slots(), so the request in a free slot was read */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
             r = sv_refuse(ENOMEM,
                           "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion for them was polled; poll "
