@@ -250,7 +250,7 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
     return status;
 }
 
-/* Shows one fabric. `all_json`: the list to add it to; NULL: print it. */
+/* Shows one fabric: adds it to the list `all_json`, or prints it if that is NULL. */
 static int ls_show(const char *name, bool all, json_t *all_json)
 {
     struct sf_view view;

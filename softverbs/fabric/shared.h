@@ -182,7 +182,7 @@ struct sf_send {
     };
 };
 
-/* Flag of a write whose data was moved before an earlier read (SF_FAULT_OVERTAKE). It completes in order nevertheless. */
+/* Flag of a write whose data was moved before an earlier read (SF_FAULT_OVERTAKE). The write still completes in order. */
 #define SF_SEND_MOVED (UINT32_C(1) << 31)
 
 /* The receive queue of a queue pair, or a shared one. */
@@ -389,7 +389,7 @@ int sf_directory(char *path, size_t bytes, bool make, struct sv_why *);
 bool sf_name_valid(const char *name); /* letters, digits, - _ . ; at most SV_NAME - 1; not starting with . */
 uint64_t sf_layout(void);
 
-/* Whether there is such a file that belongs to this user and is a fabric, of any version. */
+/* Whether there is a file of this name that belongs to this user and is a fabric, of any version. */
 bool sf_is_fabric(const char *name);
 /* Makes the file `name`; -EEXIST: there is one. Other processes see the complete file or none. */
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);

@@ -169,7 +169,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     gone = cq->ring;
     if (last - first > (uint32_t)cqe) {
         err = EINVAL;
-        gone = ring; /* free the new one */
+        gone = ring; /* free the new ring */
     } else {
         for (uint64_t i = first; i != last; i++)
             *(struct sf_cqe *)sv_ring_slot(&ring, i) = *(struct sf_cqe *)sv_ring_slot(&cq->ring, i);

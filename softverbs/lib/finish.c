@@ -103,8 +103,8 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     fail_overrun(q, qp->send_cq, later);
 }
 
-/* The service level in a datagram's completion. On RoCE version 2, which has none, ConnectX adapters report here which header precedes the
- * data: 8, plus 1 for IPv6 or 2 for IPv4. Without this, UCX 1.13 drops datagrams over IPv4. */
+/* The service level in a datagram's completion. RoCE version 2 has no service level. There ConnectX adapters report in this field which
+ * header precedes the data: 8, plus 1 for IPv6 or 2 for IPv4. Without this, UCX 1.13 drops datagrams over IPv4. */
 static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s)
 {
     if (target->type != IBV_QPT_UD)

@@ -242,7 +242,7 @@ void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint3
  * call. */
 void sv_alarm_set(struct sv_channel *, uint64_t at);
 bool sv_alarm_rang(struct sv_channel *);
-/* Makes the channel of `cq`, if it has one, wake its owner at `until` (ns), when a queue pair of this queue must be checked. */
+/* If `cq` has a channel, makes the channel wake the owner at `until` (ns), when a queue pair of this queue must be checked. */
 void sv_wake_at(uint32_t cq, uint64_t until);
 
 /* ---- post.c, execute.c ---------------------------------------------------------------------------------------- */

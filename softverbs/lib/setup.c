@@ -102,7 +102,7 @@ static void free_tables(void)
 
 static int make_tables(void)
 {
-    free_tables(); /* in a forked child, those of its parent */
+    free_tables(); /* a forked child frees its copies of the parent's tables */
     /* 8 bytes for each possible object; only touched pages use memory */
     sv_lib.qps = calloc(SF_QPS, sizeof *sv_lib.qps);
     sv_lib.cqs = calloc(SF_CQS, sizeof *sv_lib.cqs);

@@ -137,8 +137,8 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 }
 
 /* ---- Reset ----------------------------------------------------------------------------------------------------- */
-/* Removes unpolled completions, as mlx4, mlx5 and hns do, so that a later connection does not find them. New ones cannot be written,
- * because the locks for that are held. */
+/* Removes unpolled completions, as mlx4, mlx5 and hns do, so that a later connection does not find them. New completions cannot be written,
+ * because the locks for writing them are held. */
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
@@ -212,7 +212,7 @@ uint32_t sv_find_port(const struct ibv_ah_attr *ah, uint32_t *gid)
     return ah->is_global && port != found ? SF_NO_DEVICE : port;
 }
 
-/* Finds the device of an address. Returns an errno if there is none and the profile detects this. */
+/* Finds the device of an address. Returns an errno if there is no such device and the profile detects this. */
 static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *peer)
 {
     static const uint8_t none[16];

@@ -31,8 +31,8 @@ enum sv_step sv_stall(struct sv_job *j, enum sf_wait what, uint64_t until)
     uint64_t look = now + step < qp->wait_until ? now + step : qp->wait_until;
     atomic_store_explicit(&qp->next_look, look, memory_order_relaxed);
     atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-    /* Mark both completion queues: a program that waits for an answer polls only the queue of that answer. For a missing receive a peer
-     * need not wake the owner, which set its timer when it posted the request. */
+    /* Mark both completion queues: a program that waits for an answer polls only the queue of that answer. If a receive is missing, a peer
+     * need not wake the owner, because the owner set its timer when it posted the request. */
     bool wake = what != SF_WAIT_RECEIVE || qp->owner == sv_lib.view.process;
     wait_mark(qp->send_cq, wake, look);
     if (qp->receive_cq != qp->send_cq)

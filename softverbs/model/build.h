@@ -13,7 +13,7 @@ int sv_topology_builtin(int words, const char *const *word, const struct sv_prof
 /* Checks a whole topology: names, addresses and GUIDs are unique, and cables have two ends. Zeroes what is not used. */
 int sv_topology_check(struct sv_topology *, const char *origin, struct sv_why *);
 
-/* Whether all indices and names of a topology are valid. It may come from a file that other processes write. */
+/* Whether all indices and names of a topology are valid. The topology may come from a file that other processes write. */
 bool sv_topology_sane(const struct sv_topology *);
 
 /* The size of "HOST/INTERFACE", the place of a device. */

@@ -49,7 +49,7 @@ enum {
     SV_OP_FADD = 1 << 6,
 };
 
-/* What happens to a request beyond the depth of its queue, which counts frames if frame_bytes is set. */
+/* What happens to a request beyond the depth of its queue. The depth counts frames if frame_bytes is set. */
 enum sv_overdepth {
     SV_OVERDEPTH_REFUSE, /* refused with overdepth_errno */
     SV_OVERDEPTH_LOSE,   /* accepted, but never completes */

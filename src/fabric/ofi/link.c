@@ -57,8 +57,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. The timer is for a provider that was only
- * busy connecting, which reports no completion. */
+/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. But a provider that was only busy connecting
+ * reports no completion; the timer is for this case. */
 static bool link_no_room(struct ofi_link *l)
 {
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);

@@ -202,7 +202,7 @@ int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const st
 void ofi_device_close(struct ofi *o); /* closes the device and frees its memory */
 int ofi_register_locked(struct ofi *o,
                         struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next function */
-int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* with other keys */
+int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* registers the pool again, with other keys */
 void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r);
 /* The sum of a key and what ofi_key_shift() returns. */
 static inline uint64_t ofi_key(uint64_t key, uint64_t shift)
@@ -270,8 +270,8 @@ void ofi_renew(struct ofi *o, const char *why);
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
-/* The providers that a node can use. Two nodes first send each other these lists. They use the first provider of the node with the lower
- * number that the other node has, too. */
+/* The providers that a node can use. Two nodes first send each other these lists. They use the first provider in the list of the node with
+ * the lower number that is in the other list, too. */
 struct ofi_offer {
     uint64_t magic;
     uint32_t count, reserved;

@@ -24,8 +24,8 @@
  * are not in this list, and verbs, are used only if WEFT_OFI_PROVIDER names them: on the devices of verbs, the transports rc and tb are
  * faster. `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without another layer.
  *
- * WAKES: a test has shown that the descriptor wakes a thread. That of psm3 does not, because psm3 makes no progress while nobody polls. efa
- * has no descriptor. */
+ * WAKES: a test has shown that the descriptor wakes a thread. The descriptor of psm3 does not, because psm3 makes no progress while nobody
+ * polls. efa has no descriptor. */
 enum { PLAIN = 1, WAKES = 2, TRIED = 4 };
 static const struct known {
     const char *name;
@@ -99,7 +99,7 @@ static struct fi_info *provider_hints(const struct ofi_library *lib, const char 
     return h;
 }
 
-/* All suitable providers, in libfabric's order: those with RMA, or those without if none has RMA. */
+/* All suitable providers, in libfabric's order: those with RMA; if no provider has RMA, those without. */
 static int provider_ask(const struct ofi_library *lib, const char *provider, const char *host, struct fi_info **out)
 {
     int rc = -FI_ENOMEM;
@@ -149,8 +149,8 @@ static int interface_address(const char *name, char *out, size_t room)
     return rc;
 }
 
-/* The number of bytes of a numeric address, which is stored at `bytes`; 0: the text is no address. The interface in "fe80::1%eth0" is left
- * out. */
+/* Stores a numeric address at `bytes`, and returns how many bytes it has; 0: the text is no address. The interface in "fe80::1%eth0" is
+ * left out. */
 static size_t address_bytes(const char *text, uint8_t bytes[16])
 {
     char plain[64];
@@ -216,7 +216,8 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
 }
 
 /* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses. `bound`:
- * the user has named the interface. Then providers without IP addresses, which would not use it, are added only if there are no others. */
+ * the user has named the interface. Then providers without IP addresses are added only if there are no others, because they would not use
+ * that interface. */
 static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, bool bound, int *refused)
 {
     int rc = 0;

@@ -143,7 +143,7 @@ void rc_leave(struct rc_link *l)
         ended = connect_has_ended(l);
     }
     rc_take_all(rc);
-    if (!ended) { /* some receives may be lost: add as many new ones */
+    if (!ended) { /* this queue pair's receives may be lost: add as many new receives */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
                  "device %s does not report when a broken queue pair is done: each break of a link may cost some receive buffers%s%s",
@@ -416,7 +416,7 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
         if (!s->asked || (s->answered_ns && now - s->answered_ns > RC_STANDSTILL_LOOK))
             rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)(s->still_ns / WEFT_SECOND));
     } else if (l->up && !waits && l->posted > l->done && l->posted == l->posted_then) {
-        /* no pending request asked for a completion: post a read behind them, whose completion shows progress */
+        /* no pending request has asked for a completion: post a read behind these requests, because its completion shows progress */
         rc_flush_locked(l);
     }
     l->posted_then = l->posted;

@@ -123,7 +123,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
         memcpy(body + at, header, head->header_len);
     if (head->payload_len)
         memcpy(body + payload_at, payload, head->payload_len);
-    /* A signal must arrive after the data that it announces, which may be striped over rails that have no common order. */
+    /* A signal must arrive after the data that it announces. The data may be striped over several rails, and rails have no common order. */
     uint64_t stripes = head->kind == RC_SIGNAL ? l->lane[RC_MAIN].begun : l->fence_stripes;
     if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !rc_post_frame(l, body, bytes, l->fences, &k)) {
         if (!k && (k = rc_work_make(RC_WORK_FRAME, bytes)) != NULL)

@@ -88,7 +88,7 @@ struct rc_tracks {
     uint64_t local_bytes, remote_bytes; /* the smallest segment sizes of all rails: no piece crosses a multiple of these */
     uint64_t message_bytes;
     uint32_t up;                           /* under the lock: how many tracks are up */
-    struct rc_work *oldest, *newest;       /* under the lock: the unfinished striped works, by number */
+    struct rc_work *oldest, *newest;       /* under the lock: the unfinished striped operations, by number */
     _Atomic uint64_t bytes[FAB_RAILS_MAX]; /* bytes of pieces posted on each rail */
     _Atomic uint64_t breaks;
     struct rc_track track[RC_TRACKS];
@@ -116,7 +116,7 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status);
 void rc_stripe_look(struct rc_link *l); /* counts the tracks that are up */
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
-/* Repeats a broken track's pieces, as many as there is room for. True: none is left. */
+/* Repeats a broken track's pieces, as many as there is room for. True: no pieces are left to repeat. */
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t);
 /* After a track's queue pair was destroyed: fails the refused pieces, and counts those to repeat. */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t);

@@ -74,8 +74,8 @@
 
 enum rc_frame_kind { RC_MESSAGE = 1, RC_ATOMIC, RC_ANSWER, RC_SIGNAL, RC_STORE, RC_TELL_ONLY };
 
-/* Frames are sent in two lanes, each in order and with credits of its own. RC_MESSAGES has messages to handlers, which may be slow or
- * stopped; RC_MAIN has everything else. Only behind a fence does one lane wait for the other. */
+/* Frames are sent in two lanes, each in order and with credits of its own. RC_MESSAGES has messages to handlers, because a handler may be
+ * slow or stopped; RC_MAIN has everything else. Only behind a fence does one lane wait for the other. */
 enum rc_lane { RC_MAIN, RC_MESSAGES, RC_LANES };
 
 /* The header of every frame. The receiver checks all lengths against the bytes that have arrived. */
@@ -112,7 +112,7 @@ struct rc_slot {
 };
 
 /* A frame that the peer has not acknowledged, kept in case its queue pair breaks. */
-#define RC_LITTLE 112u /* bytes: fits atomics, signals, and messages without payload; larger frames stay in their work */
+#define RC_LITTLE 112u /* bytes: fits atomics, signals, and messages without payload; larger frames stay in struct rc_work */
 struct rc_kept {
     struct rc_work *work;
     uint32_t bytes;
@@ -183,7 +183,7 @@ struct rc_link {
     /* --- used only by the progress thread, see connect.c --- */
     enum rc_state { RC_COLD, RC_CALLING, RC_CONNECTED, RC_UP } state;
     bool called;       /* our address was sent to the peer for this generation */
-    int64_t since_ns;  /* since when a queue pair has been wanted without success; 0: one works, or none is wanted */
+    int64_t since_ns;  /* since when a queue pair has been wanted without success; 0: a queue pair works, or no queue pair is wanted */
     int64_t retry_ns;  /* when to try again */
     int64_t called_ns; /* when the last call was sent */
     struct rc_stand stand;
@@ -252,7 +252,7 @@ struct rc_link {
         uint32_t frame, bytes;
     } inbox[RC_WINDOW];
     _Atomic uint32_t inbox_in, inbox_out;
-    /* delivered messages whose acknowledgement is held back, because too many wait for a handler that is not installed */
+    /* how many delivered messages are not acknowledged yet, because too many messages wait for a handler that is not installed */
     uint32_t withheld;
     struct stash stash;
     uint32_t held[2];                          /* stages and frames that this link holds; under rc->lock */
@@ -361,7 +361,7 @@ int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 
 /* handles an acknowledgement: how many frames of a lane the peer has processed */
 void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken);
 void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if RC_TELL frames need one, or if it is `due` */
-/* posts a read behind the posted requests, unless one is under way; when it completes it sets l->flushed_to */
+/* posts a read behind the posted requests, unless such a read is under way; when the read completes, l->flushed_to is set */
 void rc_flush_locked(struct rc_link *l);
 
 /* --- again.c: repeats the requests of a broken queue pair on the next one; with the lock --- */
@@ -375,7 +375,7 @@ void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and
 int rc_stripe_post(struct rc_link *l, struct rc_work *k);
 void rc_stripe_repeat(struct rc_link *l); /* posts the pieces of broken tracks over the first rail, as many as there is room for */
 
-/* --- backlog.c. Functions that queue a work, or whose name ends in _locked, are called with the link's lock --- */
+/* --- backlog.c. Functions that queue an operation, and those with _locked at the end of the name, are called with the link's lock --- */
 /* Answers a request to this node's processor. False: the peer has more such requests under way than it may, or there is no memory. Takes
  * the lock. */
 bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value);

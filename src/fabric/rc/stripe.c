@@ -120,8 +120,8 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
 
 /* --- a span --- */
 
-/* Whether the first rail has proved that everything before the work's fence has arrived at the peer. The caller has posted everything that
- * was queued in both lanes before the fence. */
+/* Whether the first rail has proved that everything before the operation's fence has arrived at the peer. The caller has posted everything
+ * that was queued in both lanes before the fence. */
 static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
@@ -228,7 +228,7 @@ void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
     }
 }
 
-/* Repeats the pieces of a track without queue pair over the first rail. True: none are left. */
+/* Repeats over the first rail the pieces of a track that has no queue pair. True: no pieces are left to repeat. */
 static bool repeat(struct rc_link *l, struct rc_track *t)
 {
     while (t->repeat && t->done < t->posted) {

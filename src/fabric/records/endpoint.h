@@ -26,8 +26,8 @@
 #include "fabric/records/bulk.h"
 #include "fabric/records/stream.h"
 
-#define TB_ASKS      256u        /* maximum number of asks (requests with an answer of the peer) under way */
-#define TB_ASK_BYTES (32u << 10) /* maximum size of one ask of a get */
+#define TB_ASKS      256u        /* maximum number of requests under way that the peer must answer ("asks") */
+#define TB_ASK_BYTES (32u << 10) /* maximum size of one request of a get */
 #define TB_MESSAGES  64u         /* maximum number of a peer's messages that wait for their handlers */
 
 struct tb_endpoint_env {
@@ -38,8 +38,8 @@ struct tb_endpoint_env {
     /* Keep a copy of a message that has arrived in order. At most TB_MESSAGES messages wait. False: out of memory; the peer is given up. */
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
-    /* A move copies bytes to or from (`get`) the peer's pool without records. move() starts one; tb_endpoint_moved() follows, but not
-     * inside this call. False: no room now. movable(): whether a move can use this local memory. Both functions may be NULL. */
+    /* A move copies bytes to or from (`get`) the peer's pool without records. move() starts a move; tb_endpoint_moved() is called later,
+     * not from inside move(). False: no room now. movable(): whether a move can use this local memory. Both functions may be NULL. */
     bool (*move)(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie);
     bool (*movable)(void *ctx, const uint8_t *local, uint64_t len);
 };
@@ -134,8 +134,7 @@ int tb_endpoint_fence(struct tb_endpoint *e);
 bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);
 
 /* Called when no route leads to the peer. Pending operations end with `status`, and may have happened or not. Copied ones (messages, small
- * puts, system words) stay queued until there is a route. True: an operation without an op may be lost, which the next flush must
- * report. */
+ * puts, system words) stay queued until there is a route. True: an operation without an op may be lost; the next flush must report this. */
 bool tb_endpoint_fail(struct tb_endpoint *e, int status);
 
 /* Called while no lane is up but frames reach the peer by another route. Transfers are repeated with records. */

@@ -45,7 +45,7 @@ static inline void tb_endpoint_complete(struct tb_endpoint *e, weft_op *op, int 
 }
 
 /* endpoint_operations.c. `end` is the end pointer of one of an endpoint's three lists. */
-struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the work's body. NULL: out of memory */
+struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the body. NULL: out of memory */
 void tb_work_free(struct tb_endpoint *e, struct tb_work *k);
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes);
 void tb_work_append(struct tb_endpoint *e, struct tb_work ***end, struct tb_work *k);

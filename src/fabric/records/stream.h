@@ -116,8 +116,8 @@ uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
-/* Handles an untrusted frame from the peer. -EBADMSG: dropped, because it is damaged or of another session; other negative: the result of
- * records(). */
+/* Handles an untrusted frame from the peer. -EBADMSG: the frame is dropped, because it is damaged or of another session; other negative:
+ * the result of records(). */
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* Called when the send of a buffer given to emit() has completed, or its queue pair is gone. */
 void tb_stream_left(struct tb_stream *s, uint32_t slot);

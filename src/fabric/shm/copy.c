@@ -146,7 +146,8 @@ static struct {
     _Atomic bool measuring;
 } classes[COPY_CLASSES];
 
-/* Returns the C library's way; for data that fits into no cache, the table's last non-temporal way, which is bad on no machine. */
+/* Returns the C library's way; for data that fits into no cache, the last non-temporal way of the table, because it is bad on no machine.
+ */
 static const struct copy_way *guess(size_t len)
 {
     uint64_t cache = base_cache_bytes();

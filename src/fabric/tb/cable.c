@@ -35,7 +35,7 @@ static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t send
     return verbs_qp_create(qp, d->d, &options);
 }
 
-/* Reads how many frames the device has granted to the control queue pair, which may be fewer than requested. */
+/* Reads how many frames the device has granted to the control queue pair: it may grant fewer than requested. */
 static void cable_take_grant(struct tb_cable *c)
 {
     c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;

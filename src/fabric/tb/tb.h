@@ -27,7 +27,7 @@
 #define TB_DEVICES     8u /* the most devices of a node */
 #define TB_CABLE_LANES 8u /* the most lanes of a cable */
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
-#define TB_RECEIVES 128u /* receives for control frames on a cable, which all its links share */
+#define TB_RECEIVES 128u /* receives for control frames on a cable; all links over the cable share them */
 #define TB_OWED     8u   /* receives are posted again in one call when so many of them wait */
 #define TB_SENDS    128u
 
@@ -144,12 +144,12 @@ struct tb {
 
 /* device.c */
 void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget);
-int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, and no others are used */
+int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, so no other ports are used */
 int tb_devices_take(struct tb *tb, bool thunderbolt);  /* allocates the resources of each device */
 void tb_devices_again(struct tb *tb); /* adds devices whose ports have come up; on the progress thread, under tb->receiving */
 void tb_devices_close(struct tb *tb); /* call when all cables are closed; under tb->receiving */
-/* Whether the device's port is up. Queries the port unless the last query is less than `at_most` ns old. For threads that are about to
- * post, which may hold any lock. */
+/* Whether the device's port is up. Queries the port unless the last query is less than `at_most` ns old. Threads call this before they
+ * post; they may hold any lock. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most);
 static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 {
@@ -192,7 +192,7 @@ _Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "
 /* queries the port unless the last query is less than `at_most` ns old */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most);
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* sends messages to the peers, and rebuilds cables */
-/* handles a message from the peer, whose bytes may be anything */
+/* handles a message from the peer; its bytes may be anything */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len);
 void tb_watch_abandon(struct tb *tb, struct tb_cable *c);              /* takes the cable down, so that its traffic uses another route */
 enum tb_side { TB_SIDE_NEIGHBOURS = 1, TB_SIDE_CABLE, TB_SIDE_LEAVE }; /* the first two bytes of tb's messages on the side connection */
@@ -208,7 +208,7 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a new l
 int tb_routes_open(struct tb *tb);
 void tb_routes_close(struct tb *tb);
 void tb_routes_cable(struct tb *tb, uint32_t node, bool there); /* `there`: whether this node has a cable to that node */
-/* handles a message from the peer, whose bytes may be anything */
+/* handles a message from the peer; its bytes may be anything */
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
 void tb_routes_apply(struct tb *tb); /* applies changed routes to the links */
 void tb_routes_tell(struct tb *tb);  /* sends changes of this node's cables to the peers */
@@ -223,7 +223,7 @@ bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t by
 /* leave.c; all but open and close under tb->receiving */
 int tb_leave_open(struct tb *tb);
 void tb_leave_close(struct tb *tb);
-/* handles a message from the peer, whose bytes may be anything */
+/* handles a message from the peer; its bytes may be anything */
 void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
 /* sends questions and answers; on the progress thread */
 void tb_leave_tell(struct tb *tb);
