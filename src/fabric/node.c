@@ -83,11 +83,12 @@ int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
             node_add_why(why, sizeof why);
     }
     if (founders)
-        return base_fail(-EOPNOTSUPP,
-                         "transport %s connects only nodes that started the cluster together, and node %u can use no other one: start the "
-                         "cluster again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
-                         "not set on any host (`weft doctor` says what is missing)",
-                         founders, w->rank);
+        return base_fail(
+            -EOPNOTSUPP,
+            "transport %s connects only nodes that started the cluster together, and node %u can use no other transport: start the cluster "
+            "again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
+            "not set on any host (`weft doctor` says what is missing)",
+            founders, w->rank);
     /* shm gives no reason: it reaches no other host */
     return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host%s%s%s", w->rank, why[0] ? ": " : "", why,
                      w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport, or leave it out" : "");

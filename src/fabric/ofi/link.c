@@ -189,7 +189,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
         return true;
     }
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
-        base_log(BASE_LOG_INFO, "%s refuses RMA (%s): large puts and gets are sent in frames", o->info->fabric_attr->prov_name,
+        base_log(BASE_LOG_INFO, "%s refuses RMA (%s), so large puts and gets are sent in frames instead", o->info->fabric_attr->prov_name,
                  o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {

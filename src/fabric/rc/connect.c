@@ -146,7 +146,7 @@ void rc_leave(struct rc_link *l)
     if (!ended) { /* this queue pair's receives may be lost: add as many new receives */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
-                 "device %s does not report when a broken queue pair is done: each break of a link may cost some receive buffers%s%s",
+                 "device %s does not report when a broken queue pair is done, so each break of a link may cost some receive buffers%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
@@ -198,7 +198,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     if (limit == 0) {
         rc_break(l, "%s", why);
     } else if (now - l->since_ns >= limit) {
-        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network between", why,
+        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network that leads to it", why,
                  (double)limit / 1e9);
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
@@ -263,10 +263,10 @@ static void connect_up(struct rc_link *l)
     }
     base_spin_unlock(&l->lock);
     if (!sane || err) {
-        rc_break(
-            l, "%s",
-            err ? base_error()
-                : "it sent an invalid number of received messages while it connected again; run the same version of weft on all hosts");
+        rc_break(l, "%s",
+                 err ? base_error()
+                     : "while connecting again, it reported an impossible number of received messages; run the same version of weft on all "
+                       "hosts");
         return;
     }
     l->state = RC_UP;

@@ -172,7 +172,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
         return base_fail(err, "node %u did not send the address and the memory keys of its pool: %s", l->link->node, base_strerror(err));
     if (!hello_ok(l, theirs))
         return base_fail(-EPROTO,
-                         "node %u describes its pool in a way that this version of weft does not know: run the same version of weft on all "
+                         "node %u describes its pool in a way that this version of weft does not know; run the same version of weft on all "
                          "hosts, and set the same WEFT_TRANSPORT on all nodes",
                          l->link->node);
     l->peer_keys_count = theirs->segments;

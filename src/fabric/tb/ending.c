@@ -77,8 +77,8 @@ static void ending_give_back(struct tb *tb)
     }
     if (!mine) {
         base_log(BASE_LOG_WARN,
-                 "a call of the Thunderbolt driver does not return, so what this process uses of the Thunderbolt devices is not freed: "
-                 "restart the host when a device has no protection domain left; WEFT_GUARD avoids this in later runs");
+                 "a call of the Thunderbolt driver does not return, so what this process uses on the Thunderbolt devices is not freed. "
+                 "Restart the host when a device has no protection domain left. Set WEFT_GUARD to avoid this in later runs");
         return;
     }
     for (uint32_t i = 0; i < tb->cable_count; i++)
