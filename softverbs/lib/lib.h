@@ -132,7 +132,7 @@ struct sv_cq {
     uint32_t idle;             /* consecutive polls that found nothing */
     uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
     uint64_t wall_ahead;       /* ns: how far the wall clock is ahead of CLOCK_MONOTONIC */
-    _Atomic uint32_t told;     /* 1: an event that was sent for completions already in the queue when it was armed has not been read yet */
+    _Atomic uint32_t told;     /* 1: the queue had completions when it was armed; the event for these was sent, and is still unread */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
     bool failed;            /* the event for the queue's overrun was delivered; under sv_lib.mutex */

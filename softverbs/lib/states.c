@@ -190,7 +190,7 @@ int sv_check_route(uint32_t device, const struct ibv_ah_attr *ah, const char *ve
     if (!ah->is_global) {
         if (p->link_layer == IBV_LINK_LAYER_ETHERNET)
             return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet an address needs a GID (pingpongs: -g 1, perftest: -x 1)", verb);
-        return 0; /* by LID alone, because a fabric is one subnet */
+        return 0; /* the LID alone is enough, because a fabric is one subnet */
     }
     int bad = p->bad_gid_errno ? p->bad_gid_errno : EINVAL;
     if (ah->grh.sgid_index >= d->gid_count || memcmp(d->gids[ah->grh.sgid_index].raw, none, 16) == 0)

@@ -134,7 +134,7 @@ static struct ibv_send_wr *wr_add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcod
     memset(one, 0, sizeof *one);
     one->wr.wr_id = ex->wr_id;
     one->wr.opcode = opcode;
-    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* set only by the setters of inline data */
+    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* only the setters of inline data set IBV_SEND_INLINE */
     return &one->wr;
 }
 

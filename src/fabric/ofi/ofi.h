@@ -251,7 +251,7 @@ void ofi_link_open_locked(struct ofi_link *l); /* under the link's lock; the cal
 void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now);
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
-/* poll.c; struct fab_transport describes the last six */
+/* poll.c; struct fab_transport describes the last six functions */
 int ofi_poll(struct ofi *o); /* under o->receiving, like the next function */
 void ofi_pump_all(struct ofi *o, int64_t now);
 void ofi_make_room(struct weft_node *w);

@@ -241,7 +241,7 @@ struct rc_link {
     /* Number of fences before the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE, so that it and
      * later requests start only when all earlier reads are done. */
     uint32_t fences_posted;
-    uint32_t fence_proved;  /* the last fence before which everything has arrived at the peer */
+    uint32_t fence_proved;  /* number of the last proved fence: everything before it has arrived at the peer */
     uint64_t stripe;        /* the smallest put or get that is striped, in bytes; UINT64_MAX: no further rail is up */
     uint64_t fence_stripes; /* number of operations of the main lane before the last fence */
     uint64_t stripes_done;  /* the number of the first striped operation that is not done; UINT64_MAX: all are done */

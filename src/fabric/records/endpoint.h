@@ -89,7 +89,8 @@ struct tb_endpoint {
     struct tb_work *messages, **messages_end; /* messages that wait for credit */
     struct tb_work *serves, **serves_end;     /* answers that wait for room */
     uint32_t serve_count;
-    uint64_t backlog_bytes, message_bytes; /* queued bytes: of `works` and `serves`; of `messages`. Also read without the lock, as a hint */
+    /* Queued bytes. backlog_bytes: of `works` and `serves`; message_bytes: of `messages`. Also read without the lock, as a hint. */
+    uint64_t backlog_bytes, message_bytes;
     uint32_t messages_sent, messages_received;
     uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while moves are impossible */
     uint32_t tracked;                             /* number of requests to the peer, transfers and moves for which a fence waits */

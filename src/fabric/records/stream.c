@@ -14,8 +14,7 @@
 #define US   INT64_C(1000)
 #define MS   (1000 * US)
 #define BUSY 2u /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
-/* with `paced`: the longest time that records wait to share a frame; long, because acknowledgements arrive behind the bytes of large gets
- */
+/* with `paced`: the longest time that records wait to share a frame, because acknowledgements arrive behind the bytes of large gets */
 #define GATHER     (100 * US)
 #define SAY_EVERY  (TB_WINDOW / 4)
 #define SAY_WITHIN (1 * MS) /* maximum delay of an acknowledgement that the peer has not asked for */

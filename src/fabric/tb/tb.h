@@ -244,7 +244,7 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
 struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of this link that is ready; NULL: none */
 
-/* poll.c; struct fab_transport describes the last six */
+/* poll.c; struct fab_transport describes the last six functions */
 int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked for; under tb->receiving */
 void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; hold no lock */
 int tb_service(struct weft_node *w);
