@@ -314,7 +314,7 @@ static int rule_option(int c, struct request *q)
     case 'c':
         return cli_parse_chance(optarg, &r->chance_ppm) == 0
                    ? 0
-                   : cli_usage("fault", "--chance '%s': expected one from a millionth to 1, as in 0.01, 1%% or 50ppm", optarg);
+                   : cli_usage("fault", "--chance '%s': expected a probability from a millionth to 1, as in 0.01, 1%% or 50ppm", optarg);
     case 't':
         q->timed = true;
         return cli_parse_time(optarg, &r->nanoseconds) == 0 && r->nanoseconds

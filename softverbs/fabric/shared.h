@@ -101,8 +101,8 @@ struct sf_cqe {
     uint32_t qp_num, source_qp;
     uint32_t byte_len;
     uint32_t imm;  /* as on the wire */
-    uint32_t slot; /* low bits of the request's position in its queue; polling this completion frees the slots up to this one */
-    /* enum ibv_wc_status; enum ibv_wc_opcode without its receive bit; flags; 1: a receive */
+    uint32_t slot; /* low bits of the request's position in its queue; polling this completion frees the slots up to that position */
+    /* status: enum ibv_wc_status; opcode: enum ibv_wc_opcode without its receive bit; receive: 1 for a receive */
     uint8_t status, opcode, wc_flags, receive;
     uint8_t solicited;
     uint8_t service_level; /* datagrams: see lib/finish.c */

@@ -48,7 +48,8 @@ static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstandin
            qp->base.context->device->name, qp->base.qp_num, send ? "send" : "receive", (unsigned long long)length, p->frame_bytes,
            (unsigned long long)more, send ? "send" : "receive", depth, (unsigned long long)outstanding,
            *lose ? "It is lost: it never completes, and no error comes, as on this device" : "It is refused",
-           send ? "max_send_wr" : "max_recv_wr", p->name, first ? ". This is said once; all of them: SOFTVERBS_LOG=info" : "");
+           send ? "max_send_wr" : "max_recv_wr", p->name,
+           first ? ". This is printed once; SOFTVERBS_LOG=info prints it for each such request" : "");
     return *lose ? 0 : p->overdepth_errno;
 }
 

@@ -187,7 +187,7 @@ struct fab_link {
     int pid;       /* for error messages and the log, too */
     base_spin side_lock;
     struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
-    /* When the peer left or died, or could not join (fab_abandon()); 0: not so. After that only the progress thread uses this link. */
+    /* When the peer left, died, or could not join (fab_abandon()); 0: it is here. Once set, only the progress thread uses this link. */
     int64_t gone_ns;
     char *gone_why; /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;   /* the peer has said that it leaves; used by the progress thread only */

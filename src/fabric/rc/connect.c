@@ -410,7 +410,7 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     base_spin_lock(&l->lock);
     bool waits = l->up && l->signalled > l->done;
     if (rc_stands_still(s, &l->qp, waits, l->done, now)) {
-        /* If the peer's progress thread answers, the peer posts receives. If it does, a pending frame should complete. */
+        /* Ask the peer's progress thread: if it answers, the peer still posts receives, so a pending frame should complete. */
         ask = !s->asked && frames_wait(l);
         s->asked = s->asked || ask;
         if (!s->asked || (s->answered_ns && now - s->answered_ns > RC_STANDSTILL_LOOK))

@@ -21,7 +21,7 @@ static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
     return false;
 }
 
-/* Handles completions without running handlers, so that a slow handler does not stop it. */
+/* Handles completions, but runs no handlers of messages, because a slow handler would delay the completions. */
 static int service(struct rc *rc)
 {
     struct ibv_wc wc[BATCH];

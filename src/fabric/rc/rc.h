@@ -217,7 +217,7 @@ struct rc_link {
         uint64_t bytes;            /* bytes in the backlog; accessed atomically, because it is also read without the lock */
         uint64_t begun, posted;    /* number of operations that were queued, and how many of them were posted */
         uint32_t sent, peer_taken; /* frames sent, and acknowledged by the peer; the difference is at most RC_WINDOW */
-        uint32_t taken, told;      /* frames of the peer that were processed, and acknowledged */
+        uint32_t taken, told;      /* frames of the peer that were processed, and how many of them were acknowledged */
         uint64_t fence_other;      /* number of operations of the other lane before the last fence */
     } lane[RC_LANES];
     struct { /* Answers to the peer that found no room. They are posted before the backlogs: otherwise the backlogs of two nodes could wait
@@ -273,7 +273,7 @@ struct rc_receives {
     uint32_t most, room;     /* numbers of chunks. most: as many as the credits of all peers need; room: as many as the table can hold */
     struct rc_chunk *chunks; /* [room] */
     _Atomic uint32_t count;
-    /* receives that were posted to the shared queue, and used, modulo 2^32; `taken` is written under rc->receiving */
+    /* given: receives posted to the shared queue; taken: receives used. Both modulo 2^32; `taken` is written under rc->receiving */
     _Atomic uint32_t given, taken;
     base_spin lock; /* protects the following members, `given`, and adding chunks */
     uint32_t batch[RC_GIVE_BATCH], batched;
@@ -430,7 +430,7 @@ int rc_receives_for(struct rc_link *l);                      /* allocates the re
 int rc_receives_post_locked(struct rc_link *l);              /* posts the receives of a queue pair that has just been made */
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
 void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
-void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts it again */
+void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts the frame as a receive again */
 /* posts the frame as a receive again; no existing queue pair may have received it */
 void rc_receive_unused(struct rc *rc, uint32_t frame);
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);

@@ -329,8 +329,8 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
         base_spin_lock(&l->lock);
         t->generation = m->generation;
         base_spin_unlock(&l->lock);
-        t->owes_gone =
-            tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0; /* if sending failed, send it again: the peer waits for this answer */
+        /* If sending fails, the answer is sent later, because the peer waits for it. */
+        t->owes_gone = tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0;
     }
 }
 

@@ -107,7 +107,7 @@ struct tb_lane {
         uint32_t piece;
     } out[TB_LANE_DEPTH];
     uint32_t again_next, again_end; /* pieces for these receives are sent again, before new ones */
-    uint32_t void_end;              /* nothing is sent for earlier receives */
+    uint32_t void_end;              /* nothing is sent for receives before this one */
     bool quiesce;                   /* the peer has asked for TB_QUIET */
     int64_t quiesce_at;
 };
