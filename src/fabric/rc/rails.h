@@ -7,8 +7,8 @@
  *   tracks.c  tracks: a queue pair for each pair of rail and peer, agreed on over the side connection
  *   stripe.c  cuts puts and gets into pieces, one for each rail, and handles completions
  *
- * A put or get that is cut over rails is striped. It is a work of the main lane (struct rc_work), and is in the list that starts at
- * `oldest` until all its pieces are done. Until then works behind a later fence wait, and so do all later signals (l->stripes_done). A
+ * A put or get that is cut over rails is striped. It is queued in the main lane (struct rc_work), and is in the list that starts at
+ * `oldest` until all its pieces are done. Until then operations behind a later fence wait, and so do all later signals (l->stripes_done). A
  * written piece is done when a read behind it has completed, because then the data is in the peer's memory, not only in its device.
  *
  * The locks are those of rc.h; a track is protected by its link's lock. Only the progress thread makes and destroys queue pairs, and it

@@ -2,13 +2,13 @@
  *
  * Striping: large puts and gets are spread over the rails in pieces.
  *
- * Each step posts a span of a work: one piece to each rail, of about the same size, cut at multiples of RC_CUT_BYTES of the peer's memory.
- * The first rail's piece is an ordinary request (post.c). Rails have no common order. So what a fence or a signal puts behind a striped
- * work waits until all pieces have arrived (rc_fence_open()). And a work behind a fence is striped only when the first rail has proved that
- * everything before the fence has arrived.
+ * Each step posts a span of the operation: one piece to each rail, of about the same size, cut at multiples of RC_CUT_BYTES of the peer's
+ * memory. The first rail's piece is an ordinary request (post.c). Rails have no common order. So what a fence or a signal puts behind a
+ * striped operation waits until all pieces have arrived (rc_fence_open()). And an operation behind a fence is striped only when the first
+ * rail has proved that everything before the fence has arrived.
  *
- * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Until then their work
- * is not done, so nothing that must come after the work is posted.
+ * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Until then their
+ * operation is not done, so nothing that must come after it is posted.
  */
 #include "fabric/rc/rails.h"
 
