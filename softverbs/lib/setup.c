@@ -141,7 +141,7 @@ static int setup_join(void)
         sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric; `softverbs ls` lists the fabrics", name);
         return -EINVAL;
     }
-    /* Hosts are named on the fabric, and the host's index is needed to join. */
+    /* To join, this process needs the host's index, which it finds on the fabric by the host's name. */
     err = sf_attach(&look, name, false, 0, &why);
     if (err) {
         sv_log(SV_ERROR, "no devices: cannot open fabric %s: %s", name, *why.text ? why.text : strerror(-err));

@@ -74,7 +74,7 @@ enum sv_step sv_no_answer(struct sv_job *j)
 
 enum sv_step sv_not_ready(struct sv_job *j)
 {
-    /* In units of 10 us, by the receiver's min_rnr_timer (InfiniBand, table 45). */
+    /* In units of 10 us, indexed by the receiver's min_rnr_timer (InfiniBand, table 45). */
     static const uint32_t timer[32] = {65536, 1,   2,   3,   4,    6,    8,    12,   16,   24,   32,   48,    64,    96,    128,   192,
                                        256,   384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
     struct sf_qp *qp = j->qp;

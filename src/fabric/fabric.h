@@ -120,7 +120,7 @@ struct fab_transport {
     const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer must be treated as dead; NULL: no reason */
     /* The peer is gone: deliver a bounded number of the messages that it has sent, since it may be alive and still be sending. */
     void (*last_words)(struct weft_node *w, struct fab_link *l);
-    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* ends the connection; afterwards every pending operation fails */
+    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* ends the connection, and then fails every pending operation */
     void (*release)(struct weft_node *w, struct fab_link *l);    /* at close, when nothing uses the link any more */
 
     int (*put)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);

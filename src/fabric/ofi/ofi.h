@@ -111,8 +111,8 @@ struct ofi_link {
     bool asked;       /* the peer was asked whether its process is running */
     int64_t answered; /* when the peer answered that question; 0: not yet */
     _Atomic uint64_t connects;
-    /* After one of the two nodes has replaced its endpoint; see watch.c. `shut` is under the link's lock, the others are the progress
-     * thread's. */
+    /* State while one of the two nodes replaces its endpoint; see watch.c. `shut` is under the link's lock; only the progress thread uses
+     * the others. */
     bool shut;    /* nothing is sent now */
     bool tell;    /* this node's new address must be sent to the peer */
     bool awaits;  /* the peer has not confirmed this node's new address yet */
