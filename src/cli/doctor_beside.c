@@ -110,8 +110,11 @@ static void report_gpu(struct doctor *d, const char *name, const char *width, co
 
 static void check_linux_gpu(struct doctor *d, const char *text)
 {
-    char line[512], vendor[64], driver[64], width[64], speed[64], why[128];
+    char line[512], class[64], vendor[64], driver[64], width[64], speed[64], why[128];
     while (doctor_next_line(&text, line, sizeof line)) {
+        doctor_word_of(line, "class", class);
+        if (strncmp(class, "0x02", 4) == 0) /* a network controller */
+            continue;
         doctor_word_of(line, "vendor", vendor);
         doctor_word_of(line, "driver", driver);
         if (strcmp(vendor, "0x10de") != 0 && strcmp(vendor, "0x1002") != 0)

@@ -148,12 +148,24 @@ static void check_adapters(struct doctor *d, const json_t *list, const char *fai
     }
 }
 
+/* Whether a device can be used for RDMA without libfabric. */
+static bool has_rdma(const json_t *devices)
+{
+    size_t i;
+    const json_t *device;
+    json_array_foreach (devices, i, device)
+        if (json_is_true(json_object_get(device, "usable")))
+            return true;
+    return false;
+}
+
 void doctor_check_networks(struct doctor *d)
 {
     char failed[400], transport[64] = "";
     json_t *list = networks_read(d, failed, sizeof failed);
     doctor_value_of(doctor_fact(d, DOCTOR_LIMITS), "transport", transport, sizeof transport);
-    if (list && (!transport[0] || strcmp(transport, "ofi") == 0)) { /* else nodes do not use libfabric */
+    /* Otherwise nodes do not use libfabric, or prefer RDMA devices. */
+    if (list && (transport[0] ? strcmp(transport, "ofi") == 0 : !has_rdma(d->devices))) {
         const json_t *best = better_than_tcp(list);
         d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* not psm3 on Ethernet */
         check_adapters(d, list, failed);

@@ -39,9 +39,13 @@ bool jobs_learn(struct jobs *all, uint32_t most)
 {
     uint32_t size = weft_size(all->w), count = 0, *list = calloc(size, sizeof *list);
     pthread_mutex_lock(&all->lock);
-    for (uint32_t i = 0; i < size && list && count < most; i++)
-        if (!all->told[i].host[0] && weft_alive(all->w, i))
-            list[count++] = i;
+    for (uint32_t k = 0, first = all->learn_from; k < size && list && count < most; k++) {
+        uint32_t i = (first + k) % size;
+        if (all->told[i].host[0] || !weft_alive(all->w, i))
+            continue;
+        list[count++] = i;
+        all->learn_from = i + 1; /* a node that does not answer is asked again after all others */
+    }
     pthread_mutex_unlock(&all->lock);
     struct desk_page **pages = calloc(count + 1, sizeof(struct desk_page *));
     bool learned = list && pages && jobs_desks(all, list, count, false, pages) == 0 && count < most;

@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "weft/types.h"
 
-#define WIRE_MAGIC        UINT64_C(0x7765667430303035) /* "weft0005": increase the number when a message changes */
+#define WIRE_MAGIC        UINT64_C(0x7765667430303036) /* "weft0006": increase the number when a message changes */
 #define WIRE_NONCE        32
 #define WIRE_MAC          32
 #define WIRE_ADDRESS      108

@@ -99,6 +99,15 @@ class Words(unittest.TestCase):
         self.assertEqual(seen, "WEFT_OFI_INTERFACE is eth0; libfabric has the provider psm3, which uses no network interface")
         self.assertIn("WEFT_OFI_PROVIDER=psm3,net", do)
 
+    def test_adapters_that_are_no_finding(self):
+        with tempfile.TemporaryDirectory() as d:
+            for name in os.listdir(os.path.join(HERE, "linux-omni-path-no-driver")):
+                shutil.copy(os.path.join(HERE, "linux-omni-path-no-driver", name), d)
+            write(d, "devices.json", json.dumps([{"device": "hfi1_0", "transport": "rc", "usable": True}]))  # nodes use it, not TCP
+            with open(os.path.join(d, "pci.txt"), "a", encoding="utf-8") as f:  # a network adapter of a maker of GPUs
+                f.write("0000:00:0a.0 class=0x020000 vendor=0x10de device=0x0373 driver=forcedeth width=1 max_width=1 speed=2.5_GT/s\n")
+            self.assertEqual([f["what"] for f in json.loads(doctor("--json", "--facts", d).stdout)["findings"]], [])
+
     def test_memory_of_gpus(self):
         code, got = findings("linux-gpu-direct")
         self.assertEqual((code, [(g["gpu"], g["direct"], g["device"]) for g in got["gpus"]]),

@@ -4,7 +4,7 @@
 
 Usage: over_network.py tcp,46,2 test_names.py MULTI_PEER
 
-The hosts' names are in an own /etc/hosts, which only this process and those that it starts see.
+The hosts' names are in an own /etc/hosts, which only this process and those that it starts see; over_network.py has made it the only source.
 """
 import os
 import socket
@@ -51,7 +51,7 @@ class Names(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.tmp = tempfile.TemporaryDirectory(prefix="weft-names-")
-        for name, text in (("hosts", ""), ("host.conf", "multi on\n"), ("nsswitch.conf", "hosts: files\n")):
+        for name, text in (("hosts", ""), ("host.conf", "multi on\n")):
             path = os.path.join(cls.tmp.name, name)
             with open(path, "w", encoding="ascii") as file:
                 file.write(text)

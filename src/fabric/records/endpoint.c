@@ -85,10 +85,13 @@ void tb_endpoint_pump(struct tb_endpoint *e, int64_t now)
     e->now = now;
     if (e->serves)
         tb_endpoint_push_serves(e);
+    if (e->works && e->works_first)
+        tb_endpoint_push_works(e);
     if (e->messages)
         tb_endpoint_push_messages(e);
     if (e->works)
         tb_endpoint_push_works(e);
+    e->works_first = !e->works_first && e->works && e->messages;
     tb_bulk_pump(&e->bulk, now);
     tb_stream_pump(&e->stream, now);
 }

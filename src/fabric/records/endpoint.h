@@ -94,6 +94,7 @@ struct tb_endpoint {
     uint32_t messages_sent, messages_received;
     uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while moves are impossible */
     uint32_t tracked;                             /* number of requests to the peer, transfers and moves for which a fence waits */
+    bool works_first;                             /* the next pump begins with `works`, because in the last one messages took all room */
     bool fenced;                                  /* moves wait until the peer has executed all frames before `fenced_at` */
     uint32_t fenced_at;                           /* number of a frame */
     /* For flushes. Each operation, and each request to the peer, belongs to the turn in which it began. under_way[turn & 1] counts those of
