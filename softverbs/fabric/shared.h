@@ -93,7 +93,6 @@ struct sf_mr {
     uint64_t reserved;
 };
 
-/* An entry of a completion queue. */
 struct sf_cqe {
     uint64_t wr_id;
     uint64_t timestamp; /* CLOCK_MONOTONIC, ns */
@@ -348,9 +347,9 @@ struct sf_fabric {
     uint64_t seed;    /* for the profile's losses, and for faults without a seed */
     uint64_t created; /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
-    _Atomic uint32_t down;        /* 1: `softverbs down` has removed the fabric; no process can join */
-    _Atomic uint32_t fault_count; /* number of rules in force */
-    struct sf_lock lock;          /* held to take entries of tables and pages of the arena */
+    _Atomic uint32_t down; /* 1: `softverbs down` has removed the fabric; no process can join */
+    _Atomic uint32_t fault_count;
+    struct sf_lock lock; /* held to take entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
     /* Constant. On separate pages, which processes map read-only. */
     struct sv_model model __attribute__((aligned(4096)));
@@ -473,7 +472,6 @@ static inline void *sf_at(const struct sf_view *v, uint64_t offset)
     return (char *)v->fabric + offset;
 }
 
-/* Keys and numbers. */
 static inline uint32_t sf_key(const struct sf_fabric *f, uint32_t mr)
 {
     return mr << 8 | (f->mrs[mr].generation & 0xff);

@@ -46,7 +46,6 @@ enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address
 /* Flips a bit of the byte at `offset` of a place. Call this before sv_move(). */
 void sv_flip(const struct sv_place *, uint64_t offset);
 
-/* Slots of the queues' rings. */
 static inline struct sf_send *sv_send_slot(const struct sf_qp *qp, uint64_t position)
 {
     return sf_at(&sv_lib.view, qp->send_ring + (position & (qp->send_capacity - 1)) * qp->send_stride);
@@ -79,7 +78,6 @@ static inline uint64_t sv_frames(uint64_t bytes)
     return n ? n : 1;
 }
 
-/* Whether a datagram goes to an IPv4 address. */
 static inline bool sv_over_ipv4(const struct sf_send *s)
 {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
@@ -106,7 +104,6 @@ static inline void sv_later_flush(struct sv_later *l, uint32_t qp)
         l->flush[l->flush_count++] = qp;
 }
 
-/* A request that is being executed. */
 struct sv_job {
     uint32_t q, t; /* entries of the sender's and the target's queue pair */
     struct sf_qp *qp, *target;

@@ -29,7 +29,7 @@
 struct file {
     bool node; /* true: a device node; false: a text, or a directory */
     bool directory;
-    unsigned number; /* the node's number */
+    unsigned number;
     int length;
     char text[512];
 };

@@ -13,11 +13,11 @@
 #include <stdint.h>
 
 enum {
-    SV_NAME = 32,      /* bytes of a name of a profile, fabric, host or device, with its final 0 */
-    SV_HOSTS = 256,    /* the most hosts of a fabric */
-    SV_DEVICES = 1024, /* the most devices of a fabric */
-    SV_GIDS = 16,      /* the most entries of a device's GID table */
-    SV_STEPS = 8,      /* the most steps of depth_steps */
+    SV_NAME = 32, /* bytes of a name of a profile, fabric, host or device, with its final 0 */
+    SV_HOSTS = 256,
+    SV_DEVICES = 1024,
+    SV_GIDS = 16, /* the most entries of a device's GID table */
+    SV_STEPS = 8, /* the most steps of depth_steps */
     SV_TEXT = 64,
 };
 

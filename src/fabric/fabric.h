@@ -61,7 +61,6 @@ struct fab_lane {
 /* The most devices that the rc transport uses together, the first one included. */
 #define FAB_RAILS_MAX 4u
 
-/* The most threads that copy one buffer together over shm. */
 #define FAB_COPY_THREADS_MAX 16u
 
 /* The fabric's settings. The caller has checked them (cluster/settings_table.c). */
@@ -180,7 +179,7 @@ struct fab_link {
     uint32_t node;
     uint64_t pool_bytes;
     const struct fab_transport *transport;
-    void *impl;    /* the transport's own state */
+    void *impl;
     int side_fd;   /* the side connection, whose end shows that the peer has died; -1 for this node itself */
     int pid_fd;    /* a pidfd of the peer's process, where the system has such; else -1 */
     char host[64]; /* for error messages and the log */
@@ -281,7 +280,7 @@ struct weft_node {
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
-    void *shm, *rc, *tb, *ofi;                                      /* the state of each transport */
+    void *shm, *rc, *tb, *ofi;
     char address[64]; /* the numeric address by which nodes of other hosts reach this one; "": all are on this host */
     base_spin now_lock;
     struct fab_now *now; /* protected by now_lock; see now.c */
@@ -289,7 +288,7 @@ struct weft_node {
     char **towards;
 
     struct fab_link *links; /* [room] */
-    struct fab_bell *bell;  /* this node's */
+    struct fab_bell *bell;
 
     base_spin progress; /* the thread that holds this lock delivers messages */
     struct fab_handler handlers[FAB_HANDLERS];
@@ -322,7 +321,7 @@ struct weft_node {
     const struct fab_arenas *arenas; /* set before the node joins */
     _Atomic bool arenas_used;        /* an operation on memory of a GPU has begun, so fences and flushes must use `arenas`, too */
 
-    void *cluster, *sync, *queues, *gpus, *gateway; /* state of the higher layers */
+    void *cluster, *sync, *queues, *gpus, *gateway;
 };
 
 /* Counts bytes of the pool that are in use for this purpose. `bytes` is negative for bytes that are no longer in use. */
@@ -334,7 +333,7 @@ static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
 void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset); /* a `pointer` of struct fab_transport: NULL */
-uint32_t fab_count_dead(const struct weft_node *w, uint32_t below);             /* how many nodes with numbers below `below` have died */
+uint32_t fab_count_dead(const struct weft_node *w, uint32_t below);
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */
@@ -346,7 +345,7 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-bool fab_on_progress_thread(void); /* whether this is the progress thread of a node */
+bool fab_on_progress_thread(void);
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
 /* Records that the program polls, so that the progress thread leaves the work to it for a while. A lost increment does no harm. */
@@ -502,7 +501,6 @@ bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations
 int64_t fab_limit(int64_t deadline);
 
 /* --- patience.c: waits for something that another node must do --- */
-/* Which nodes can end a wait. */
 enum fab_whom {
     FAB_KNOWN, /* a node that the caller knows, and whose death the caller checks for */
     FAB_ANY,   /* it is not known which node: each node that dies during the wait may be the one */
@@ -577,7 +575,6 @@ void fab_destroy(struct weft_node *w); /* after fab_stop() */
 void fab_look_early(struct weft_node *w);
 int fab_may_join(struct weft_node *w,
                  const uint8_t *peer_host_id); /* -EOPNOTSUPP: a node of that host cannot be connected if it joins later */
-/* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host, as far as this node knows; NULL: there is none. */
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);

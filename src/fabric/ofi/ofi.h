@@ -36,18 +36,18 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES   128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS   256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
-#define OFI_SHARE      2u         /* further requests for each peer, which no other peer can use */
-#define OFI_MOVE_BYTES (1u << 20) /* bytes of one RMA request */
-#define OFI_MOVES      32u        /* the most RMA requests under way to a peer */
+#define OFI_RECEIVES   128u /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS   256u /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
+#define OFI_SHARE      2u   /* further requests for each peer, which no other peer can use */
+#define OFI_MOVE_BYTES (1u << 20)
+#define OFI_MOVES      32u /* the most RMA requests under way to a peer */
 /* the most bytes of RMA requests under way to a peer; few, because frames wait behind them */
 #define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES)
 #define OFI_MOVES_FIRST   (16u << 10) /* the first value of this limit, until it is known how fast the network is */
 #define OFI_MOVES_LEAST   (16u << 10) /* the smallest value of this limit, on a slow network */
 #define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
 #define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u        /* bytes of a provider's address */
+#define OFI_ADDRESS       256u
 /* After so long the progress thread tries again to send a frame for which the provider had no room. */
 #define OFI_RETRY (WEFT_MS)
 
@@ -63,10 +63,10 @@ struct ofi_request {
     bool busy;     /* under way at the provider */
     bool given_up; /* the request's link has ended: the completion is ignored */
     /* OFI_PUT, OFI_GET: */
-    bool used;      /* at least half of the link's window was under way */
-    uint32_t bytes; /* how many bytes it moves */
-    int64_t began;  /* when it began */
-    void *cookie;   /* the cookie of the endpoint's move() */
+    bool used; /* at least half of the link's window was under way */
+    uint32_t bytes;
+    int64_t began;
+    void *cookie; /* the cookie of the endpoint's move() */
 };
 
 /* The pool, registered for one peer or for all peers: one region for each segment. Under `calls`. */
@@ -199,7 +199,7 @@ static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 
 /* device.c */
 int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out);
-void ofi_device_close(struct ofi *o); /* closes the device and frees its memory */
+void ofi_device_close(struct ofi *o);
 int ofi_register_locked(struct ofi *o,
                         struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next function */
 int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* registers the pool again, with other keys */
@@ -277,7 +277,7 @@ struct ofi_offer {
     uint32_t count, reserved;
     char provider[OFI_CHOICES][OFI_PROVIDER_NAME];
 };
-bool ofi_offer_valid(const struct ofi_offer *offer); /* only computes */
+bool ofi_offer_valid(const struct ofi_offer *offer);
 /* The index in `first` of the first provider that `second` has, too; -1: none. */
 int ofi_common(const struct ofi_offer *first, const struct ofi_offer *second);
 /* What a node sends to a peer when they join; `keys` keys of 8 bytes follow. */
@@ -295,6 +295,6 @@ struct ofi_hello {
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
 /* Agrees with the peer on a provider. Returns its index in `choices` of this node, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
-int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
+int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline);
 
 #endif

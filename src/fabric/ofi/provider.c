@@ -188,7 +188,6 @@ static int address_check(const char *text)
                              text);
 }
 
-/* The choices found so far. */
 struct choices {
     struct fi_info **list; /* [OFI_CHOICES] */
     uint32_t count;

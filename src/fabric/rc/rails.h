@@ -121,7 +121,7 @@ bool rc_stripe_drained(struct rc_link *l, struct rc_track *t);
 /* After a track's queue pair was destroyed: fails the refused pieces, and counts those to repeat. */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t);
 void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status);
-void rc_tracks_fail_locked(struct rc_link *l, int status); /* fails the pieces of all tracks */
+void rc_tracks_fail_locked(struct rc_link *l, int status);
 
 static inline uint32_t rc_track_number(const struct rc_link *l, const struct rc_track *t)
 {

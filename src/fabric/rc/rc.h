@@ -287,7 +287,7 @@ struct rc {
     struct verbs_device *device;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
-    struct verbs_regions pool;    /* the pool */
+    struct verbs_regions pool;
     struct verbs_regions private; /* stages and frames, which no peer may access */
     pthread_mutex_t memory_lock;  /* protects `memories` */
     struct rc_memory *memories;   /* memory outside the pool: memory.c */
@@ -340,9 +340,9 @@ bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, u
 /* --- work.c, with the link's lock --- */
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
 void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first operation, which was posted or given up */
-void rc_stripe_begin(struct rc_link *l, struct rc_work *k);           /* the operation is striped from now on */
-void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* ends the striping of an operation */
-void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a request has ended */
+void rc_stripe_begin(struct rc_link *l, struct rc_work *k);
+void rc_stripe_over(struct rc_link *l, struct rc_work *k);
+void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* a request has ended */
 
 /* --- post.c, with the link's lock; false: no room now --- */
 /* Posts a put or get that fits into one request. `op` completes with it. */
@@ -356,7 +356,7 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
 /* Posts the frame `body`, which begins with the header. A frame larger than RC_LITTLE must be the body of `*own`, which the function then
  * takes over. */
 bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own);
-bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);           /* posts a kept frame again */
+bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 1: posted; 0: no room now; or an error */
 /* handles an acknowledgement: how many frames of a lane the peer has processed */
 void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken);
@@ -425,7 +425,7 @@ int rc_get_into(struct weft_node *w, struct fab_link *l, struct fab_memory *m, v
 /* --- receive.c --- */
 int rc_receives_open(struct rc *rc); /* after verbs_device_use() */
 void rc_receives_close(struct rc *rc);
-int rc_receives_add(struct rc *rc);                          /* adds one chunk */
+int rc_receives_add(struct rc *rc);
 int rc_receives_for(struct rc_link *l);                      /* allocates the receives of a queue pair that is about to be made */
 int rc_receives_post_locked(struct rc_link *l);              /* posts the receives of a queue pair that has just been made */
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */

@@ -93,7 +93,7 @@ bool shm_idle(struct weft_node *w);
 void shm_last_words(struct weft_node *w, struct fab_link *l);
 const char *shm_broken(struct weft_node *w, struct fab_link *l);
 void shm_messages_init(struct shm_link *s);
-void shm_fail_backlog(struct shm_link *s, int status); /* fails the messages in the backlog */
-void shm_forget_stash(struct shm_link *s);             /* drops the messages that wait for a handler */
+void shm_fail_backlog(struct shm_link *s, int status);
+void shm_forget_stash(struct shm_link *s); /* drops the messages that wait for a handler */
 
 #endif

@@ -24,8 +24,8 @@
 #include "fabric/records/link.h"
 #include "verbs/verbs.h"
 
-#define TB_DEVICES     8u /* the most devices of a node */
-#define TB_CABLE_LANES 8u /* the most lanes of a cable */
+#define TB_DEVICES     8u
+#define TB_CABLE_LANES 8u
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
 #define TB_RECEIVES 128u /* receives for control frames on a cable; all links over the cable share them */
 #define TB_OWED     8u   /* receives are posted again in one call when so many of them wait */
@@ -89,9 +89,9 @@ struct tb_cable {
     uint16_t generation; /* the generation of the cable's queue pairs, on which both nodes agree; a peer may send any value */
     bool building, connected, peer_ready, say_down;
     struct tb_device *was; /* the device on which the cable last worked */
-    uint32_t next;         /* the device to try next */
-    int64_t patience;      /* how long to wait before the next attempt */
-    uint32_t got;          /* bit i: theirs[i] has been received */
+    uint32_t next;
+    int64_t patience; /* how long to wait before the next attempt */
+    uint32_t got;     /* bit i: theirs[i] has been received */
     struct verbs_address theirs[1 + TB_CABLE_LANES];
     int64_t again_at;
 };
@@ -168,8 +168,8 @@ void tb_cable_left(struct tb_cable *c); /* call when the oldest control send has
 /* Makes a cable with its control queue pair. NULL: see base_error(). */
 struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t node);
 int tb_cable_add_lane(struct tb_cable *c);
-int tb_cable_start(struct tb_cable *c);  /* posts the receives of a connected cable */
-void tb_cable_close(struct tb_cable *c); /* closes and frees the cable */
+int tb_cable_start(struct tb_cable *c); /* posts the receives of a connected cable */
+void tb_cable_close(struct tb_cable *c);
 /* Sends a frame. TB_REQUEST_FRAME: `whose` is the node to whose link the slot belongs. TB_REQUEST_FORWARD: `whose` is the cable over which
  * the frame arrived, and `slot` its receive. False: no room now. */
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
@@ -202,7 +202,7 @@ int tb_ending_watch(struct tb *tb);
 void tb_ending_forget(struct tb *tb);
 
 /* connect.c */
-int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a new link */
+int tb_connect(struct tb_link *l, int side_fd, int64_t deadline);
 
 /* routes.c: all but open and close under tb->receiving; tb_routes_heard() and tb_routes_tell() only on the progress thread */
 int tb_routes_open(struct tb *tb);
