@@ -28,9 +28,10 @@ static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type t
         if (!owner || f->contexts[i].device != device)
             continue;
         int error = sf_signal(v, owner, f->contexts[i].async_fd, &event, sizeof event);
-        if (error && error != -ESRCH && error != -EINVAL) /* the process has ended, or is just opening or closing the device */
+        /* -ESRCH, -EINVAL: the process has ended, or it is just opening or closing the device */
+        if (error && error != -ESRCH && error != -EINVAL)
             cli_error("fault", "process %d did not get an asynchronous event: %s", (int)f->processes[(owner - 1) % SF_PROCESSES].pid,
-                      error == -EAGAIN ? "it has not read thousands of earlier ones" : strerror(-error));
+                      error == -EAGAIN ? "it has not read thousands of earlier events" : strerror(-error));
     }
 }
 
@@ -109,7 +110,8 @@ static int set_cable(const char *action, struct sf_view *v, uint32_t device, con
     return 0;
 }
 
-/* Plugs a cable from one device into another one. Their former cables are removed, so the former other ends lead nowhere. */
+/* Plugs a cable from one device into another one. The former cables of both devices are removed, so the other ends of those cables lead
+ * nowhere. */
 static int cable_join(struct sf_view *v, const uint32_t ends[2], const char *const words[2])
 {
     const struct sv_device_model *m = v->fabric->model.topology.devices;

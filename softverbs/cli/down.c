@@ -7,15 +7,15 @@
 #include <errno.h>
 #include <string.h>
 
-static const char help[] =
-    "Usage: softverbs down [--fabric F] [--force]\n"
-    "       softverbs down --all [--force]\n"
-    "\n"
-    "Removes a fabric. Without --force, the command does not remove a fabric that programs still use.\n"
-    "\n"
-    "  --fabric F   name of the fabric (default: SOFTVERBS_FABRIC, or 'default')\n"
-    "  --all        remove all fabrics of this user\n"
-    "  --force      remove the fabric even if programs use it: these continue to reach each other, and no other can join\n";
+static const char help[] = "Usage: softverbs down [--fabric F] [--force]\n"
+                           "       softverbs down --all [--force]\n"
+                           "\n"
+                           "Removes a fabric. Without --force, the command does not remove a fabric that programs still use.\n"
+                           "\n"
+                           "  --fabric F   name of the fabric (default: SOFTVERBS_FABRIC, or 'default')\n"
+                           "  --all        remove all fabrics of this user\n"
+                           "  --force      remove the fabric even if programs use it: these programs still reach each other, and no other\n"
+                           "               program can join\n";
 
 static int down_one(const char *name, bool force)
 {

@@ -27,11 +27,11 @@ static const char help[] =
     "\n"
     "  --device D    only messages that this device sends: HOST:DEVICE or HOST:INTERFACE\n"
     "  --host H      only messages and calls of this host\n"
-    "  --qp N        only those of the queue pair with this number, as messages print it: 0x010005\n"
+    "  --qp N        only messages of the queue pair with this number, as log messages print it: 0x010005\n"
     "  --chance P    each matching message or call with this probability: 0.01, 1% or 50ppm\n"
     "  --seed N      seed for the probability: the same seed picks the same messages of the same program each time\n"
     "  --nth N       only the N-th matching message or call (from 1)\n"
-    "  --every N     every N-th; with --nth, from the N-th on\n"
+    "  --every N     every N-th; with --nth, beginning with the one that --nth names\n"
     "  --count N     at most N. Without --chance, --nth and --every the rule applies to all that match\n"
     "\n"
     "pull and plug unplug and plug the cable of a device (the ports of both ends), remove and restore act on the device. plug\n"
@@ -314,7 +314,7 @@ static int rule_option(int c, struct request *q)
     case 'c':
         return cli_parse_chance(optarg, &r->chance_ppm) == 0
                    ? 0
-                   : cli_usage("fault", "--chance '%s': expected one from a millionth to 1, as in 0.01, 1%% or 50ppm", optarg);
+                   : cli_usage("fault", "--chance '%s': expected a probability from a millionth to 1, as in 0.01, 1%% or 50ppm", optarg);
     case 't':
         q->timed = true;
         return cli_parse_time(optarg, &r->nanoseconds) == 0 && r->nanoseconds

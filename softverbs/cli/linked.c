@@ -79,8 +79,8 @@ void cli_warn_linked(const char *program)
                   program);
     else if (fd >= 0 && gains_rights(fd))
         cli_error("run",
-                  "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader ignores LD_PRELOAD "
-                  "for it, and it sees no softverbs devices. Run a copy without these rights (made with cp)",
+                  "warning: '%s' is set-user-ID, set-group-ID or has capabilities: the loader ignores LD_PRELOAD for this program, so it "
+                  "sees no softverbs devices. Run a copy without these rights (made with cp)",
                   program);
     if (fd >= 0)
         close(fd);

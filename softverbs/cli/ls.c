@@ -250,13 +250,13 @@ static int print_fabric(const struct sf_view *v, const struct usage *u, bool all
     return status;
 }
 
-/* Shows one fabric. `all_json`: the list to add it to; NULL: print it. */
+/* Shows one fabric: adds it to the list `all_json`, or prints it if that is NULL. */
 static int ls_show(const char *name, bool all, json_t *all_json)
 {
     struct sf_view view;
     struct sv_why why = {""};
-    /* Join the fabric, because only a member can free what dead processes own, so that only living ones are shown. Without a free entry,
-     * only read. */
+    /* Join the fabric: only a member can free what dead processes own, and only living processes are to be shown. If no entry is free for
+     * this command, read without joining. */
     int error = sf_attach(&view, name, true, SF_NO_HOST, &why);
     if (error == -EUSERS)
         error = sf_attach(&view, name, false, 0, &why);

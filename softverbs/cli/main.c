@@ -70,8 +70,8 @@ static const struct command *main_find(const char *word)
     return NULL;
 }
 
-/* Opens descriptors 0, 1 and 2 if they are closed, so that a fabric's file does not get such a number. They are /dev/null, opened only for
- * the opposite direction, so using them fails as before. O_CLOEXEC closes them when the program starts. */
+/* Opens descriptors 0, 1 and 2 if they are closed, so that a fabric's file does not get such a number. Each becomes /dev/null, opened only
+ * for the opposite direction, so that using it fails as before. O_CLOEXEC closes them when the program starts. */
 static void hold_standard_files(void)
 {
     for (int fd = 0; fd < 3; fd++)

@@ -53,7 +53,7 @@ struct cli_table;
 /* '>' before a title: align the column to the right. */
 struct cli_table *cli_table_new(unsigned columns, const char *const *titles);
 void cli_table_add(struct cli_table *, const char *const *cells);
-int cli_table_print(const char *sub, struct cli_table *, const char *indent); /* prints and frees */
+int cli_table_print(const char *sub, struct cli_table *, const char *indent);
 
 /* ---- words.c: 0, or -EINVAL ---- */
 int cli_parse_number(const char *text, uint64_t least, uint64_t most, uint64_t *out);
@@ -94,7 +94,7 @@ json_t *cli_fault_json(const struct sf_fabric *, uint32_t entry);
 void cli_warn_linked(const char *program);
 
 /* ---- cable.c ---- */
-int cli_join(struct sf_view *, const char *const devices[2]);            /* plugs one device into the other */
+int cli_join(struct sf_view *, const char *const devices[2]);
 int cli_cable(const char *action, struct sf_view *, const char *device); /* `action`: pull, plug, remove, restore */
 
 #endif

@@ -29,8 +29,8 @@ static char *topo_matrix(const struct sv_topology *t)
     char *text = sv_topology_matrix(t, &several);
     if (text && several.pairs)
         fprintf(stderr,
-                "softverbs topo: several cables join %u pair%s of hosts, '%s' and '%s' first; MLX's hostfile has one device for a "
-                "pair: the first cable is taken\n",
+                "softverbs topo: several cables join %u pair%s of hosts, the first pair being '%s' and '%s'; MLX's hostfile has one device "
+                "for a pair, so the first cable is taken\n",
                 several.pairs, several.pairs == 1 ? "" : "s", t->hosts[several.a].name, t->hosts[several.b].name);
     return text;
 }
@@ -83,7 +83,7 @@ int cli_topo(int argc, char **argv)
     char *text = dot ? sv_topology_dot(t) : mlx ? topo_matrix(t) : sv_topology_json(t);
     status = text ? 0
              : mlx && errno == ENXIO
-                 ? cli_error("topo", "'%s': no cable and no switch joins any two hosts: there is no matrix of devices", t->name)
+                 ? cli_error("topo", "'%s': no cable and no switch joins any two hosts, so there is no matrix of devices", t->name)
              : errno == EINVAL ? cli_error("topo", "the topology is damaged; `softverbs down` removes the fabric")
                                : cli_error("topo", "no memory for the topology; end other programs");
     if (text) {

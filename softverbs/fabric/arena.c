@@ -37,7 +37,7 @@ static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t coun
     return SF_PAGES;
 }
 
-/* Allocates memory for the owners' words that a search for `count` pages may read. Those below page_top have memory. */
+/* Allocates memory for the owners' words that a search for `count` pages may read. Those of pages below page_top have memory already. */
 static int back_marks(struct sf_view *v, uint32_t count)
 {
     struct sf_fabric *f = v->fabric;

@@ -218,7 +218,7 @@ static void unlock_joining(const struct sf_view *v)
     fcntl(v->fd, F_OFD_SETLK, &l);
 }
 
-/* Marks the entries of other namespaces whose processes are dead. Returns the number + 1 of a living one, or 0. */
+/* Marks the entries of other namespaces whose processes are dead. Returns the number + 1 of a living process of another namespace, or 0. */
 static uint32_t find_stranger(struct sf_view *v, uint64_t space)
 {
     struct sf_fabric *f = v->fabric;

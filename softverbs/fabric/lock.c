@@ -147,7 +147,7 @@ void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
     }
 }
 
-/* Wakes the owner, so that it finishes what the dead process has begun. A needless event does no harm. */
+/* Wakes the queue's owner, which finishes what the dead process has begun. A needless event does no harm. */
 void sf_wake_cq(struct sf_view *v, struct sf_cq *cq)
 {
     uint32_t owner = atomic_load_explicit(&cq->owner, memory_order_relaxed);

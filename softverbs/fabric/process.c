@@ -80,7 +80,7 @@ static void process_bury(struct sf_view *v, uint32_t process)
         }
     for (uint32_t i = 0; i < f->pd_top && i < SF_PDS; i++)
         if (MINE(f->pds[i])) {
-            if (f->model.profile.pd_leaks) /* a leaked domain still counts */
+            if (f->model.profile.pd_leaks) /* a leaked domain stays in use */
                 atomic_store_explicit(&f->pds[i].owner, SF_LEAKED, memory_order_release);
             else
                 sf_free_pd(f, i);

@@ -49,7 +49,7 @@ struct sf_lock {
 /* ---- Tables ----
  * `owner` is 0 (free), the owning process's number + 1, or SF_LEAKED for a protection domain that outlived its process. An entry is taken
  * by a compare-and-swap of `owner`, and freed by clearing `owner` last. `generation` grows with each use of an entry. It is a part of
- * numbers and keys, so that stale ones are recognized. */
+ * numbers and keys, so that stale numbers and keys are recognized. */
 #define SF_LEAKED  UINT32_C(0xffffffff)
 #define SF_JOINING UINT32_C(0x80000000)
 
@@ -89,11 +89,10 @@ struct sf_mr {
     _Atomic uint32_t live; /* 1 from registration to deregistration; executors read this after they have marked their queue busy */
     uint32_t generation;   /* the low 8 bits are part of the key */
     uint32_t device, pd, access;
-    uint64_t iova, address, length; /* start address in requests, start address in the owner's memory, length */
+    uint64_t iova, address, length; /* iova: the start address in requests; address: the start address in the owner's memory */
     uint64_t reserved;
 };
 
-/* An entry of a completion queue. */
 struct sf_cqe {
     uint64_t wr_id;
     uint64_t timestamp; /* CLOCK_MONOTONIC, ns */
@@ -101,8 +100,8 @@ struct sf_cqe {
     uint32_t qp_num, source_qp;
     uint32_t byte_len;
     uint32_t imm;  /* as on the wire */
-    uint32_t slot; /* low bits of the request's position in its queue; polling this completion frees the slots up to this one */
-    /* enum ibv_wc_status; enum ibv_wc_opcode without its receive bit; flags; 1: a receive */
+    uint32_t slot; /* low bits of the request's position in its queue; polling this completion frees the slots up to that position */
+    /* status: enum ibv_wc_status; opcode: enum ibv_wc_opcode without its receive bit; receive: 1 for a receive */
     uint8_t status, opcode, wc_flags, receive;
     uint8_t solicited;
     uint8_t service_level; /* datagrams: see lib/finish.c */
@@ -140,8 +139,8 @@ struct sf_cq {
     int32_t context;        /* entry of the context that gets the event of an overrun */
     uint32_t timed;         /* 1: completions have a timestamp */
     _Atomic uint32_t armed; /* 0: not armed; 1: armed for any completion; 2: for a solicited completion or an error. Written under `lock` */
-    /* Three cache lines: producers write one, the consumer polls one, and the consumer writes one. Otherwise, readers would take lines away
-     * from the processor that writes them. */
+    /* From here on there are three cache lines: one that producers write, one that the consumer polls, and one that the consumer writes. In
+     * a common line, each reader would take the line away from the processor that writes it. */
     struct sf_lock lock __attribute__((aligned(64))); /* held by producers */
     struct sf_intent intent;
     uint64_t seen; /* the last `consumed` that a producer has read */
@@ -182,7 +181,7 @@ struct sf_send {
     };
 };
 
-/* Flag of a write whose data was moved before an earlier read (SF_FAULT_OVERTAKE). It completes in order nevertheless. */
+/* Flag of a write whose data was moved before an earlier read (SF_FAULT_OVERTAKE). The write still completes in order. */
 #define SF_SEND_MOVED (UINT32_C(1) << 31)
 
 /* The receive queue of a queue pair, or a shared one. */
@@ -241,15 +240,15 @@ struct sf_qp {
     uint32_t broken;             /* 1: the device's cable was unplugged while this queue pair was connected */
     uint32_t established;        /* 1: a message has arrived in state RTR, and the owner got IBV_EVENT_COMM_EST */
     _Atomic uint32_t connection; /* grows with each RESET: events and failures of earlier connections are ignored */
-    _Atomic uint32_t failing;    /* the connection that a peer is bringing to ERR, which the owner completes (lib/execute.c) */
+    _Atomic uint32_t failing;    /* number of the connection that a peer is bringing to ERR; the owner completes this (lib/execute.c) */
 
     _Atomic uint64_t send_posted __attribute__((aligned(64))); /* written only by the owner */
 
     /* Execution of the send queue. The executor holds the lock: the owner, or the peer that has just posted a receive. */
     struct sf_lock lock __attribute__((aligned(64)));
-    _Atomic uint32_t kick;      /* 1: a process tried to execute the queue while the lock was held */
+    _Atomic uint32_t kick;      /* 1: a process tried to execute the queue while another one held the lock */
     _Atomic uint64_t busy;      /* increased before and after each access to memory, so odd during an access */
-    _Atomic uint32_t busy_with; /* number + 1 of the other process of the access */
+    _Atomic uint32_t busy_with; /* number + 1 of the process that owns the target queue pair of this access */
     _Atomic uint64_t send_done;
     uint64_t wait_since, wait_until;           /* CLOCK_MONOTONIC ns; wait_until ~0: for ever */
     _Atomic uint64_t next_look;                /* when to try the request again without an event */
@@ -281,8 +280,9 @@ struct sf_device {
     _Atomic uint32_t qps, pds, mrs, cqs, srqs; /* entries in use; pds includes leaked ones */
     _Atomic uint32_t dereg_blocked;            /* profile: error_blocks_dereg */
     _Atomic uint32_t reboots;
-    struct sf_lock atomics;                             /* held during remote atomics in this device's memory */
-    _Atomic uint64_t sent __attribute__((aligned(64))); /* the next three: messages and bytes sent, messages lost */
+    struct sf_lock atomics; /* held during remote atomics in this device's memory */
+    /* messages sent; bytes sent; messages lost */
+    _Atomic uint64_t sent __attribute__((aligned(64)));
     _Atomic uint64_t sent_bytes, dropped;
     /* on another cache line, because senders on other devices write it */
     _Atomic uint64_t received __attribute__((aligned(64))), received_bytes;
@@ -330,7 +330,8 @@ struct sf_fault {
     uint32_t verb;
     int32_t error;
     uint32_t id; /* as shown by `softverbs fault` */
-    /* by counting matches: applies to match `first` (from 1), then to each `every`-th (0: no more), at most `count` times (0: no limit) */
+    /* Which matching messages or calls the rule applies to: number `first` (counted from 1), then each `every`-th after it (0: no other);
+     * in all at most `count` (0: no limit) */
     uint64_t first, every, count;
     uint64_t nanoseconds;
     uint64_t seed;
@@ -346,9 +347,9 @@ struct sf_fabric {
     uint64_t seed;    /* for the profile's losses, and for faults without a seed */
     uint64_t created; /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
-    _Atomic uint32_t down;        /* 1: `softverbs down` has removed the fabric; no process can join */
-    _Atomic uint32_t fault_count; /* number of rules in force */
-    struct sf_lock lock;          /* held to take entries of tables and pages of the arena */
+    _Atomic uint32_t down; /* 1: `softverbs down` has removed the fabric; no process can join */
+    _Atomic uint32_t fault_count;
+    struct sf_lock lock; /* held to take entries of tables and pages of the arena */
     _Atomic uint32_t next_fault;
     /* Constant. On separate pages, which processes map read-only. */
     struct sv_model model __attribute__((aligned(4096)));
@@ -387,7 +388,7 @@ int sf_directory(char *path, size_t bytes, bool make, struct sv_why *);
 bool sf_name_valid(const char *name); /* letters, digits, - _ . ; at most SV_NAME - 1; not starting with . */
 uint64_t sf_layout(void);
 
-/* Whether there is such a file that belongs to this user and is a fabric, of any version. */
+/* Whether there is a file of this name that belongs to this user and is a fabric, of any version. */
 bool sf_is_fabric(const char *name);
 /* Makes the file `name`; -EEXIST: there is one. Other processes see the complete file or none. */
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);
@@ -397,12 +398,13 @@ int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
 /* Frees all that this process has on the fabric, and unmaps it. Protection domains leak if the profile says so. */
 void sf_detach(struct sf_view *);
-/* Removes the name, and marks the file as down. -EBUSY, unless `force`: *live processes are alive. */
+/* Removes the fabric's name, and marks its file as down. -EBUSY: programs use the fabric, and `force` is false. *live gets the number of
+ * living processes. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 
 /* alive.c */
 pid_t sf_reach(const struct sf_fabric *, uint32_t process); /* the thread by which a process's memory and descriptors are accessible */
-void sf_know_self(uint64_t *space, uint64_t *started);      /* of this process; 0: /proc does not tell */
+void sf_know_self(uint64_t *space, uint64_t *started);      /* PID namespace and start time of this process; 0: /proc does not tell */
 /* `process`: its number + 1. Unless a process is certainly dead, it counts as alive. Makes a system call, which takes some microseconds. */
 bool sf_alive(struct sf_fabric *, uint32_t process);
 
@@ -424,7 +426,7 @@ void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
 void sf_lock_receive(struct sf_view *, struct sf_receive_queue *, struct sf_cq *completes_on);
 void sf_lock_send(struct sf_view *, struct sf_qp *);
-void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the owner, so that it finishes what a dead process has begun */
+void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the queue's owner, which finishes what a dead process has begun */
 /* advances the work queue of a completion; may be repeated */
 void sf_advance(struct sf_fabric *, const struct sf_intent *);
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
@@ -470,7 +472,6 @@ static inline void *sf_at(const struct sf_view *v, uint64_t offset)
     return (char *)v->fabric + offset;
 }
 
-/* Keys and numbers. */
 static inline uint32_t sf_key(const struct sf_fabric *f, uint32_t mr)
 {
     return mr << 8 | (f->mrs[mr].generation & 0xff);

@@ -22,8 +22,8 @@
         found_;                                                                                          \
     })
 
-/* How far a search may go. Entries below `top` have memory, and a search needs at most one more. If that one cannot get memory, because the
- * file system is full, the search ends at `top`. */
+/* How far a search may go. Entries below `top` have memory, and a search needs at most one more. If the entry at `top` cannot get memory,
+ * because the file system is full, the search ends there. */
 static uint32_t table_reach(struct sf_view *v, const volatile void *table, size_t size, uint32_t total, uint32_t first, uint32_t top)
 {
     uint32_t next = top > first ? top : first;

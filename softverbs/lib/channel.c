@@ -133,7 +133,7 @@ static bool all_handlers_restart(void)
     for (int s = 1; s <= SIGRTMAX; s++) {
         struct sigaction action;
         if (s == SIGSEGV || s == SIGBUS || s == SIGILL || s == SIGFPE || s == SIGTRAP || s == SIGABRT || s == SIGSYS)
-            continue; /* these signals come from the thread's own instructions, so not from one that sleeps here */
+            continue; /* a thread's own instructions cause these signals, so a thread that sleeps here does not get them */
         if (sigaction(s, NULL, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN &&
             !(action.sa_flags & SA_RESTART))
             return false;

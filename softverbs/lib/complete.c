@@ -110,12 +110,12 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 }
 
 /* Sends an event for completions that were in the queue when it was armed, as mlx5 does: programs may sleep after arming without another
- * poll. The next such event is sent when this one was read, so that a program which only arms does not fill its channel. */
+ * poll. The next such event is sent only when the program has read this one; otherwise a program which only arms would fill its channel. */
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
-    /* seq_cst: pairs with the store in channel_deliver() (channel.c). If there is an unread event, none is sent, because the program will
-     * poll after reading it. The queue stays armed. */
+    /* seq_cst: pairs with the store in channel_deliver() (channel.c). If there is an unread event, no other is sent, because the program
+     * will poll after reading that event. The queue stays armed. */
     if (atomic_load_explicit(&cq->told, memory_order_seq_cst) ||
         !wanted_unpolled(cq, atomic_load_explicit(&s->armed, memory_order_relaxed)))
         return;

@@ -169,7 +169,7 @@ int sv_resize_cq(struct ibv_cq *base, int cqe)
     gone = cq->ring;
     if (last - first > (uint32_t)cqe) {
         err = EINVAL;
-        gone = ring; /* free the new one */
+        gone = ring; /* free the new ring */
     } else {
         for (uint64_t i = first; i != last; i++)
             *(struct sf_cqe *)sv_ring_slot(&ring, i) = *(struct sf_cqe *)sv_ring_slot(&cq->ring, i);
@@ -211,7 +211,7 @@ int sv_destroy_cq(struct ibv_cq *base)
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* all queue pairs of this queue were destroyed; a late producer finds no room */
+        /* All queue pairs of this queue are destroyed. A late producer must find no room. */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

@@ -128,8 +128,9 @@ static uint64_t read_completion_ts(struct ibv_cq_ex *ex)
     return cq_of(ex)->current.timestamp;
 }
 
-/* Returns how far the wall clock is ahead of sf_now(). It may have been set, so read it anew each time. The closest of several readings
- * counts, because the thread may be preempted between the two clocks. A queue's times must not go back because of the remaining error. */
+/* Returns how far the wall clock is ahead of sf_now(). The wall clock may have been set, so it is read each time. Of several readings the
+ * closest counts, because the thread may be preempted between reading the two clocks. The error that remains must not make a queue's times
+ * go back. */
 static uint64_t wall_ahead(struct sv_cq *cq)
 {
     enum { TRIES = 8, NARROW_NS = 1000, STEP_NS = 100000 };

@@ -233,7 +233,7 @@ static enum sv_step release_held(struct sv_job *j)
     return sv_end(j, IBV_WC_SUCCESS);
 }
 
-/* Writes the 40 bytes before a datagram's data, which have the addresses of both ends. For IPv4 addresses of RoCE version 2, the last 20
+/* Writes the 40 bytes before a datagram's data. They have the addresses of both ends. For IPv4 addresses of RoCE version 2, the last 20
  * bytes are an IPv4 header. */
 static void write_grh(const struct sv_job *j, uint8_t grh[GRH], uint64_t bytes)
 {

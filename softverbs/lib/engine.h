@@ -19,7 +19,7 @@ struct sv_place {
     uint64_t bytes;
     struct iovec piece[SV_PIECES];
 };
-/* Empties a place. Does not clear the array of pieces, which has two kilobytes, and of which most messages use one. */
+/* Empties a place. Does not clear the array of pieces: it has two kilobytes, and most messages use one piece. */
 static inline void sv_place_begin(struct sv_place *p, uint32_t process)
 {
     p->process = process;
@@ -46,7 +46,6 @@ enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address
 /* Flips a bit of the byte at `offset` of a place. Call this before sv_move(). */
 void sv_flip(const struct sv_place *, uint64_t offset);
 
-/* Slots of the queues' rings. */
 static inline struct sf_send *sv_send_slot(const struct sf_qp *qp, uint64_t position)
 {
     return sf_at(&sv_lib.view, qp->send_ring + (position & (qp->send_capacity - 1)) * qp->send_stride);
@@ -79,7 +78,6 @@ static inline uint64_t sv_frames(uint64_t bytes)
     return n ? n : 1;
 }
 
-/* Whether a datagram goes to an IPv4 address. */
 static inline bool sv_over_ipv4(const struct sf_send *s)
 {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
@@ -106,7 +104,6 @@ static inline void sv_later_flush(struct sv_later *l, uint32_t qp)
         l->flush[l->flush_count++] = qp;
 }
 
-/* A request that is being executed. */
 struct sv_job {
     uint32_t q, t; /* entries of the sender's and the target's queue pair */
     struct sf_qp *qp, *target;
@@ -139,10 +136,10 @@ void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
 bool sv_to_error(struct sf_qp *);
 
 /* wait.c */
-/* `until` is ignored if the request was already waiting for the same thing */
+/* makes the request wait until `until`, which is ignored if the request already waits for the same thing */
 enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until);
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
-enum sv_step sv_lost(struct sv_job *); /* ends the request with success, as if the message had arrived */
+enum sv_step sv_lost(struct sv_job *); /* ends the request with success: the type is unreliable, so its sender is not told of a loss */
 /* the queue pair does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
 enum sv_step sv_no_answer(struct sv_job *);
 enum sv_step sv_not_ready(struct sv_job *);              /* the receiver has posted no receive */

@@ -33,7 +33,8 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
     }
 }
 
-/* Marks the queue for a check after a while. Without this, the owner would not check the queue if this process died with the lock. */
+/* Marks the queue for a check after a while. Without this mark, the owner would not check the queue if this process died while it holds the
+ * lock. */
 static void leave_a_trace(struct sf_qp *qp)
 {
     qp->next_look = sf_now() + 1000000;
@@ -73,7 +74,7 @@ static void run_one(uint32_t q, struct sv_later *later)
 
 __attribute__((noinline)) static void execute_settle(struct sv_later *later)
 {
-    /* this ends, because each round adds only queue pairs that were not in ERR */
+    /* the loop ends, because each round adds only queue pairs that were not in ERR */
     while (sv_later_any(later)) {
         struct sv_later now = *later;
         later->count = later->flush_count = later->dead_count = 0;

@@ -76,7 +76,7 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
         sv_log(SV_INFO, "queue pair 0x%06x: a request failed: %s", qp->number, ibv_wc_status_str(status));
         if (qp->type == IBV_QPT_RC)
             sv_fail_qp(q, IBV_EVENT_CQ_ERR, later);
-        else { /* unless a peer has brought the queue pair to ERR */
+        else { /* go to SQE, unless a peer has brought the queue pair to ERR meanwhile */
             uint32_t ready = IBV_QPS_RTS;
             atomic_compare_exchange_strong_explicit(&qp->state, &ready, IBV_QPS_SQE, memory_order_release, memory_order_relaxed);
         }
@@ -103,8 +103,8 @@ void sv_end_send(uint32_t q, enum ibv_wc_status status, struct sv_later *later)
     fail_overrun(q, qp->send_cq, later);
 }
 
-/* The service level in a datagram's completion. On RoCE version 2, which has none, ConnectX adapters report here which header precedes the
- * data: 8, plus 1 for IPv6 or 2 for IPv4. Without this, UCX 1.13 drops datagrams over IPv4. */
+/* The service level in a datagram's completion. RoCE version 2 has no service level. There ConnectX adapters report in this field which
+ * header precedes the data: 8, plus 1 for IPv6 or 2 for IPv4. Without this, UCX 1.13 drops datagrams over IPv4. */
 static uint8_t service_level(const struct sf_qp *target, const struct sf_send *s)
 {
     if (target->type != IBV_QPT_UD)

@@ -132,7 +132,7 @@ struct sv_cq {
     uint32_t idle;             /* consecutive polls that found nothing */
     uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
     uint64_t wall_ahead;       /* ns: how far the wall clock is ahead of CLOCK_MONOTONIC */
-    _Atomic uint32_t told;     /* 1: an event was sent for completions that were in the queue when it was armed, and was not read yet */
+    _Atomic uint32_t told;     /* 1: the queue had completions when it was armed; the event for these was sent, and is still unread */
     uint32_t events_delivered; /* under base.mutex */
     uint32_t async_delivered;
     bool failed;            /* the event for the queue's overrun was delivered; under sv_lib.mutex */
@@ -170,7 +170,8 @@ struct sv_qp {
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
-    uint32_t told, told_in;  /* the events of SV_ONCE_EVENTS that the program has read, and in which connection; under sv_lib.mutex */
+    /* told: the events of SV_ONCE_EVENTS that the program has read; told_in: in which connection. Under sv_lib.mutex */
+    uint32_t told, told_in;
     struct ibv_qp_attr attr; /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;
     struct sv_builder *builder; /* for wr.c; may be NULL */
@@ -188,8 +189,8 @@ int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
-/* poll.c: takes the next completion, and frees its slots. If there is none, first runs queue pairs whose time has come. False: none. With
- * cq->poll. */
+/* poll.c: takes the next completion, and frees its slots. If there is no completion, first runs queue pairs whose time has come. False:
+ * still no completion. With cq->poll. */
 bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);
 /* poll.c: removes the unpolled completions of a queue pair. With cq->poll and the queue pair's locks. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
@@ -211,8 +212,8 @@ void sv_complete(uint32_t cq, const struct sf_cqe *, const struct sf_intent *);
 int sv_pipe_take(int *read_end, int *write_end);
 void sv_pipe_give(int read_end, int write_end);
 bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end of one of these pipes of this process */
-/* Removes from a pipe the events of an object that is being destroyed: those of this `kind` (struct sv_event). For kind 3, only the types
- * whose bits are set in `types`. */
+/* Removes from a pipe the events of an object that is being destroyed: only events of this `kind` (struct sv_event), and for kind 3 only
+ * the types whose bits are set in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
 /* sf_signal() (fabric/signal.c) with this process's view. Logs failures. False: not sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
@@ -225,7 +226,7 @@ void sv_async_qp(uint32_t qp, uint32_t types);
 /* As sv_async_qp(), for a queue pair of this process and one event of SV_ONCE_EVENTS. Replaces an unread event of this type, and sends
  * nothing if the program has read one. */
 void sv_async_own(uint32_t qp, enum ibv_event_type);
-/* Bits 1 << enum ibv_event_type. */
+/* Sets of events, as bits 1 << enum ibv_event_type. */
 enum {
     SV_ONCE_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
                      1 << IBV_EVENT_QP_LAST_WQE_REACHED,
@@ -241,7 +242,7 @@ void sv_async_forget(struct ibv_context *, uint32_t types, uint32_t entry, uint3
  * call. */
 void sv_alarm_set(struct sv_channel *, uint64_t at);
 bool sv_alarm_rang(struct sv_channel *);
-/* Makes the channel of `cq`, if it has one, wake its owner at `until` (ns), when a queue pair of this queue must be checked. */
+/* If `cq` has a channel, makes the channel wake the owner at `until` (ns), when a queue pair of this queue must be checked. */
 void sv_wake_at(uint32_t cq, uint64_t until);
 
 /* ---- post.c, execute.c ---------------------------------------------------------------------------------------- */
@@ -255,7 +256,7 @@ void sv_finish_failing(uint32_t qp);
 /* Completes all receives of a queue pair in ERR with a flush error. Takes the receive queue's lock. */
 void sv_flush_receives(uint32_t qp);
 /* Runs the queue pairs of this process that wait for a time and complete on `cq` (an entry; SF_NO_DEVICE: any). Returns when to check again
- * (ns); 0: none waits. */
+ * (ns); 0: no queue pair waits. */
 uint64_t sv_progress(uint32_t cq);
 /* Waits until all accesses to this process's memory that have begun are over. */
 void sv_quiesce(void);

@@ -19,7 +19,7 @@ static struct slot {
 } slots[SLOTS];
 #define TAKEN ((uintptr_t)1)
 
-/* Whether the path is an emulated directory. Called when libc's function has failed. If not, errno stays unchanged. */
+/* Whether the path is an emulated directory. If not, errno stays unchanged. Called when libc's function has failed. */
 static bool listing_ours(const char *path)
 {
     static const char sys[] = "/sys/class/infiniband";

@@ -192,11 +192,12 @@ static bool in_mapped_block(const struct mapping *m, uint64_t address, uint64_t 
     uint64_t page = address - address % SF_PAGE, lowest = m->start;
     struct chunk seen[SCAN_BATCH];
 
-    /* The address may be the start of such a block, or the aligned result of posix_memalign(). The words before it may be in another
-     * mapping. */
+    /* The address may be the start of a mapped block, or the aligned result of posix_memalign(). The words before the address may be in
+     * another mapping. */
     if (address % sizeof *seen == 0 && memory_peek(address - sizeof *seen, seen, sizeof *seen) && maps_block(seen, address, address, bytes))
         return true;
-    /* The address may be inside such a block. Blocks begin at the start of a page, so check the starts of the pages before it. */
+    /* The address may be inside a mapped block. Such blocks begin at the start of a page, so check the starts of the pages before the
+     * address. */
     if (page - lowest > (uint64_t)SCAN_PAGES * SF_PAGE)
         lowest = page - (uint64_t)SCAN_PAGES * SF_PAGE;
     for (;;) {

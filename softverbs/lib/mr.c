@@ -43,8 +43,8 @@ static int check_access(unsigned int access)
         return sv_refuse(EOPNOTSUPP, "ibv_reg_mr: on-demand paging is not supported: leave IBV_ACCESS_ON_DEMAND out");
     if (p->full_access && (access & ACCESS_FULL) != ACCESS_FULL)
         return sv_refuse(p->access_errno,
-                         "ibv_reg_mr: access %#x: this device wants local write, remote write and remote read "
-                         "all set (profile %s, full_access; " SV_DOCUMENTED ")",
+                         "ibv_reg_mr: access %#x: this device needs all of local write, remote write and remote read (profile %s, "
+                         "full_access; " SV_DOCUMENTED ")",
                          access, p->name);
     return 0;
 }

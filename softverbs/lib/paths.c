@@ -29,14 +29,14 @@
 struct file {
     bool node; /* true: a device node; false: a text, or a directory */
     bool directory;
-    unsigned number; /* the node's number */
+    unsigned number;
     int length;
     char text[512];
 };
 
 static const char nodes[] = "/dev/infiniband/uverbs", sys[] = "/sys/class/infiniband";
 
-/* Whether the path is an emulated file. Called when libc's function has failed. If not, errno stays unchanged. */
+/* Whether the path is an emulated file. If not, errno stays unchanged. Called when libc's function has failed. */
 static bool paths_ours(const char *path, struct file *file)
 {
     int error = errno;
@@ -79,7 +79,7 @@ static int paths_look(int result, const char *path, struct stat *buffer)
     buffer->st_nlink = file.directory ? 2 : 1;
     buffer->st_blksize = 4096;
     if (file.node)
-        buffer->st_rdev = makedev(231, 192 + file.number); /* the device numbers of Linux for the first 32 */
+        buffer->st_rdev = makedev(231, 192 + file.number); /* the same numbers as Linux gives to the first 32 such nodes */
     else if (!file.directory)
         buffer->st_size = 4096; /* as sysfs reports for every file */
     return 0;

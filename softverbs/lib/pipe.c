@@ -118,7 +118,7 @@ bool sv_signal_all(uint32_t process, int fd, const struct sv_event *events, size
     if (!sv_joined() || fd < 0)
         return false;
     if (process == sv_lib.view.process && !sv_pipe_ours(fd))
-        return false; /* another process has overwritten the number, which names another descriptor */
+        return false; /* another process has overwritten the number, so it names another descriptor */
     err = sf_signal(&sv_lib.view, process, fd, events, count * sizeof *events);
     if (err && err != -ESRCH)
         sv_log(SV_ERROR, "an asynchronous event for process %d is lost: %s",

@@ -48,7 +48,8 @@ static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstandin
            qp->base.context->device->name, qp->base.qp_num, send ? "send" : "receive", (unsigned long long)length, p->frame_bytes,
            (unsigned long long)more, send ? "send" : "receive", depth, (unsigned long long)outstanding,
            *lose ? "It is lost: it never completes, and no error comes, as on this device" : "It is refused",
-           send ? "max_send_wr" : "max_recv_wr", p->name, first ? ". This is said once; all of them: SOFTVERBS_LOG=info" : "");
+           send ? "max_send_wr" : "max_recv_wr", p->name,
+           first ? ". This is printed once; SOFTVERBS_LOG=info prints it for each such request" : "");
     return *lose ? 0 : p->overdepth_errno;
 }
 
@@ -149,7 +150,7 @@ int sv_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr
                       : state == IBV_QPS_INIT ? "INIT"
                                               : "RTR");
     for (; wr && r == 0; wr = wr->next) {
-        /* acquire: pairs with the release in free_slots(); a free slot was read */
+        /* acquire: pairs with the release in free_slots(), so the request in a free slot was read */
         if (posted - atomic_load_explicit(&qp->send_polled, memory_order_acquire) >= qp->send.limit) {
             r = sv_refuse(ENOMEM,
                           "queue pair 0x%06x: its send queue is full: %u requests are posted, and no completion for them was polled; poll "

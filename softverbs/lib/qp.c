@@ -190,8 +190,8 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* Takes an entry of the table. The locks are held meanwhile: a process that waited for one of them when the entry was another queue pair
- * may still get it for a moment. */
+/* Takes an entry of the table. The entry's locks are held meanwhile, because a process that has waited for such a lock since the entry was
+ * another queue pair may still get the lock for a moment. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -366,8 +366,8 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
             qp_publish(qp, NULL); /* another process has overwritten the entry's owner; pollers must not find the freed queue pair */
         goto gone;
     }
-    /* No thread works on the queue pair while its locks are held, and none begins to in RESET. Pollers look it up under a lock that is held
-     * here, too. */
+    /* No thread works on the queue pair while its locks are held, and in RESET no thread begins to. Pollers look it up under a lock that is
+     * held here, too. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
     qp_publish(qp, NULL);
@@ -414,7 +414,7 @@ SV_PUBLIC int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int ma
 SV_PUBLIC int ibv_query_qp_data_in_order(struct ibv_qp *base, enum ibv_wr_opcode opcode, uint32_t flags)
 {
     (void)base, (void)opcode, (void)flags;
-    return 0; /* not guaranteed: data is complete only when there is a completion */
+    return 0; /* 0: data may arrive in any order, so it is complete only when there is a completion */
 }
 
 SV_PUBLIC int ibv_query_ece(struct ibv_qp *base, struct ibv_ece *ece)

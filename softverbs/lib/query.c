@@ -103,10 +103,10 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
     int error;
 
     if ((input && input->comp_mask) || bytes < sizeof full.orig_attr)
-        return sv_refuse(
-            EINVAL,
-            "ibv_query_device_ex: comp_mask of the input is %#x, and must be 0; or the output structure, of %zu bytes, is too short",
-            input ? input->comp_mask : 0, bytes);
+        return sv_refuse(EINVAL,
+                         "ibv_query_device_ex: either comp_mask of the input, %#x, is not 0 as it must be, or the output structure of %zu "
+                         "bytes is too short",
+                         input ? input->comp_mask : 0, bytes);
     error = query_refused("ibv_query_device_ex", context, SF_VERB_QUERY_DEVICE, 1);
     if (error)
         return error;

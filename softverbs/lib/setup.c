@@ -68,7 +68,8 @@ static void allow_access(void)
                    "other processes cannot reach the memory of this process, so no data will move: prctl(PR_SET_DUMPABLE) fails: %s",
                    strerror(errno));
     }
-    if (prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) && errno != EINVAL) /* EINVAL: no Yama here */
+    /* EINVAL: the kernel has no Yama, so nothing has to be allowed */
+    if (prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) && errno != EINVAL)
         sv_log(SV_ERROR,
                "other processes may be unable to reach the memory of this process, and then no data moves: prctl(PR_SET_PTRACER) fails: %s",
                strerror(errno));
@@ -101,7 +102,7 @@ static void free_tables(void)
 
 static int make_tables(void)
 {
-    free_tables(); /* in a forked child, those of its parent */
+    free_tables(); /* a forked child frees its copies of the parent's tables */
     /* 8 bytes for each possible object; only touched pages use memory */
     sv_lib.qps = calloc(SF_QPS, sizeof *sv_lib.qps);
     sv_lib.cqs = calloc(SF_CQS, sizeof *sv_lib.cqs);
@@ -140,7 +141,7 @@ static int setup_join(void)
         sv_log(SV_ERROR, "no devices: SOFTVERBS_FABRIC=%s is not a valid name of a fabric; `softverbs ls` lists the fabrics", name);
         return -EINVAL;
     }
-    /* Hosts are named on the fabric, and the host's index is needed to join. */
+    /* To join, this process needs the host's index, which it finds on the fabric by the host's name. */
     err = sf_attach(&look, name, false, 0, &why);
     if (err) {
         sv_log(SV_ERROR, "no devices: cannot open fabric %s: %s", name, *why.text ? why.text : strerror(-err));
@@ -200,8 +201,8 @@ __attribute__((destructor)) static void setup_leave(void)
     struct sf_view leaving;
     void *again;
 
-    /* Limited, because a thread may be stuck with the mutex, perhaps this one, interrupted by a signal. By the wall clock, because the
-     * thread sanitizer does not know the call for other clocks. */
+    /* The wait for the mutex is limited, because the thread that holds it may be stuck; it may even be this thread, interrupted by a
+     * signal. The limit is by the wall clock, because the thread sanitizer does not know the call for other clocks. */
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec++;
     if (pthread_mutex_timedlock(&sv_lib.mutex, &until))

@@ -137,8 +137,8 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 }
 
 /* ---- Reset ----------------------------------------------------------------------------------------------------- */
-/* Removes unpolled completions, as mlx4, mlx5 and hns do, so that a later connection does not find them. New ones cannot be written,
- * because the locks for that are held. */
+/* Removes unpolled completions, as mlx4, mlx5 and hns do, so that a later connection does not find them. New completions cannot be written,
+ * because the locks for writing them are held. */
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
@@ -190,7 +190,7 @@ int sv_check_route(uint32_t device, const struct ibv_ah_attr *ah, const char *ve
     if (!ah->is_global) {
         if (p->link_layer == IBV_LINK_LAYER_ETHERNET)
             return sv_refuse(EINVAL, "%s: is_global is 0: over Ethernet an address needs a GID (pingpongs: -g 1, perftest: -x 1)", verb);
-        return 0; /* by LID alone, because a fabric is one subnet */
+        return 0; /* the LID alone is enough, because a fabric is one subnet */
     }
     int bad = p->bad_gid_errno ? p->bad_gid_errno : EINVAL;
     if (ah->grh.sgid_index >= d->gid_count || memcmp(d->gids[ah->grh.sgid_index].raw, none, 16) == 0)
@@ -212,7 +212,7 @@ uint32_t sv_find_port(const struct ibv_ah_attr *ah, uint32_t *gid)
     return ah->is_global && port != found ? SF_NO_DEVICE : port;
 }
 
-/* Finds the device of an address. Returns an errno if there is none and the profile detects this. */
+/* Finds the device of an address. Returns an errno if there is no such device and the profile detects this. */
 static int find_peer(uint32_t device, const struct ibv_ah_attr *ah, uint32_t *peer)
 {
     static const uint8_t none[16];

@@ -31,8 +31,8 @@ enum sv_step sv_stall(struct sv_job *j, enum sf_wait what, uint64_t until)
     uint64_t look = now + step < qp->wait_until ? now + step : qp->wait_until;
     atomic_store_explicit(&qp->next_look, look, memory_order_relaxed);
     atomic_store_explicit(&qp->waiting, 1, memory_order_relaxed);
-    /* Mark both completion queues: a program that waits for an answer polls only the queue of that answer. For a missing receive a peer
-     * need not wake the owner, which set its timer when it posted the request. */
+    /* Mark both completion queues: a program that waits for an answer polls only the queue of that answer. If a receive is missing, a peer
+     * need not wake the owner, because the owner set its timer when it posted the request. */
     bool wake = what != SF_WAIT_RECEIVE || qp->owner == sv_lib.view.process;
     wait_mark(qp->send_cq, wake, look);
     if (qp->receive_cq != qp->send_cq)
@@ -74,7 +74,7 @@ enum sv_step sv_no_answer(struct sv_job *j)
 
 enum sv_step sv_not_ready(struct sv_job *j)
 {
-    /* In units of 10 us, by the receiver's min_rnr_timer (InfiniBand, table 45). */
+    /* In units of 10 us, indexed by the receiver's min_rnr_timer (InfiniBand, table 45). */
     static const uint32_t timer[32] = {65536, 1,   2,   3,   4,    6,    8,    12,   16,   24,   32,   48,    64,    96,    128,   192,
                                        256,   384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
     struct sf_qp *qp = j->qp;

@@ -21,7 +21,7 @@ struct built {
 struct sv_builder {
     pthread_mutex_t mutex; /* held from wr_start to wr_complete or wr_abort */
     int error;
-    size_t requests, elements, bytes; /* number of collected ones */
+    size_t requests, elements, bytes; /* how many have been collected since wr_start */
     size_t request_room, element_room, byte_room;
     struct built *request;
     struct ibv_sge *element;
@@ -89,7 +89,7 @@ static int wr_complete(struct ibv_qp_ex *ex)
 
     if (error || !builder->requests)
         goto out;
-    /* Post all or nothing: ibv_post_send() would post the part that fits. */
+    /* Without this check, ibv_post_send() would post the part that fits; ibv_wr_complete() must post all or nothing. */
     if (builder->requests > 1 && sv_lib.profile->overdepth == SV_OVERDEPTH_REFUSE && builder->requests > wr_room(qp)) {
         error = sv_refuse(ENOMEM,
                           "ibv_wr_complete: queue pair 0x%06x: the send queue has no room for %zu requests: poll completions first, or ask "
@@ -134,7 +134,7 @@ static struct ibv_send_wr *wr_add(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcod
     memset(one, 0, sizeof *one);
     one->wr.wr_id = ex->wr_id;
     one->wr.opcode = opcode;
-    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* set only by the setters of inline data */
+    one->wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE; /* only the setters of inline data set IBV_SEND_INLINE */
     return &one->wr;
 }
 
@@ -267,7 +267,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t count, const st
     }
     larger = wr_grow(builder->byte, &builder->byte_room, builder->bytes + total, 1);
     if (larger)
-        builder->byte = larger; /* at once, because realloc() has freed the old array */
+        builder->byte = larger; /* set this even if add_elements() fails below, because realloc() has freed the old array */
     sge = larger ? add_elements(builder, one, 1) : NULL;
     if (!sge) {
         builder->error = ENOMEM;

@@ -7,13 +7,13 @@
 
 #include "address.h"
 
-/* Makes switch N and the other built-in topologies. -ENOENT, without a text in `why`: word[0] is none of them. */
+/* Makes switch N and the other built-in topologies. -ENOENT, without a text in `why`: word[0] is not the name of a built-in topology. */
 int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 
 /* Checks a whole topology: names, addresses and GUIDs are unique, and cables have two ends. Zeroes what is not used. */
 int sv_topology_check(struct sv_topology *, const char *origin, struct sv_why *);
 
-/* Whether all indices and names of a topology are valid. It may come from a file that other processes write. */
+/* Whether all indices and names of a topology are valid. The topology may come from a file that other processes write. */
 bool sv_topology_sane(const struct sv_topology *);
 
 /* The size of "HOST/INTERFACE", the place of a device. */

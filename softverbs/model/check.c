@@ -71,7 +71,7 @@ static int check_claims(const struct sv_topology *t, enum claimed kind, const ch
         else
             sv_guid_text(t->devices[claims[i].device].guid, text);
         uint32_t a = claims[i - 1].device, b = claims[i].device;
-        rc = sv_fail(why, EEXIST, "%s: %s %s is given to %s and to %s; each device needs its own", origin,
+        rc = sv_fail(why, EEXIST, "%s: %s %s is given both to %s and to %s; give each device a different one", origin,
                      kind == GIDS   ? "GID"
                      : kind == MACS ? "mac"
                                     : "guid",

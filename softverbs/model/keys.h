@@ -13,7 +13,7 @@ enum sv_key_type {
     SV_KEY_FLAG,   /* true or false */
     SV_KEY_WORD,   /* one of `words` */
     SV_KEY_WORDS,  /* an array of `words`; each sets a bit of the field */
-    SV_KEY_STEPS,  /* an array of ascending numbers from `least` to `most`; another field has its length */
+    SV_KEY_STEPS,  /* an array of ascending numbers from `least` to `most`; another field of the profile has the array's length */
 };
 
 struct sv_word {
@@ -23,9 +23,9 @@ struct sv_word {
 
 struct sv_key {
     const char *group; /* the JSON object that has the key; "": the outermost one */
-    const char *name;  /* of the key */
+    const char *name;  /* the key's name in this object */
     enum sv_key_type type;
-    size_t offset, bytes; /* of the field in struct sv_profile */
+    size_t offset, bytes; /* the place of the field in struct sv_profile */
     uint64_t least, most;
     const struct sv_word *words;
     const char *meaning;

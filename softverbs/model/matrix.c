@@ -19,7 +19,7 @@ static uint32_t end_of(const struct sv_topology *t, uint32_t host)
     return (uint32_t)t->hosts[host].first_device + t->hosts[host].device_count;
 }
 
-/* Returns a host's first device on the switch; -1: none. A device whose port is down at the start is the last choice. */
+/* Returns a host's first device on the switch; -1: none. A device whose port is down at the start is chosen only if there is no other. */
 static int32_t on_switch(const struct sv_topology *t, uint32_t host)
 {
     for (int up = 1; up >= 0; up--)
@@ -29,8 +29,8 @@ static int32_t on_switch(const struct sv_topology *t, uint32_t host)
     return -1;
 }
 
-/* Returns the number of cables from host `a` to host `b`. *first gets the first one; a cable whose port is down at the start is the last
- * choice. */
+/* Returns the number of cables from host `a` to host `b`. *first gets the first of these cables; a cable whose port is down at the start is
+ * chosen only if there is no other. */
 static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t b, int32_t *first)
 {
     uint32_t count = 0;
@@ -45,7 +45,8 @@ static uint32_t cable_between(const struct sv_topology *t, uint32_t a, uint32_t 
     return count;
 }
 
-/* Fills [from][to] with devices; -1: none. Returns whether there are any. */
+/* Fills [from][to] with the device of host `from` that leads to host `to`; -1: none. Returns whether there is such a device, or only one
+ * host. */
 static bool matrix_fill(const struct sv_topology *t, int32_t *devices, struct sv_several *several)
 {
     uint32_t n = t->host_count;

@@ -13,11 +13,11 @@
 #include <stdint.h>
 
 enum {
-    SV_NAME = 32,      /* bytes of a name of a profile, fabric, host or device, with its final 0 */
-    SV_HOSTS = 256,    /* the most hosts of a fabric */
-    SV_DEVICES = 1024, /* the most devices of a fabric */
-    SV_GIDS = 16,      /* the most entries of a device's GID table */
-    SV_STEPS = 8,      /* the most steps of depth_steps */
+    SV_NAME = 32, /* bytes of a name of a profile, fabric, host or device, with its final 0 */
+    SV_HOSTS = 256,
+    SV_DEVICES = 1024,
+    SV_GIDS = 16, /* the most entries of a device's GID table */
+    SV_STEPS = 8, /* the most steps of depth_steps */
     SV_TEXT = 64,
 };
 
@@ -49,7 +49,7 @@ enum {
     SV_OP_FADD = 1 << 6,
 };
 
-/* What happens to a request beyond the depth of its queue, which counts frames if frame_bytes is set. */
+/* What happens to a request beyond the depth of its queue. The depth counts frames if frame_bytes is set. */
 enum sv_overdepth {
     SV_OVERDEPTH_REFUSE, /* refused with overdepth_errno */
     SV_OVERDEPTH_LOSE,   /* accepted, but never completes */
@@ -89,7 +89,7 @@ struct sv_profile {
     uint8_t active_mtu;                 /* enum ibv_mtu: 5 = 4096 B */
     uint8_t active_speed, active_width; /* as in ibv_port_attr */
     uint8_t gid_type;                   /* the type of all GIDs: 0 IB, 1 RoCE v1, 2 RoCE v2 */
-    uint8_t lid_base;                   /* the LID of the fabric's first device; others follow; 0 on Ethernet */
+    uint8_t lid_base;                   /* the LID of the fabric's first device; the next devices have the next LIDs; 0 on Ethernet */
     uint16_t pkeys;                     /* entries of the P_Key table; the first is 0xffff */
 
     /* What a device supports. */
@@ -118,7 +118,7 @@ struct sv_profile {
     uint64_t max_message; /* the most bytes of a message */
     int32_t message_errno;
 
-    /* Depth. If frame_bytes is 0, it counts requests. Otherwise it counts frames of this size, and is rounded up to one of the steps. */
+    /* The depth of a queue counts requests, or frames of frame_bytes if that is not 0. Frames are rounded up to one of the steps. */
     uint32_t frame_bytes;
     uint32_t depth_step_count;
     uint32_t depth_steps[SV_STEPS]; /* ascending; a queue gets the first one that is at least the requested depth */
@@ -127,12 +127,13 @@ struct sv_profile {
 
     /* Data. */
     uint8_t credits; /* a SEND waits until the peer has posted a receive, on all types of queue pairs */
-    /* a SEND and its receive must have the same number of frames; otherwise local length error at the receiver */
+    /* a SEND and its receive must have the same number of frames; otherwise the receive fails with a local length error */
     uint8_t equal_frames;
     uint8_t receive_needs_rts; /* ibv_post_recv() before RTS is refused with receive_errno */
     uint8_t full_access;       /* a region must have local write, remote read and remote write, or is refused with access_errno */
     int32_t receive_errno, access_errno;
-    uint32_t loss_ppm; /* frames lost without an error, each with its message, in parts per million; messages, if frame_bytes is 0 */
+    /* frames in a million that are lost without an error, each with its message; if frame_bytes is 0: messages in a million */
+    uint32_t loss_ppm;
     enum sv_huge_region huge_region;
     int32_t huge_region_errno;
     struct sv_memory_rules memory;

@@ -28,7 +28,7 @@ struct reader {
     struct sv_why *why;
 };
 
-/* Checks that an object has only known keys: others are typing errors. */
+/* Checks that an object has only known keys: an unknown key is a typing error. */
 static int check_keys(struct reader *r, const json_t *object, const char *where, const char *const *keys)
 {
     const char *name;

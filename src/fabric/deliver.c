@@ -30,8 +30,8 @@ bool fab_queues_more(void)
     return handler_depth && !nowait;
 }
 
-/* What runs handlers is between these two. A handler may run in the middle of an operation that must not wait: that is not the handler's
- * operation. */
+/* A thread runs handlers between handlers_begin() and handlers_end(). It may be in the middle of an operation that must not wait
+ * (fab_nowait()); this does not concern the operations of the handler. */
 BASE_INLINE bool handlers_begin(void)
 {
     handler_depth++;
@@ -65,7 +65,7 @@ int fab_service(struct weft_node *w)
     if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)))
         n += w->arenas->service(w);
     if (n)
-        fab_wake_here(w); /* this may have changed words for which this node's threads wait */
+        fab_wake_here(w); /* what was handled may have changed words for which this node's threads wait */
     return n;
 }
 

@@ -22,7 +22,7 @@ static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_
     if (rc)
         return rc;
     if (space != 0)
-        return base_fail(-EFAULT, "address %#llx: node %u has no space %u, only space 0, its pool", a, node, space);
+        return base_fail(-EFAULT, "address %#llx: node %u has no space %u; its only space is its pool, space 0", a, node, space);
     if (addr == WEFT_NULL)
         return base_fail(-EFAULT, "the address is null (WEFT_NULL): it names no memory");
     if (offset < w->heap_offset)
@@ -172,7 +172,7 @@ static BASE_COLD int signal_elsewhere(struct weft_node *w, weft_gaddr dst, const
     if (len && !fabric_link(w, dst, len) && !of_arena(w, dst))
         return base_failure(fabric_refuse(w, dst, len));
     if (len && weft_gaddr_node(dst) != weft_gaddr_node(signal))
-        return base_fail(-EINVAL, "weft_put_signal(): the bytes go to node %u and the signal to node %u: both must go to the same node",
+        return base_fail(-EINVAL, "weft_put_signal(): the bytes go to node %u and the signal to node %u, but both must go to the same node",
                          weft_gaddr_node(dst), weft_gaddr_node(signal));
     return arenas ? w->arenas->put_signal(w, dst, src, len, signal, add, op)
                   : l->transport->put_signal(w, l, len ? weft_gaddr_offset(dst) : 0, src, len, weft_gaddr_offset(signal), add, op);
@@ -195,8 +195,8 @@ int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header
         return fab_refuse_node(w, node);
     if (BASE_UNLIKELY(header_len > WEFT_HEADER_MAX || payload_len > WEFT_PAYLOAD_MAX))
         return base_fail(-EMSGSIZE,
-                         "message to node %u: a header of %zu and a payload of %zu bytes: at most %u and %u are possible; send larger data "
-                         "by weft_put()",
+                         "message to node %u: a header of %zu bytes and a payload of %zu bytes; at most %u and %u bytes are possible; send "
+                         "larger data by weft_put()",
                          node, header_len, payload_len, WEFT_HEADER_MAX, WEFT_PAYLOAD_MAX);
     struct fab_link *l = &w->links[node];
     return l->transport->send(w, l, id, header, header_len, payload, payload_len, op);
@@ -206,8 +206,7 @@ int weft_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size
               weft_op *op)
 {
     if (BASE_UNLIKELY(id >= WEFT_HANDLERS))
-        return base_fail(-EINVAL, "a message names handler %u, which cannot exist: handlers have numbers from 0 to %u", id,
-                         WEFT_HANDLERS - 1);
+        return base_fail(-EINVAL, "a message is for handler %u, but handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
     return fab_send(w, node, id, header, header_len, payload, payload_len, op);
 }
 
@@ -267,11 +266,10 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     if (!flushed(&f)) {
         int rc = fab_wait(w, flushed, &f, fab_timeout(w, timeout_ns));
         if (rc == -ETIMEDOUT)
-            return base_fail(
-                rc,
-                "flush of node %u: not complete before the deadline; the node accepts no more work (is its process stopped?); flush again, "
-                "or allow more time",
-                node);
+            return base_fail(rc,
+                             "the flush of operations to node %u was not complete before the deadline, because the node accepts no more "
+                             "work (is its process stopped?); flush again, or allow more time",
+                             node);
         if (rc)
             return rc;
     }
@@ -288,13 +286,13 @@ int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns)
         return rc;
     if (BASE_UNLIKELY(atomic_exchange_explicit(&w->links[node].unsure, false, memory_order_relaxed)))
         return base_fail(-ECONNABORTED,
-                         "flush of node %u: the link broke, or a device refused a request: an operation that was started without an op may "
-                         "not have happened; pass an op to each operation to learn which one",
+                         "flush of operations to node %u: the link broke, or a device refused a request, so an operation that was started "
+                         "without an op may not have happened; to learn which one, pass an op to each operation",
                          node);
     rc = arena_failure(w, node);
     return rc ? base_fail(rc,
-                          "flush of node %u: an operation on a GPU's memory that was started without an op has failed: %s; pass an op to "
-                          "each operation to learn which one",
+                          "flush of operations to node %u: an operation on a GPU's memory that was started without an op has failed: %s; "
+                          "to learn which one, pass an op to each operation",
                           node, base_strerror(rc))
               : 0;
 }
@@ -311,8 +309,8 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until that is complete.
- */
+/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until the operation is
+ * complete. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
     struct arena_wait a = {.w = w, .node = node};
@@ -324,8 +322,8 @@ static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
                                                                             "again, or allow more time",
                                                           node)
            : rc == -ENOBUFS || rc == -EDEADLK ? base_fail(-EDEADLK,
-                                                          "fence to node %u: the fence would wait for operations on GPUs' memory, and a "
-                                                          "handler must not wait: call it in another thread",
+                                                          "fence to node %u: it would wait for operations on GPUs' memory, and a handler "
+                                                          "must not wait; call weft_fence() in another thread",
                                                           node)
                                               : rc;
 }

@@ -61,7 +61,6 @@ struct fab_lane {
 /* The most devices that the rc transport uses together, the first one included. */
 #define FAB_RAILS_MAX 4u
 
-/* The most threads that copy one buffer together over shm. */
 #define FAB_COPY_THREADS_MAX 16u
 
 /* The fabric's settings. The caller has checked them (cluster/settings_table.c). */
@@ -120,7 +119,7 @@ struct fab_transport {
     const char *(*broken)(struct weft_node *w, struct fab_link *l); /* why the peer must be treated as dead; NULL: no reason */
     /* The peer is gone: deliver a bounded number of the messages that it has sent, since it may be alive and still be sending. */
     void (*last_words)(struct weft_node *w, struct fab_link *l);
-    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* ends the connection; afterwards every pending operation fails */
+    void (*disconnect)(struct weft_node *w, struct fab_link *l); /* ends the connection, and then fails every pending operation */
     void (*release)(struct weft_node *w, struct fab_link *l);    /* at close, when nothing uses the link any more */
 
     int (*put)(struct weft_node *w, struct fab_link *l, uint64_t to, const void *src, size_t len, weft_op *op);
@@ -153,7 +152,7 @@ struct fab_transport {
     void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
     /* All four may be NULL (see memory.c). memory_add() registers memory that only the device may be able to access, such as a GPU's: the
      * first `bytes` of the dmabuf `fd`, which the caller may close afterwards. Its addresses begin at `base`. put_from() and get_into() are
-     * put() and get() whose local memory is in it. memory_remove() is called when no operation uses the memory any more; close() removes
+     * put() and get() with local memory of this kind. memory_remove() is called when no operation uses the memory any more; close() removes
      * what is left. */
     int (*memory_add)(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
     void (*memory_remove)(struct weft_node *w, struct fab_memory *m);
@@ -164,7 +163,7 @@ struct fab_transport {
     int (*fd)(struct weft_node *w, uint32_t i);
     void (*woken)(struct weft_node *w);
     /* Both may be NULL; both are called on the progress thread. side: handles a message from the same transport at the peer
-     * (fab_side_send()), whose bytes must be checked. upkeep: periodic work; returns after how many ns to call it again. After fab_kick()
+     * (fab_side_send()); the message must be checked. upkeep: periodic work; returns after how many ns to call it again. After fab_kick()
      * it is called at once. */
     void (*side)(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len);
     int64_t (*upkeep)(struct weft_node *w, int64_t now_ns);
@@ -180,20 +179,20 @@ struct fab_link {
     uint32_t node;
     uint64_t pool_bytes;
     const struct fab_transport *transport;
-    void *impl;    /* the transport's own state */
+    void *impl;
     int side_fd;   /* the side connection, whose end shows that the peer has died; -1 for this node itself */
     int pid_fd;    /* a pidfd of the peer's process, where the system has such; else -1 */
     char host[64]; /* for error messages and the log */
-    int pid;       /* the same */
+    int pid;       /* for error messages and the log, too */
     base_spin side_lock;
     struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
-    /* When the peer left or died, or could not join (fab_abandon()); 0: not so. After that only the progress thread uses this link. */
+    /* When the peer left, died, or could not join (fab_abandon()); 0: it is here. Once set, only the progress thread uses this link. */
     int64_t gone_ns;
     char *gone_why; /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;   /* the peer has said that it leaves; used by the progress thread only */
-    /* why a higher layer wants to treat the peer as dead (fab_give_up()); NULL: none does */
+    /* why a higher layer wants to treat the peer as dead (fab_give_up()); NULL: no layer wants this */
     _Atomic(const char *) given_up;
-    /* it is not known whether all operations that were started without an op have happened: the next flush reports this */
+    /* true: an operation that was started without an op may not have happened; the next flush reports this */
     _Atomic bool unsure;
     /* The following fields are only for peers on other hosts (peer.c): */
     int64_t liveness_ns;   /* how long the peer and its host may be silent; 0: the peer is on this host, and the kernel reports its death */
@@ -235,8 +234,8 @@ struct fab_bell {
     _Atomic uint32_t napping;
 };
 
-/* Operations on memory of GPUs, which src/gpu/ implements, for any thread. They are like those in weft/fabric.h, but the caller has not
- * checked the addresses. */
+/* Operations on memory of GPUs, implemented by src/gpu/. Any thread may call them. They are like the operations in weft/fabric.h, but the
+ * caller has not checked the addresses. */
 struct fab_arenas {
     int (*put)(struct weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
     int (*get)(struct weft_node *w, void *dst, weft_gaddr src, size_t len, weft_op *op);
@@ -281,7 +280,7 @@ struct weft_node {
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
-    void *shm, *rc, *tb, *ofi;                                      /* the state of each transport */
+    void *shm, *rc, *tb, *ofi;
     char address[64]; /* the numeric address by which nodes of other hosts reach this one; "": all are on this host */
     base_spin now_lock;
     struct fab_now *now; /* protected by now_lock; see now.c */
@@ -289,7 +288,7 @@ struct weft_node {
     char **towards;
 
     struct fab_link *links; /* [room] */
-    struct fab_bell *bell;  /* this node's */
+    struct fab_bell *bell;
 
     base_spin progress; /* the thread that holds this lock delivers messages */
     struct fab_handler handlers[FAB_HANDLERS];
@@ -322,7 +321,7 @@ struct weft_node {
     const struct fab_arenas *arenas; /* set before the node joins */
     _Atomic bool arenas_used;        /* an operation on memory of a GPU has begun, so fences and flushes must use `arenas`, too */
 
-    void *cluster, *sync, *queues, *gpus, *gateway; /* state of the higher layers */
+    void *cluster, *sync, *queues, *gpus, *gateway;
 };
 
 /* Counts bytes of the pool that are in use for this purpose. `bytes` is negative for bytes that are no longer in use. */
@@ -334,7 +333,7 @@ static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
 void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset); /* a `pointer` of struct fab_transport: NULL */
-uint32_t fab_count_dead(const struct weft_node *w, uint32_t below);             /* how many nodes with numbers below `below` have died */
+uint32_t fab_count_dead(const struct weft_node *w, uint32_t below);
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
 /* --- wake.c --- */
@@ -346,7 +345,7 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-bool fab_on_progress_thread(void); /* whether this is the progress thread of a node */
+bool fab_on_progress_thread(void);
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
 /* Records that the program polls, so that the progress thread leaves the work to it for a while. A lost increment does no harm. */
@@ -362,8 +361,8 @@ static inline uint64_t fab_polled(struct weft_node *w)
 int fab_service(struct weft_node *w);
 /* Does only the work that needs handlers. */
 int fab_messages(struct weft_node *w);
-/* Called by a thread that stops polling: polls once more if the progress thread is asleep, which would not notice a message that has just
- * arrived. */
+/* Called by a thread that stops polling: polls once more if the progress thread is asleep, because that thread would not notice a message
+ * that has just arrived. */
 void fab_last_look(struct weft_node *w);
 /* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, so call this again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
@@ -411,7 +410,7 @@ int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header
              size_t payload_len, weft_op *op);
 
 /* --- memory.c: memory outside the pool that a transport's device accesses directly --- */
-/* Memory that is registered with a transport. The transport's own struct begins with this one. */
+/* Memory that is registered with a transport. The transport's own struct begins with struct fab_memory. */
 struct fab_memory {
     const struct fab_transport *transport;
 };
@@ -464,14 +463,14 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
  * messages. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
 bool fab_side_byte(struct fab_link *l, char byte); /* any thread; false: the socket is full and the byte was dropped */
-/* Sends a copy of a descriptor to a node of this host, whose hook given() gets it. Any thread; never waits. -EAGAIN: there is no room now.
- */
+/* Sends a copy of a descriptor to a node of this host. That node's hook given() gets the copy. Any thread; never waits. -EAGAIN: there is
+ * no room now. */
 int fab_side_give(struct fab_link *l, uint64_t what, int fd);
 void fab_side_free(struct fab_link *l);                      /* frees the buffers, and what they hold */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
 /* Whether bytes wait to be sent. If so, also call fab_side_read() when the socket is writable: it sends them. */
 bool fab_side_pending(struct fab_link *l);
-/* Reads at most `most` kilobytes. NULL: the peer is not gone; else why it is gone, and whether it died. */
+/* Reads at most `most` kilobytes. NULL: the peer is not gone; else why it is gone, and `*died` tells whether it died. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
 /* Whether the other host has acknowledged more bytes since the last call, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
@@ -497,12 +496,11 @@ int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
 bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
 bool fab_is_nowait(void);
 bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
-/* For a call with one deadline that consists of several operations. Sets a limit for this thread: starting an operation, and waiting for it
- * with WEFT_TIMEOUT_DEFAULT, ends at the limit. INT64_MAX: no limit. Returns the former limit, which the caller restores. */
+/* For a call that consists of several operations and has one deadline. After `deadline`, this thread waits no longer when it starts an
+ * operation, or waits for one with WEFT_TIMEOUT_DEFAULT. INT64_MAX: no limit. Returns the former limit, which the caller must restore. */
 int64_t fab_limit(int64_t deadline);
 
 /* --- patience.c: waits for something that another node must do --- */
-/* Which nodes can end a wait. */
 enum fab_whom {
     FAB_KNOWN, /* a node that the caller knows, and whose death the caller checks for */
     FAB_ANY,   /* it is not known which node: each node that dies during the wait may be the one */
@@ -531,15 +529,15 @@ int fab_patience_check(struct fab_patience *p);
 bool fab_patience_due(struct fab_patience *p);
 /* Prints what this node waits for and for whom: "barrier", "nodes 2 and 3, which are alive". */
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom);
-/* Writes the names of the nodes below `count` whose `in` is set, the first ones by number: "no node", "node 2", "nodes 2 and 3". Returns
-   how many are set. */
+/* Writes which nodes below `count` have `in` set: "no node", "node 2", "nodes 2 and 3"; of many nodes only the first. Returns how many
+ * nodes have it set. */
 uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len);
 /* "node 1 is alive", "no other node is alive" */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
 /* The rest of an error text for -ECONNRESET, after a wait with FAB_ANY or FAB_LAST. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
-/* --- grow.c: nodes that join the running cluster. One thread calls these: the one that connects nodes --- */
+/* --- grow.c: nodes that join the running cluster. Only the thread that connects nodes calls these --- */
 /* Whether this node or `node` has joined later. */
 static inline bool fab_late(const struct weft_node *w, uint32_t node)
 {
@@ -572,12 +570,11 @@ struct fab_config {
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Make transports that no node uses yet search for their devices, since nodes that join later may need them. Call it before the progress
- * thread starts, which the search would delay. */
+/* Make transports that no node uses yet search for their devices, since nodes that join later may need them. Call this before the progress
+ * thread starts, because the search would delay that thread. */
 void fab_look_early(struct weft_node *w);
 int fab_may_join(struct weft_node *w,
                  const uint8_t *peer_host_id); /* -EOPNOTSUPP: a node of that host cannot be connected if it joins later */
-/* The link to oneself. */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host, as far as this node knows; NULL: there is none. */
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);

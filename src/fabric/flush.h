@@ -15,11 +15,11 @@ struct fab_flush {
     bool arenas;    /* `arena` is set */
     uint64_t arena; /* which operations on GPU memory had begun */
     bool gone;      /* everything queued has been posted: `at` and `read` are set */
-    /* rc: counts the queue pairs of the link; `at` and `read` are positions in this one. tb: the turn in which the flush began */
+    /* rc: number of the link's queue pair in whose send queue `at` and `read` are positions. tb: the turn in which the flush began */
     uint32_t turn;
     uint64_t asked;   /* rc: requests to the peer's processor that had been sent */
     uint64_t kept[2]; /* rc: how many operations had been queued, for each lane; shm: how many messages had been kept for lack of room */
-    uint64_t at;      /* what must have arrived; rc: the requests before this position; tb: the frames before this number */
+    uint64_t at;      /* rc: all requests before this position must have arrived; tb: all frames before this number */
     uint64_t read;    /* rc: position after the last read */
 };
 

@@ -40,8 +40,8 @@ void fab_announce(struct weft_node *w)
     base_log(BASE_LOG_INFO, "node %u (pid %d on %s) has joined", node, l->pid, l->host);
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_run_joined(w, node);
-    /* fab_admit() may have stopped waiting, and a later call may have stored the next node, which this must not overwrite. Pairs with the
-     * acquire there. */
+    /* fab_admit() may have stopped waiting, and a later call may have stored the next node: do not overwrite that. Pairs with the
+     * acquire in fab_admit(). */
     uint32_t mine = ANNOUNCING;
     atomic_compare_exchange_strong(&w->newcomer, &mine, 0);
     fab_wake_here(w);
@@ -61,7 +61,7 @@ int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline)
                              "let handlers return sooner",
                              node);
         else
-            return 0; /* the node is alive, and its hooks are still running */
+            return 0; /* success: the node is alive already, and only its hooks are still running */
     }
     return 0;
 }

@@ -83,11 +83,12 @@ int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
             node_add_why(why, sizeof why);
     }
     if (founders)
-        return base_fail(-EOPNOTSUPP,
-                         "transport %s connects only nodes that started the cluster together, and node %u can use no other one: start the "
-                         "cluster again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
-                         "not set on any host (`weft doctor` says what is missing)",
-                         founders, w->rank);
+        return base_fail(
+            -EOPNOTSUPP,
+            "transport %s connects only nodes that started the cluster together, and node %u can use no other transport: start the cluster "
+            "again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
+            "not set on any host (`weft doctor` says what is missing)",
+            founders, w->rank);
     /* shm gives no reason: it reaches no other host */
     return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host%s%s%s", w->rank, why[0] ? ": " : "", why,
                      w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport, or leave it out" : "");
@@ -112,7 +113,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
 {
     char why[700] = "", there[64] = "";
     const char *fast = NULL; /* a better transport that only one of the two nodes can use; NULL: none */
-    bool here = false;       /* this node is the one that can use it */
+    bool here = false;       /* this node can use `fast`, and the other node cannot */
     for (uint8_t i = 0; w->transports[i]; i++) {
         const struct fab_transport *t = w->transports[i];
         base_error_clear();
@@ -284,7 +285,7 @@ int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= FAB_HANDLERS)
         return base_fail(-EINVAL, "there is no handler %u: handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
-    /* Wait for a message that is being delivered, whose old handler would get the new `arg`. */
+    /* Wait until no message is being delivered, because its old handler would get the new `arg`. */
     base_spin_lock(&w->progress);
     w->handlers[id].arg = arg;
     atomic_store_explicit(&w->handlers[id].fn, fn, memory_order_release);

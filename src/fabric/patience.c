@@ -4,8 +4,8 @@
  * unless the caller gives a time-out or the user has set WEFT_DEADLINE. The wait prints once for which nodes it waits (WEFT_SAY_AFTER).
  *
  * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during the wait may be
- * this node. Then, and if no other node is alive, the wait lasts for the default deadline, since another node or a thread of this process
- * may still end it. Nodes that were dead before the wait began do not count.
+ * the one that should have ended it. Then, and if no other node is alive, the wait lasts for the default deadline, since another node or a
+ * thread of this process may still end it. Nodes that were dead before the wait began do not count.
  */
 #include <stdio.h>
 

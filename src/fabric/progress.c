@@ -17,7 +17,7 @@
 #define LAZY_MS    1
 #define BUSY_NS    (WEFT_MS / 2)
 #define SHORT_NS   (WEFT_MS / 20)
-#define NAP_MS     1000 /* the longest sleep: for peers whose death no descriptor reports */
+#define NAP_MS     1000 /* the longest sleep; limited, because no descriptor reports the death of some peers */
 #define READS      64   /* kilobytes read from one side connection before the next one is read */
 #define LAST_READS 4096 /* kilobytes to read when the process has ended: more than a socket holds */
 /* How long to wait at most until all peers have read the goodbye, since a peer may be stopped or busy. */
@@ -144,7 +144,7 @@ static void *progress_thread(void *arg)
             next = progress_ticks(w);
             ticked = now;
         }
-        /* If a waiting thread has polled since the last round, leave the work to that thread, which would otherwise sleep and be woken for
+        /* If a waiting thread has polled since the last round, leave the work to that thread. Otherwise it would sleep, and be woken for
          * each message. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;

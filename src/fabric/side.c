@@ -28,7 +28,7 @@
 
 struct fab_side {
     uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
-    int given;        /* the descriptor of the 'd' in `in`, plus 1; 0: none */
+    int given;        /* 1 + the descriptor that belongs to the message 'd' in `in`; 0: none */
     uint8_t incoming[HEAD_BYTES + FAB_SIDE_MESSAGE_MAX], outgoing[KEPT_BYTES];
 };
 
@@ -173,8 +173,8 @@ static void given(struct weft_node *w, struct fab_link *l)
         close(fd);
 }
 
-/* Handles what has been received. The bytes may be anything, so they are checked. `*fd`: the descriptor that has come with them, or -1;
- * becomes -1 if one of these messages has taken it. False: the bytes are invalid. */
+/* Handles received bytes, which may be anything and are checked. `*fd`: the descriptor that came with the bytes, or -1; it becomes -1 if a
+ * message has taken the descriptor. False: the bytes are invalid. */
 static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n, int *fd)
 {
     for (size_t i = 0; i < n; i++) {

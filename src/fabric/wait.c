@@ -91,7 +91,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
                 break;
             now = base_now_ns();
             fab_polled(w);            /* this thread goes on polling */
-            if (moving || copying(w)) /* otherwise another thread would have to make the progress */
+            if (moving || copying(w)) /* go on spinning, because otherwise another thread would have to make progress */
                 start = now;
         }
     }
@@ -108,7 +108,6 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
 /* This thread stops polling: the progress thread takes over. */
 static void rest(struct weft_node *w)
 {
-    /* Handle what has arrived meanwhile. */
     fab_progress(w);
     /* seq_cst pairs with the progress thread's load: either that thread sees this store, or this thread sees w->lazy. */
     atomic_store_explicit(&w->rested, atomic_load_explicit(&w->polls, memory_order_relaxed), memory_order_seq_cst);
@@ -133,8 +132,9 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
         rest(w);
         bool rung = false;
         while (!rung || w->oversubscribed || w->options.spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
-            if (fab_service(w))  /* the progress thread may be in a long handler, ... */
-                fab_messages(w); /* ... or begin a long service before it looks for messages */
+            /* The progress thread may be in a long handler, or begin a long service before it looks for messages. */
+            if (fab_service(w))
+                fab_messages(w);
             if (ready(arg))
                 return 0;
             int64_t left = deadline - base_now_ns();
@@ -143,8 +143,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
             if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
                 return 0;
         }
-        /* Operations make progress, and would wake this thread again and again. So this thread makes progress itself, unless another thread
-         * does. */
+        /* Operations under way would wake this thread again and again. So this thread spins and makes progress itself, unless another
+         * thread polls. */
     }
 }
 

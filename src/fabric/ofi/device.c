@@ -203,7 +203,7 @@ static void device_wait_set(struct ofi *o)
         o->wait = NULL;
 }
 
-/* Without a descriptor: the queue is polled. */
+/* Opens the queue without a descriptor to sleep on, so it must be polled. */
 static int device_queue_polled(struct ofi *o, struct fi_cq_attr *attr)
 {
     o->cq = NULL;

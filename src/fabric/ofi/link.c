@@ -13,8 +13,8 @@
 /* long, because only frames that are lost with a broken connection must be sent again */
 #define RTO_LEAST    (500 * WEFT_MS)
 #define RTO_MOST     (4 * WEFT_SECOND)
-#define FRAMES_FIRST 4u /* frames under way at most, until it is known how fast the network is, ... */
-#define FRAMES_LEAST 4u /* ... and if it is slow */
+#define FRAMES_FIRST 4u /* the most frames under way, until it is known how fast the network is */
+#define FRAMES_LEAST 4u /* the smallest value of this limit, on a slow network */
 #define PAUSE_FIRST  (WEFT_MS)
 #define PAUSE_MOST   (200 * WEFT_MS)
 
@@ -57,8 +57,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. The timer is for a provider that was only
- * busy connecting, which reports no completion. */
+/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. But a provider that was only busy connecting
+ * reports no completion; the timer is for this case. */
 static bool link_no_room(struct ofi_link *l)
 {
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
@@ -66,7 +66,7 @@ static bool link_no_room(struct ofi_link *l)
     return false;
 }
 
-/* Several moves share the window, so that even on a slow network one of them ends before watch.c misses progress. */
+/* Gives each move only a part of the window. So even on a slow network a move ends before watch.c decides that nothing gets through. */
 static void link_share(struct ofi_link *l)
 {
     uint64_t share = l->window.size / 4 < OFI_MOVE_LEAST ? OFI_MOVE_LEAST : l->window.size / 4;
@@ -110,7 +110,7 @@ void ofi_link_open_locked(struct ofi_link *l)
 {
     l->shut = false;
     l->open_at = l->pause = 0;
-    l->r.endpoint.stream.ack_now = true; /* so that something is sent in any case, for which the peer may wait */
+    l->r.endpoint.stream.ack_now = true; /* send something in any case, because the peer may wait for it */
     tb_stream_again(&l->r.endpoint.stream);
 }
 
@@ -143,7 +143,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     }
     base_spin_unlock(&o->calls);
     if (rc == 0) {
-        if (inject) /* the provider has copied the frame */
+        if (inject) /* the provider has copied the frame, so the send is complete */
             tb_endpoint_left(&l->r.endpoint, slot);
         return true;
     }
@@ -189,7 +189,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
         return true;
     }
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
-        base_log(BASE_LOG_INFO, "%s refuses RMA (%s): large puts and gets are sent in frames", o->info->fabric_attr->prov_name,
+        base_log(BASE_LOG_INFO, "%s refuses RMA (%s), so large puts and gets are sent in frames instead", o->info->fabric_attr->prov_name,
                  o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {

@@ -36,19 +36,18 @@
 #include "fabric/ofi/provider.h"
 #include "fabric/records/link.h"
 
-#define OFI_RECEIVES   128u       /* receives posted, for all peers; fewer if the provider accepts fewer */
-#define OFI_REQUESTS   256u       /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
-#define OFI_SHARE      2u         /* further requests for each peer, which no other peer can use */
-#define OFI_MOVE_BYTES (1u << 20) /* bytes of one RMA request */
-#define OFI_MOVES      32u        /* the most RMA requests under way to a peer */
-#define OFI_MOVES_BYTES                                                                                                           \
-    (4u * OFI_MOVE_BYTES)             /* the most bytes of RMA requests under way to a peer: few, because frames wait behind them \
-                                       */
-#define OFI_MOVES_FIRST   (16u << 10) /* the same at first, until it is known how fast the network is, ... */
-#define OFI_MOVES_LEAST   (16u << 10) /* ... and if it is slow */
+#define OFI_RECEIVES   128u /* receives posted, for all peers; fewer if the provider accepts fewer */
+#define OFI_REQUESTS   256u /* sends and RMA requests under way, to all peers together; fewer if the provider accepts fewer */
+#define OFI_SHARE      2u   /* further requests for each peer, which no other peer can use */
+#define OFI_MOVE_BYTES (1u << 20)
+#define OFI_MOVES      32u /* the most RMA requests under way to a peer */
+/* the most bytes of RMA requests under way to a peer; few, because frames wait behind them */
+#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES)
+#define OFI_MOVES_FIRST   (16u << 10) /* the first value of this limit, until it is known how fast the network is */
+#define OFI_MOVES_LEAST   (16u << 10) /* the smallest value of this limit, on a slow network */
 #define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
 #define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u        /* bytes of a provider's address */
+#define OFI_ADDRESS       256u
 /* After so long the progress thread tries again to send a frame for which the provider had no room. */
 #define OFI_RETRY (WEFT_MS)
 
@@ -64,17 +63,17 @@ struct ofi_request {
     bool busy;     /* under way at the provider */
     bool given_up; /* the request's link has ended: the completion is ignored */
     /* OFI_PUT, OFI_GET: */
-    bool used;      /* at least half of the link's window was under way */
-    uint32_t bytes; /* how many bytes it moves */
-    int64_t began;  /* when it began */
-    void *cookie;   /* the cookie of the endpoint's move() */
+    bool used; /* at least half of the link's window was under way */
+    uint32_t bytes;
+    int64_t began;
+    void *cookie; /* the cookie of the endpoint's move() */
 };
 
 /* The pool, registered for one peer or for all peers: one region for each segment. Under `calls`. */
 struct ofi_regions {
     struct fid_mr **list; /* [count] */
     uint64_t *keys;       /* [count] as they were sent to the peer */
-    uint64_t shift;       /* what is added to them now; see ofi_key() */
+    uint64_t shift;       /* what is added to the keys now; see ofi_key() */
     uint32_t count;
     struct ofi_regions *next; /* in ofi->regions */
 };
@@ -85,7 +84,7 @@ struct ofi_link {
     bool touched;                 /* the link had an event since records were last sent on it; under ofi->receiving */
     fi_addr_t peer;               /* under ofi->calls */
     uint32_t moves;               /* RMA requests under way; under the link's lock, with the next fields */
-    uint32_t moving;              /* bytes of them */
+    uint32_t moving;              /* bytes of RMA requests under way */
     uint64_t moved;               /* RMA requests that have succeeded */
     struct records_window window; /* of bytes of RMA requests under way */
     uint64_t move_most;           /* bytes that one RMA request may have */
@@ -93,7 +92,7 @@ struct ofi_link {
     uint32_t shift;               /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
     uint64_t *keys;         /* the keys of the peer's segments, as the peer has sent them (ofi_key()) */
-    uint64_t keys_shift;    /* what is added to them now; under the link's lock */
+    uint64_t keys_shift;    /* what is added to the peer's keys now; under the link's lock */
     bool fixed;             /* the peer's keys do not change */
     uint8_t *frames;        /* memory for frames to send, if one of the two nodes joined later; NULL: a part of ofi->memory */
     struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
@@ -104,16 +103,16 @@ struct ofi_link {
     _Atomic uint64_t errors;
     /* watch.c, on the progress thread: */
     uint64_t stand;       /* the sum of acknowledged frames and finished moves at the last check */
-    int64_t still_at;     /* since when `stand` has not changed although something is under way; 0: not so */
-    uint64_t moves_stand; /* the same for RMA requests alone */
+    int64_t still_at;     /* since when `stand` is unchanged although something is under way; 0: it has changed, or nothing is under way */
+    uint64_t moves_stand; /* the value of `moved` at the last check */
     int64_t moves_at;
     bool heard;       /* at least one frame has arrived from the peer */
     bool renewed;     /* this node has replaced its endpoint once because of this link */
     bool asked;       /* the peer was asked whether its process is running */
     int64_t answered; /* when the peer answered that question; 0: not yet */
     _Atomic uint64_t connects;
-    /* After one of the two nodes has replaced its endpoint; see watch.c. `shut` is under the link's lock, the others are the progress
-     * thread's. */
+    /* State while one of the two nodes replaces its endpoint; see watch.c. `shut` is under the link's lock; only the progress thread uses
+     * the others. */
     bool shut;    /* nothing is sent now */
     bool tell;    /* this node's new address must be sent to the peer */
     bool awaits;  /* the peer has not confirmed this node's new address yet */
@@ -123,10 +122,10 @@ struct ofi_link {
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    int64_t
-        renew_at; /* when this node replaces its endpoint, because the peer's new endpoint has the address of its former one; 0: not so */
-    int64_t renewed_for; /* when this node last did that; 0: never */
-    int64_t gone_at;     /* if the former connection still exists then, this node replaces its endpoint */
+    /* when this node replaces its endpoint, because the peer's new endpoint has the address of the peer's former one; 0: no need to */
+    int64_t renew_at;
+    int64_t renewed_for; /* when this node last replaced its endpoint for that reason; 0: never */
+    int64_t gone_at;     /* when this node replaces its endpoint, if the former connection still exists */
     int64_t settle_at;   /* when this node confirms the new endpoint, because the former connection is gone; 0: it is not gone */
     int64_t open_at;     /* when the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
@@ -141,7 +140,7 @@ struct ofi_late {
 struct ofi {
     struct weft_node *w;
     const struct ofi_library *lib;
-    struct fi_info *info; /* the provider's */
+    struct fi_info *info; /* libfabric's description of the provider */
     struct ofi_traits traits;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
@@ -152,7 +151,7 @@ struct ofi {
     int fd;                      /* the completion queue's descriptor, written like `ep`; -1: there is none, so the queue is polled */
     bool armed;                  /* ofi_idle() has found no completion, so the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool;     /* the pool, registered once for all peers, if registering is expensive */
-    struct ofi_regions *regions; /* all that are registered; under `calls` */
+    struct ofi_regions *regions; /* list of all registrations of the pool; under `calls` */
     uint32_t shift;
     uint8_t *memory; /* frames to send and to receive */
     uint64_t memory_bytes;
@@ -200,10 +199,10 @@ static inline struct ofi *ofi_device_at(const struct weft_node *w, uint32_t i)
 
 /* device.c */
 int ofi_device_open(struct weft_node *w, const struct ofi_library *lib, const struct fi_info *info, struct ofi **out);
-void ofi_device_close(struct ofi *o); /* closes the device and frees its memory */
+void ofi_device_close(struct ofi *o);
 int ofi_register_locked(struct ofi *o,
                         struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next function */
-int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* with other keys */
+int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* registers the pool again, with other keys */
 void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r);
 /* The sum of a key and what ofi_key_shift() returns. */
 static inline uint64_t ofi_key(uint64_t key, uint64_t shift)
@@ -239,7 +238,7 @@ static inline struct ofi_link *ofi_link_of(const struct ofi *o, uint32_t node)
     /* acquire: pairs with the release that published the complete link */
     return node < o->w->size ? __atomic_load_n(&o->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
-/* Also the link of a node that is joining, whose number is not below w->size yet. `node` is below w->room. */
+/* As ofi_link_of(), but also finds the link of a node that is still joining: its number is not below w->size yet, but below w->room. */
 static inline struct ofi_link *ofi_link_joining(const struct ofi *o, uint32_t node)
 {
     return __atomic_load_n(&o->links[node], __ATOMIC_ACQUIRE);
@@ -252,7 +251,7 @@ void ofi_link_open_locked(struct ofi_link *l); /* under the link's lock; the cal
 void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now);
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */
 
-/* poll.c; struct fab_transport describes the last six */
+/* poll.c; struct fab_transport describes the last six functions */
 int ofi_poll(struct ofi *o); /* under o->receiving, like the next function */
 void ofi_pump_all(struct ofi *o, int64_t now);
 void ofi_make_room(struct weft_node *w);
@@ -271,14 +270,14 @@ void ofi_renew(struct ofi *o, const char *why);
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
-/* The providers that a node can use. Two nodes first send each other these lists. They use the first provider of the node with the lower
- * number that the other node has, too. */
+/* The providers that a node can use. Two nodes first send each other these lists. They use the first provider in the list of the node with
+ * the lower number that is in the other list, too. */
 struct ofi_offer {
     uint64_t magic;
     uint32_t count, reserved;
     char provider[OFI_CHOICES][OFI_PROVIDER_NAME];
 };
-bool ofi_offer_valid(const struct ofi_offer *offer); /* only computes */
+bool ofi_offer_valid(const struct ofi_offer *offer);
 /* The index in `first` of the first provider that `second` has, too; -1: none. */
 int ofi_common(const struct ofi_offer *first, const struct ofi_offer *second);
 /* What a node sends to a peer when they join; `keys` keys of 8 bytes follow. */
@@ -296,6 +295,6 @@ struct ofi_hello {
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
 /* Agrees with the peer on a provider. Returns its index in `choices` of this node, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
-int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline); /* for a link that has just been made */
+int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline);
 
 #endif

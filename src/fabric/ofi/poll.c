@@ -136,8 +136,8 @@ int ofi_poll(struct ofi *o)
             ofi_receive_owed_locked(o);
         base_spin_unlock(&o->calls);
         n += got;
-        /* Not until the queue is empty: while the provider sends bytes that a peer gets, reading may take milliseconds, and the messages
-         * that have come wait for their handlers. */
+        /* Stop after ROUNDS batches, even if the queue is not empty: while the provider sends bytes that a peer gets, reading may take
+         * milliseconds, and the messages that have come wait for their handlers. */
     } while ((got == BATCH || events[0].error) && n < ROUNDS * BATCH); /* errors come one by one */
     if (n == 0 && atomic_load_explicit(&o->due, memory_order_relaxed) != INT64_MAX && ++o->looks % CLOCK == 0)
         now = base_recent_ns();

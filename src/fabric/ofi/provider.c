@@ -24,8 +24,8 @@
  * are not in this list, and verbs, are used only if WEFT_OFI_PROVIDER names them: on the devices of verbs, the transports rc and tb are
  * faster. `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without another layer.
  *
- * WAKES: a test has shown that the descriptor wakes a thread. That of psm3 does not, because psm3 makes no progress while nobody polls. efa
- * has no descriptor. */
+ * WAKES: a test has shown that the descriptor wakes a thread. The descriptor of psm3 does not, because psm3 makes no progress while nobody
+ * polls. efa has no descriptor. */
 enum { PLAIN = 1, WAKES = 2, TRIED = 4 };
 static const struct known {
     const char *name;
@@ -99,7 +99,7 @@ static struct fi_info *provider_hints(const struct ofi_library *lib, const char 
     return h;
 }
 
-/* All suitable providers, in libfabric's order: those with RMA, or those without if none has RMA. */
+/* All suitable providers, in libfabric's order: those with RMA; if no provider has RMA, those without. */
 static int provider_ask(const struct ofi_library *lib, const char *provider, const char *host, struct fi_info **out)
 {
     int rc = -FI_ENOMEM;
@@ -149,8 +149,8 @@ static int interface_address(const char *name, char *out, size_t room)
     return rc;
 }
 
-/* The number of bytes of a numeric address, which is stored at `bytes`; 0: the text is no address. The interface in "fe80::1%eth0" is left
- * out. */
+/* Stores a numeric address at `bytes`, and returns how many bytes it has; 0: the text is no address. The interface in "fe80::1%eth0" is
+ * left out. */
 static size_t address_bytes(const char *text, uint8_t bytes[16])
 {
     char plain[64];
@@ -158,7 +158,8 @@ static size_t address_bytes(const char *text, uint8_t bytes[16])
     return inet_pton(AF_INET, plain, bytes) == 1 ? 4 : inet_pton(AF_INET6, plain, bytes) == 1 ? 16 : 0;
 }
 
-/* Checks that a numeric address is one of this host. All addresses from 127.0.0.0 to 127.255.255.255 are, but are not listed. */
+/* Checks that a numeric address is one of this host. All addresses from 127.0.0.0 to 127.255.255.255 belong to this host, although the
+ * system does not list them. */
 static int address_check(const char *text)
 {
     uint8_t wanted[16];
@@ -187,7 +188,6 @@ static int address_check(const char *text)
                              text);
 }
 
-/* The choices found so far. */
 struct choices {
     struct fi_info **list; /* [OFI_CHOICES] */
     uint32_t count;
@@ -215,7 +215,8 @@ static int choices_add(const struct ofi_library *lib, struct choices *c, struct 
 }
 
 /* Adds the providers of this name, or all that weft uses by itself: first those at this address, then those without IP addresses. `bound`:
- * the user has named the interface. Then providers without IP addresses, which would not use it, are added only if there are no others. */
+ * the user has named the interface. Then providers without IP addresses are added only if there are no others, because they would not use
+ * that interface. */
 static int choices_ask(const struct ofi_library *lib, struct choices *c, const char *name, const char *host, bool bound, int *refused)
 {
     int rc = 0;
@@ -234,7 +235,7 @@ static int choices_ask(const struct ofi_library *lib, struct choices *c, const c
     return rc;
 }
 
-/* The numeric address that IP providers are to use. */
+/* The numeric address for providers that use IP addresses. */
 static int choose_host(const struct ofi_want *want, char *host, size_t room)
 {
     uint8_t bytes[16];

@@ -34,7 +34,7 @@ struct ofi_traits {
     bool plain;        /* uses an ordinary network, where others could read the data */
     bool inet;         /* the provider's addresses are IP addresses */
     bool wakes;        /* the completion queue's descriptor becomes readable when something arrives; false: the queue must be polled */
-    bool tcp;          /* nodes have connections over TCP, whose bytes the kernel sends even after they are closed */
+    bool tcp;          /* uses connections over TCP: the kernel sends a connection's bytes even after it was closed */
     bool tried;        /* weft was run with this provider */
     uint32_t rank;     /* the smallest rank is the best; OFI_NEVER: used only if the user names the provider */
 };

@@ -40,7 +40,7 @@ enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS, SIDE_CONFIRM };
 struct side_message {
     uint32_t magic;
     uint16_t kind, address_bytes;
-    uint32_t number;              /* SIDE_ADDRESS, SIDE_CONFIRM: counts the endpoints of the node that has a new one */
+    uint32_t number;              /* SIDE_ADDRESS, SIDE_CONFIRM: the number of the new endpoint, as its node counts its endpoints */
     uint8_t address[OFI_ADDRESS]; /* SIDE_ADDRESS */
 };
 _Static_assert(sizeof(struct side_message) <= FAB_SIDE_MESSAGE_MAX, "fits");
@@ -59,7 +59,7 @@ static bool watch_say(struct ofi_link *l, enum side_kind kind)
     return fab_side_send(l->r.link, &m, sizeof m) == 0;
 }
 
-/* The peer's memory has other keys from now on. */
+/* Computes the keys that the peer's memory has from now on. */
 static void watch_new_keys(struct ofi_link *l, uint32_t number)
 {
     base_spin_lock(&l->r.lock);
@@ -125,9 +125,9 @@ static void watch_open(struct ofi_link *l, int64_t now)
     watch_touch(l);
 }
 
-/* Whether a TCP connection to the peer's former address still exists: then a send succeeds, even if the peer has closed it, and the kernel
- * of the peer's host answers that it is gone. If there is no connection, the send fails for now. Providers that do not use TCP send nothing
- * more from a closed endpoint. */
+/* Whether a TCP connection to the peer's former address still exists. If it exists, a send succeeds, even if the peer has closed the
+ * connection; then the kernel of the peer's host answers that it is gone. If there is no connection, the send fails for now. Providers that
+ * do not use TCP send nothing more from a closed endpoint. */
 static bool watch_connected(struct ofi_link *l)
 {
     static const uint8_t nothing; /* too short for a frame, so it is ignored if it is received */
@@ -176,7 +176,7 @@ static void watch_probe(struct ofi_link *l, int64_t now)
     l->confirm = true;
 }
 
-/* Takes over the peer's new address. `probes`: keep the former one as l->was. False: the provider does not accept the address. Under
+/* Takes over the peer's new address. `probes`: keep the former address as l->was. False: the provider does not accept the address. Under
  * `calls`. */
 static bool watch_follow_locked(struct ofi_link *l, const struct side_message *m, bool probes)
 {
@@ -208,9 +208,9 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
             &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
         return;
     }
-    /* While this node waits for a confirmation, its own new endpoint has no connection to the peer. */
+    /* While this node waits for a confirmation, its own new endpoint has no connection to the peer, so no probe is needed. */
     bool probes = !l->probes && !l->awaits && !l->confirm;
-    /* If the new endpoint has the port of the former one, only a new endpoint here tells their connections apart. */
+    /* If the peer's new endpoint has the port of its former one, this node must open a new endpoint to tell their connections apart. */
     bool same = memcmp(l->address, m->address, m->address_bytes) == 0;
     base_spin_lock(&l->r.lock);
     base_spin_lock(&o->calls);
@@ -234,8 +234,8 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
         l->probe_at = 0;
         l->settle_at = 0;
         l->gone_at = now + GONE;
-        int64_t next = l->renewed_for ? l->renewed_for + RENEW
-                                      : now; /* so that a faulty peer cannot make this node replace its endpoint all the time */
+        /* Limited by RENEW, so that a faulty peer cannot make this node replace its endpoint all the time. */
+        int64_t next = l->renewed_for ? l->renewed_for + RENEW : now;
         l->renew_at = !same ? 0 : next > now ? next : now;
     }
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
@@ -319,8 +319,8 @@ void ofi_renew(struct ofi *o, const char *why)
     fab_kick(o->w); /* all peers wait for the progress thread, which may be about to sleep for a second */
 }
 
-/* Whether the provider has lost RMA requests: frames get through, but no request has ended in the time that all of them need at MOVES_RATE,
- * plus WEFT_RECONNECT. */
+/* Whether the provider has lost RMA requests: frames get through, but no request has ended in the time that all requests together need at
+ * MOVES_RATE, plus WEFT_RECONNECT. */
 static bool watch_moves_lost(struct ofi_link *l, int64_t now)
 {
     base_spin_lock(&l->r.lock);
@@ -385,8 +385,9 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     }
     if (!l->answered || now - l->answered < AFTER)
         return;
-    /* Not for a peer that was never heard: on a busy machine, connecting may be slow, and would have to begin again. */
-    if (!l->renewed && l->heard) { /* ask the peer again afterwards, which may get through to the new endpoint */
+    /* Do not replace the endpoint for a peer that was never heard: on a busy machine, connecting may be slow, and would have to begin
+     * again. */
+    if (!l->renewed && l->heard) { /* afterwards the peer is asked again: perhaps it reaches the new endpoint */
         l->renewed = o->renew = true;
         l->asked = false;
         return;

@@ -42,7 +42,7 @@ static bool was_received(const struct rc_slot *s, const uint32_t received[RC_LAN
 }
 
 /* Adds frames whose requests have completed, but which the peer has not received: the peer's device had them when the queue pair was
- * destroyed. They are older than all unfinished requests. */
+ * destroyed. These frames are older than all unfinished requests. */
 static uint32_t gather_older(struct rc_link *l, struct rc_slot *list, const uint32_t from[RC_LANES], const uint32_t to[RC_LANES])
 {
     uint32_t n = 0, at[RC_LANES];

@@ -90,7 +90,7 @@ static bool push_lane(struct rc_link *l, enum rc_lane lane)
         any = true;
         if (k->posted == k->len) {
             k->whole = true;
-            rc_take_from_backlog(q); /* completion of the work's last piece frees the work */
+            rc_take_from_backlog(q); /* the operation is freed when its last piece completes */
         }
     }
     return any;

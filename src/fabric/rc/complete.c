@@ -60,7 +60,7 @@ void rc_fail_all(struct rc_link *l, int status)
             struct rc_work *k = l->lane[i].backlog;
             rc_take_from_backlog(&l->lane[i]);
             if (k->pieces > 0)
-                k->whole = true; /* its pieces end below; the last one ends the work */
+                k->whole = true; /* its pieces end below, and the last piece ends the operation */
             else {
                 if (k->striped)
                     rc_stripe_over(l, k);

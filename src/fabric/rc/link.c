@@ -53,8 +53,8 @@ bool rc_stages_scarce(const struct rc *rc, bool frame)
     return stages_left(rc, frame) < (frame ? RC_TX_FRAMES : RC_STAGES) / 2;
 }
 
-/* Makes the progress thread check all links: a link that found no stage may have no pending request, so no completion makes it try again.
- */
+/* Makes the progress thread check all links: a link that found no stage may have no pending request, and then no completion makes the link
+ * try again. */
 static BASE_COLD void look_for_refused(struct rc *rc)
 {
     atomic_store_explicit(&rc->freed, true, memory_order_relaxed);

@@ -76,7 +76,8 @@ static bool can_ask(void *arg)
            atomic_load_explicit(&l->link->state, memory_order_acquire) != FAB_ALIVE;
 }
 
-/* On success the lock is held, and one more ask may be sent. */
+/* Takes the link's lock. With `ask`, first waits until one more request may be sent to the peer's processor. After an error the lock is not
+ * held. */
 static int lock_for(struct rc_link *l, bool ask)
 {
     for (;;) {
@@ -122,7 +123,7 @@ int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, 
         memcpy(body + at, header, head->header_len);
     if (head->payload_len)
         memcpy(body + payload_at, payload, head->payload_len);
-    /* A signal must arrive after the data that it announces, which may be striped over rails that have no common order. */
+    /* A signal must arrive after the data that it announces. The data may be striped over several rails, and rails have no common order. */
     uint64_t stripes = head->kind == RC_SIGNAL ? l->lane[RC_MAIN].begun : l->fence_stripes;
     if (stripes > l->stripes_done || !rc_clear_way(l, lane) || !rc_post_frame(l, body, bytes, l->fences, &k)) {
         if (!k && (k = rc_work_make(RC_WORK_FRAME, bytes)) != NULL)
@@ -149,7 +150,8 @@ out:
     return err;
 }
 
-/* Not an RDMA write: the owner may sleep until the word changes. Its processor writes the word, and wakes the sleeper. */
+/* Not an RDMA write, because a thread of the peer may sleep until the word changes: the peer's processor writes the word, and wakes that
+ * thread. */
 int rc_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct rc_frame f = {.kind = RC_STORE, .offset = at, .a = value};

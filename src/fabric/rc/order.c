@@ -4,8 +4,8 @@
  */
 #include "fabric/rc/rc.h"
 
-/* Whether all work that was queued when the flush began has been posted, and no request of a broken queue pair waits to be posted again.
- * Then rc_flushed() only has to compare positions in the send queue. */
+/* Whether every operation that was queued when the flush began has been posted, and no request of a broken queue pair waits to be posted
+ * again. Then rc_flushed() only has to compare positions in the send queue. */
 static bool order_gone(const struct rc_link *l, const struct fab_flush *f)
 {
     bool posted = !l->again;

@@ -21,7 +21,7 @@ static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
     return false;
 }
 
-/* Handles completions without running handlers, so that a slow handler does not stop it. */
+/* Handles completions, but runs no handlers of messages, because a slow handler would delay the completions. */
 static int service(struct rc *rc)
 {
     struct ibv_wc wc[BATCH];
@@ -76,7 +76,7 @@ int rc_progress(struct weft_node *w)
             }
         }
         n += rc_deliver(w, l, RC_WINDOW);
-        /* All links share the stages and frames. If one has become free, links that found none try again. */
+        /* All links share the stages and frames. If a stage or frame has become free, the links that found none try again. */
         if (BASE_LIKELY(!freed && !__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) &&
                         !__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) && !__atomic_load_n(&l->again, __ATOMIC_RELAXED)))
             continue;

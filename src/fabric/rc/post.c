@@ -17,8 +17,8 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
 {
     struct ibv_send_wr *bad;
     uint64_t position = l->posted;
-    /* Repeated requests of a broken queue pair ask for completions, which free their stages. The read of a flush cannot do that, because it
-     * comes behind all of them. */
+    /* Requests that are repeated after a queue pair has broken ask for completions, because a completion frees the request's stage. The
+     * read of a flush cannot free the stages, because it comes behind all these requests. */
     bool signal = prompt || position + 1 - l->signalled >= RC_SIGNAL_EVERY || position + 1 - l->done >= l->depth - 1 ||
                   (slot->stage && (rc_stages_scarce(l->rc, slot->frame) || l->again));
     wr->wr_id = rc_wr_request(l, position);
@@ -44,7 +44,7 @@ BASE_INLINE int post(struct rc_link *l, const struct rc_slot *slot, struct ibv_s
 }
 
 /* Takes a stage; NULL: none is free now. The link's stages may belong to requests that asked for no completion. Then a read is posted
- * behind these, whose completion frees them. */
+ * behind those requests, and its completion frees the stages. */
 static void *stage_for(struct rc_link *l, bool frame)
 {
     void *stage = rc_take_stage(l, frame);

@@ -25,7 +25,7 @@ static bool same_device(const struct verbs_device *a, const struct verbs_device 
     return n == name_length(b->name) && memcmp(a->name, b->name, n) == 0;
 }
 
-/* For how many peers a further rail on this device can have queue pairs. Earlier rails on the same device get theirs first. */
+/* For how many peers a further rail on this device can have queue pairs. Earlier rails on the same device get their queue pairs first. */
 static uint32_t room_for(const struct rc *rc, const struct verbs_device *d)
 {
     uint32_t peers = rc_peers_expected(rc->w), used = same_device(rc->device, d) ? peers : 0;

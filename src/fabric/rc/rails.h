@@ -7,8 +7,8 @@
  *   tracks.c  tracks: a queue pair for each pair of rail and peer, agreed on over the side connection
  *   stripe.c  cuts puts and gets into pieces, one for each rail, and handles completions
  *
- * A put or get that is cut over rails is striped. It is a work of the main lane (struct rc_work), and is in the list that starts at
- * `oldest` until all its pieces are done. Until then works behind a later fence wait, and so do all later signals (l->stripes_done). A
+ * A put or get that is cut over rails is striped. It is queued in the main lane (struct rc_work), and is in the list that starts at
+ * `oldest` until all its pieces are done. Until then operations behind a later fence wait, and so do all later signals (l->stripes_done). A
  * written piece is done when a read behind it has completed, because then the data is in the peer's memory, not only in its device.
  *
  * The locks are those of rc.h; a track is protected by its link's lock. Only the progress thread makes and destroys queue pairs, and it
@@ -33,7 +33,7 @@ struct rc_rail {
     struct verbs_regions pool, landing;
     uint8_t *landing_memory;
     uint64_t landing_bytes;
-    /* queue pairs, and the most that the device and the completion queue allow */
+    /* number of queue pairs on this rail, and the most that its device and its completion queue allow */
     uint32_t tracks, tracks_max;
     bool full_said;
     _Atomic uint32_t out; /* pieces posted and not complete */
@@ -54,7 +54,7 @@ struct rc_peer_rail {
 };
 
 struct rc_piece {
-    struct rc_work *work; /* NULL: the piece is finished, or is only a read that proves that the track works */
+    struct rc_work *work; /* NULL: the piece is finished, or it is only a read to prove that the track works */
     uint64_t remote;
     uint8_t *local;
     uint32_t len;
@@ -67,7 +67,7 @@ struct rc_track {
     uint32_t rail, peer_rail; /* index into rc->rails, and into the rails of the peer */
     uint32_t tries;           /* attempts since the track last worked */
     int64_t retry_ns;
-    bool owes_gone, owes_over; /* RAIL_GONE or RAIL_OVER (tracks.c) found the side connection full, and must be sent again */
+    bool owes_gone, owes_over; /* the message RAIL_GONE or RAIL_OVER (tracks.c) must be sent again, because the side connection was full */
     uint32_t over_generation;
     bool was_up, said;
     struct rc_stand stand;
@@ -75,7 +75,7 @@ struct rc_track {
     uint32_t generation;
     struct verbs_qp qp;
     bool up, lost, proved;
-    /* neither end has the queue pair any more: repeat the pieces [done, posted) over the first rail */
+    /* repeat the pieces [done, posted) over the first rail, because neither end has the queue pair any more */
     bool repeat;
     char why[256]; /* the reason of `lost` */
     uint64_t posted, done;
@@ -88,7 +88,7 @@ struct rc_tracks {
     uint64_t local_bytes, remote_bytes; /* the smallest segment sizes of all rails: no piece crosses a multiple of these */
     uint64_t message_bytes;
     uint32_t up;                           /* under the lock: how many tracks are up */
-    struct rc_work *oldest, *newest;       /* under the lock: the unfinished striped works, by number */
+    struct rc_work *oldest, *newest;       /* under the lock: the unfinished striped operations, by number */
     _Atomic uint64_t bytes[FAB_RAILS_MAX]; /* bytes of pieces posted on each rail */
     _Atomic uint64_t breaks;
     struct rc_track track[RC_TRACKS];
@@ -116,12 +116,12 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status);
 void rc_stripe_look(struct rc_link *l); /* counts the tracks that are up */
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
-/* Repeats a broken track's pieces, as many as there is room for. True: none is left. */
+/* Repeats a broken track's pieces, as many as there is room for. True: no pieces are left to repeat. */
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t);
 /* After a track's queue pair was destroyed: fails the refused pieces, and counts those to repeat. */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t);
 void rc_stripe_fail(struct rc_link *l, struct rc_track *t, int status);
-void rc_tracks_fail_locked(struct rc_link *l, int status); /* fails the pieces of all tracks */
+void rc_tracks_fail_locked(struct rc_link *l, int status);
 
 static inline uint32_t rc_track_number(const struct rc_link *l, const struct rc_track *t)
 {

@@ -68,14 +68,14 @@
 #define RC_TX_FRAMES    256u /* frames to send from; all links of the node share them */
 /* offset in rc->memory of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
-#define RC_BACKLOG_WAIT (1u << 20)  /* a call that sends a frame waits while its lane's backlog has so many bytes */
-#define RC_BACKLOG_PUTS (16u << 10) /* the same for puts and gets; smaller, because their data is not copied */
-#define RC_BACKLOG_MAX  (64u << 20) /* the same for calls in handlers, which fail with -ENOBUFS because they must not wait */
+#define RC_BACKLOG_WAIT (1u << 20)  /* while its lane's backlog has so many bytes, a call that sends a frame waits */
+#define RC_BACKLOG_PUTS (16u << 10) /* while the backlog has so many bytes, a put or get waits; few, because their data is not copied */
+#define RC_BACKLOG_MAX  (64u << 20) /* while the backlog has so many bytes, a call in a handler fails with -ENOBUFS instead of waiting */
 
 enum rc_frame_kind { RC_MESSAGE = 1, RC_ATOMIC, RC_ANSWER, RC_SIGNAL, RC_STORE, RC_TELL_ONLY };
 
-/* Frames are sent in two lanes, each in order and with credits of its own. RC_MESSAGES has messages to handlers, which may be slow or
- * stopped; RC_MAIN has everything else. Only behind a fence does one lane wait for the other. */
+/* Frames are sent in two lanes, each in order and with credits of its own. RC_MESSAGES has messages to handlers, because a handler may be
+ * slow or stopped; RC_MAIN has everything else. Only behind a fence does one lane wait for the other. */
 enum rc_lane { RC_MAIN, RC_MESSAGES, RC_LANES };
 
 /* The header of every frame. The receiver checks all lengths against the bytes that have arrived. */
@@ -95,7 +95,7 @@ enum rc_slot_kind { RC_SLOT_PUT, RC_SLOT_GET, RC_SLOT_ATOMIC, RC_SLOT_FRAME, RC_
 /* A request in the send queue, from posting to completion, with all that is needed to post it again. */
 struct rc_slot {
     weft_op *op;
-    struct rc_work *work; /* the work that the request is a piece of; NULL: a whole operation */
+    struct rc_work *work; /* the queued operation of which the request is a piece; NULL: the request is a whole operation */
     void *stage;          /* the stage or frame that the request uses; NULL: none */
     void *copy_to;        /* a read into a stage, or an atomic: copy the result here on completion */
     uint8_t *local;       /* put, get: the local memory; not accessed if there is a stage */
@@ -112,7 +112,7 @@ struct rc_slot {
 };
 
 /* A frame that the peer has not acknowledged, kept in case its queue pair breaks. */
-#define RC_LITTLE 112u /* bytes: fits atomics, signals, and messages without payload; larger frames stay in their work */
+#define RC_LITTLE 112u /* bytes: fits atomics, signals, and messages without payload; larger frames stay in struct rc_work */
 struct rc_kept {
     struct rc_work *work;
     uint32_t bytes;
@@ -127,10 +127,10 @@ struct rc_work {
     struct rc_work *next;
     weft_op *op;
     enum rc_work_kind kind;
-    /* This work may be posted when `fence_asks` asks are answered, `fence_other` works of the other lane are posted, and all striped works
-     * of the main lane with numbers below `fence_stripes` are done. */
+    /* This operation may be posted when the peer's processor has answered `fence_asks` requests, `fence_other` operations of the other lane
+     * are posted, and all striped operations of the main lane with numbers below `fence_stripes` are done. */
     uint64_t fence_asks, fence_other, fence_stripes;
-    /* number of fences before this work */
+    /* number of fences before this operation */
     uint32_t fences;
     uint64_t remote, len, posted;
     uint8_t *local;                     /* put, get: the local memory; RC_WORK_ATOMIC: receives the former value, or NULL */
@@ -141,11 +141,11 @@ struct rc_work {
     uint32_t pieces;
     int status; /* the error of the first piece that failed; 0: none */
     bool whole; /* all pieces are posted */
-    /* Some pieces go over further rails (rails.h). Striped works are linked in the order of their numbers. */
+    /* Some pieces go over further rails (rails.h). Striped operations are linked in the order of their numbers. */
     bool striped;
     struct rc_work *before, *after;
-    uint64_t number; /* number of the work in its lane */
-    struct {         /* Behind a fence, this work is striped when the first rail has proved that requests up to these positions arrived. */
+    uint64_t number; /* number of the operation in its lane */
+    struct {         /* Behind a fence, striping begins when the first rail has proved that requests up to these positions have arrived. */
         bool set;
         uint32_t generation;
         uint64_t change, read;
@@ -158,7 +158,7 @@ struct rc_ask { /* an operation that the home node's processor executes and answ
     weft_op *op;
     uint64_t *old;
 };
-#define RC_ASKS   256u       /* the most unanswered asks of a link */
+#define RC_ASKS   256u       /* the most requests to the peer's processor without an answer */
 #define RC_NO_ASK UINT32_MAX /* a token that means: do not answer */
 
 /* When a queue pair last made progress; see rc_stands_still(). */
@@ -166,7 +166,7 @@ struct rc_stand {
     uint64_t done;
     int64_t looked_ns, still_ns;
     bool asked;          /* the peer was asked whether it still posts receives */
-    int64_t answered_ns; /* when the peer answered that it does; 0: not yet */
+    int64_t answered_ns; /* when the peer answered that it still posts receives; 0: not yet */
 };
 
 struct rc_link {
@@ -183,7 +183,7 @@ struct rc_link {
     /* --- used only by the progress thread, see connect.c --- */
     enum rc_state { RC_COLD, RC_CALLING, RC_CONNECTED, RC_UP } state;
     bool called;       /* our address was sent to the peer for this generation */
-    int64_t since_ns;  /* since when a queue pair has been wanted without success; 0: one works, or none is wanted */
+    int64_t since_ns;  /* since when a queue pair has been wanted without success; 0: a queue pair works, or no queue pair is wanted */
     int64_t retry_ns;  /* when to try again */
     int64_t called_ns; /* when the last call was sent */
     struct rc_stand stand;
@@ -211,14 +211,14 @@ struct rc_link {
     uint32_t again_at, again_count;
     uint64_t posted, done;              /* positions in the send queue */
     uint64_t signalled;                 /* the position after the last request that asks for a completion */
-    uint64_t sent_bytes, fetched_bytes; /* bytes of puts and messages that were posted; of gets */
+    uint64_t sent_bytes, fetched_bytes; /* sent: bytes of puts and messages that were posted; fetched: bytes of gets */
     struct rc_queue {
         struct rc_work *backlog, **end;
         uint64_t bytes;            /* bytes in the backlog; accessed atomically, because it is also read without the lock */
-        uint64_t begun, posted;    /* number of works that were queued, and of those that were posted */
+        uint64_t begun, posted;    /* number of operations that were queued, and how many of them were posted */
         uint32_t sent, peer_taken; /* frames sent, and acknowledged by the peer; the difference is at most RC_WINDOW */
-        uint32_t taken, told;      /* frames of the peer that were processed, and acknowledged */
-        uint64_t fence_other;      /* number of works of the other lane before the last fence */
+        uint32_t taken, told;      /* frames of the peer that were processed, and how many of them were acknowledged */
+        uint64_t fence_other;      /* number of operations of the other lane before the last fence */
     } lane[RC_LANES];
     struct { /* Answers to the peer that found no room. They are posted before the backlogs: otherwise the backlogs of two nodes could wait
                 behind fences for each other's answers. Their bytes count as the main lane's. */
@@ -226,8 +226,8 @@ struct rc_link {
         uint32_t count;
     } answers;
     struct rc_ask asks[RC_ASKS];
-    /* Numbers of asks that were sent, and that were answered, in order. Works behind a fence wait until `answered` has reached fence_asks.
-     * 64 bits, because they must not wrap. */
+    /* How many requests were sent to the peer's processor, and how many it has answered, in order. Operations behind a fence wait until
+     * `answered` has reached fence_asks. The counters have 64 bits, because they must not wrap. */
     uint64_t asked, answered, fence_asks;
     uint64_t last_change;  /* the position after the last write or frame: a flush must prove that requests up to here have arrived */
     uint64_t last_read;    /* the position after the last read */
@@ -241,18 +241,18 @@ struct rc_link {
     /* Number of fences before the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE, so that it and
      * later requests start only when all earlier reads are done. */
     uint32_t fences_posted;
-    uint32_t fence_proved;  /* the last fence before which everything has arrived at the peer */
+    uint32_t fence_proved;  /* number of the last proved fence: everything before it has arrived at the peer */
     uint64_t stripe;        /* the smallest put or get that is striped, in bytes; UINT64_MAX: no further rail is up */
-    uint64_t fence_stripes; /* number of works of the main lane before the last fence */
-    uint64_t stripes_done;  /* the number of the first striped work that is not done; UINT64_MAX: all are done */
-    uint32_t repeats;       /* pieces of tracks that are to be repeated over the first rail */
+    uint64_t fence_stripes; /* number of operations of the main lane before the last fence */
+    uint64_t stripes_done;  /* the number of the first striped operation that is not done; UINT64_MAX: all are done */
+    uint32_t repeats;       /* how many pieces of tracks are to be repeated over the first rail */
 
     /* Messages that wait for their handler, in the frames in which they arrived. Added under rc->receiving, removed under w->progress. */
     struct {
         uint32_t frame, bytes;
     } inbox[RC_WINDOW];
     _Atomic uint32_t inbox_in, inbox_out;
-    /* delivered messages whose acknowledgement is held back, because too many wait for a handler that is not installed */
+    /* how many delivered messages are not acknowledged yet, because too many messages wait for a handler that is not installed */
     uint32_t withheld;
     struct stash stash;
     uint32_t held[2];                          /* stages and frames that this link holds; under rc->lock */
@@ -261,7 +261,7 @@ struct rc_link {
     _Atomic bool ended; /* the device has reported that the queue pair uses no more receives */
     uint32_t own_first; /* without a shared receive queue: the first of the link's own frames, if has_own */
     bool has_own;
-    _Atomic uint64_t own_held[(RC_RECEIVES + 63) / 64]; /* a bit for each of these frames that is in use, and must not be posted */
+    _Atomic uint64_t own_held[(RC_RECEIVES + 63) / 64]; /* a bit for each of the link's own frames that is in use, and must not be posted */
     _Atomic uint64_t connects, breaks;                  /* how many queue pairs have worked, and how many of them broke */
     _Atomic bool broken;                                /* the peer must be treated as dead */
     char why[512];                                      /* the reason; written before `broken` */
@@ -270,10 +270,10 @@ struct rc_link {
 /* Memory for received frames (receive.c). Frames are numbered; a chunk has RC_RECEIVES frames. */
 struct rc_receives {
     struct ibv_srq *srq;     /* the receive queue that all links share; NULL: each queue pair has its own */
-    uint32_t most, room;     /* chunks: what the credits of all peers need; the most that the table can hold */
+    uint32_t most, room;     /* numbers of chunks. most: as many as the credits of all peers need; room: as many as the table can hold */
     struct rc_chunk *chunks; /* [room] */
     _Atomic uint32_t count;
-    /* receives that were posted to the shared queue, and used, modulo 2^32; `taken` is written under rc->receiving */
+    /* given: receives posted to the shared queue; taken: receives used. Both modulo 2^32; `taken` is written under rc->receiving */
     _Atomic uint32_t given, taken;
     base_spin lock; /* protects the following members, `given`, and adding chunks */
     uint32_t batch[RC_GIVE_BATCH], batched;
@@ -287,7 +287,7 @@ struct rc {
     struct verbs_device *device;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
-    struct verbs_regions pool;    /* the pool */
+    struct verbs_regions pool;
     struct verbs_regions private; /* stages and frames, which no peer may access */
     pthread_mutex_t memory_lock;  /* protects `memories` */
     struct rc_memory *memories;   /* memory outside the pool: memory.c */
@@ -296,17 +296,18 @@ struct rc {
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
     _Atomic uint32_t left[2]; /* lengths of the two free lists; written under the lock */
-    bool refused[2];          /* for stages and for frames: a link found none, and none has become free since */
+    bool refused[2];          /* for stages and for frames: a link found no stage (or frame), and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
-    uint32_t peers, peers_max; /* living peers that have had a queue pair; peers for which the completion queue has room */
-    _Atomic bool attention;    /* a link needs the progress thread */
-    int64_t tend_ns;           /* when the progress thread must check the links in any case; used only by that thread */
-    struct rc_rails *rails;    /* further devices; NULL: none */
-    struct rc_link **links;    /* [count] */
-    _Atomic uint32_t count;    /* grows when a node joins, after its entry in `links` was written (sequentially consistent) */
-    base_spin receiving;       /* held by the thread that polls the completion queue */
-    struct ibv_wc early;       /* a completion that rc_idle() has found and that was not handled yet */
+    /* peers: living peers that have had a queue pair; peers_max: peers for which the completion queue has room */
+    uint32_t peers, peers_max;
+    _Atomic bool attention; /* a link needs the progress thread */
+    int64_t tend_ns;        /* when the progress thread must check the links in any case; used only by that thread */
+    struct rc_rails *rails; /* further devices; NULL: none */
+    struct rc_link **links; /* [count] */
+    _Atomic uint32_t count; /* grows when a node joins, after its entry in `links` was written (sequentially consistent) */
+    base_spin receiving;    /* held by the thread that polls the completion queue */
+    struct ibv_wc early;    /* a completion that rc_idle() has found and that was not handled yet */
     bool has_early;
 };
 
@@ -338,29 +339,29 @@ bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, u
 
 /* --- work.c, with the link's lock --- */
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
-void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first work, which was posted or given up */
-void rc_stripe_begin(struct rc_link *l, struct rc_work *k);           /* the work is striped from now on */
-void rc_stripe_over(struct rc_link *l, struct rc_work *k);            /* ends the striping of a work */
-void rc_finish(struct rc_link *l, struct rc_slot *s, int status);     /* a request has ended */
+void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first operation, which was posted or given up */
+void rc_stripe_begin(struct rc_link *l, struct rc_work *k);
+void rc_stripe_over(struct rc_link *l, struct rc_work *k);
+void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* a request has ended */
 
 /* --- post.c, with the link's lock; false: no room now --- */
 /* Posts a put or get that fits into one request. `op` completes with it. */
 bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
                    weft_op *op);
 bool rc_post_next(struct rc_link *l, struct rc_work *k); /* posts the next piece of a put or get */
-/* Posts the piece of a striped work that goes over the first rail, in one request. */
+/* Posts, in one request, the piece of a striped operation that goes over the first rail. */
 bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes);
 /* posts the put or get of `slot` again; `prompt`: with a completion */
 bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt);
 /* Posts the frame `body`, which begins with the header. A frame larger than RC_LITTLE must be the body of `*own`, which the function then
  * takes over. */
 bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t fences, struct rc_work **own);
-bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);           /* posts a kept frame again */
+bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 1: posted; 0: no room now; or an error */
 /* handles an acknowledgement: how many frames of a lane the peer has processed */
 void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken);
 void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if RC_TELL frames need one, or if it is `due` */
-/* posts a read behind the posted requests, unless one is under way; when it completes it sets l->flushed_to */
+/* posts a read behind the posted requests, unless such a read is under way; when the read completes, l->flushed_to is set */
 void rc_flush_locked(struct rc_link *l);
 
 /* --- again.c: repeats the requests of a broken queue pair on the next one; with the lock --- */
@@ -370,17 +371,18 @@ void rc_resume_locked(struct rc_link *l);                 /* posts as many of th
 void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and requests that were to be posted again, with this status */
 
 /* --- stripe.c, with the lock --- */
-/* 1: posted a part of the work; 0: not possible now; -1: not worth striping */
+/* 1: posted a part of the operation; 0: not possible now; -1: not worth striping */
 int rc_stripe_post(struct rc_link *l, struct rc_work *k);
 void rc_stripe_repeat(struct rc_link *l); /* posts the pieces of broken tracks over the first rail, as many as there is room for */
 
-/* --- backlog.c. Functions that queue a work, or whose name ends in _locked, are called with the link's lock --- */
-/* Answers an ask of the peer. False: the peer has more asks under way than it may, or there is no memory. Takes the lock. */
+/* --- backlog.c. Functions that queue an operation, and those with _locked at the end of the name, are called with the link's lock --- */
+/* Answers a request to this node's processor. False: the peer has more such requests under way than it may, or there is no memory. Takes
+ * the lock. */
 bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value);
 void rc_drop_answers_locked(struct rc_link *l);
 /* appends `k` to the backlog, which then owns it */
 void rc_enqueue(struct rc_link *l, enum rc_lane lane, struct rc_work *k, uint64_t stripes);
-int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what); /* queues a copy of the work */
+int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what); /* queues a copy of the operation */
 bool rc_push_locked(struct rc_link *l); /* posts as much of the backlogs as possible; true: something was posted */
 /* waits until the lane's backlog is below `limit` bytes */
 int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit);
@@ -423,12 +425,12 @@ int rc_get_into(struct weft_node *w, struct fab_link *l, struct fab_memory *m, v
 /* --- receive.c --- */
 int rc_receives_open(struct rc *rc); /* after verbs_device_use() */
 void rc_receives_close(struct rc *rc);
-int rc_receives_add(struct rc *rc);                          /* adds one chunk */
+int rc_receives_add(struct rc *rc);
 int rc_receives_for(struct rc_link *l);                      /* allocates the receives of a queue pair that is about to be made */
 int rc_receives_post_locked(struct rc_link *l);              /* posts the receives of a queue pair that has just been made */
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
 void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
-void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts it again */
+void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts the frame as a receive again */
 /* posts the frame as a receive again; no existing queue pair may have received it */
 void rc_receive_unused(struct rc *rc, uint32_t frame);
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
@@ -474,7 +476,8 @@ static inline enum rc_lane rc_lane_of(uint8_t frame_kind)
 {
     return frame_kind == RC_MESSAGE ? RC_MESSAGES : RC_MAIN;
 }
-/* Whether everything before a fence is done: the asks are answered, the works of the other lane posted, the striped works done. */
+/* Whether everything before a fence is done: requests to the peer's processor are answered, operations of the other lane posted, striped
+ * operations done. */
 static inline bool rc_fence_open(const struct rc_link *l, enum rc_lane lane, uint64_t asks, uint64_t other, uint64_t stripes)
 {
     return asks <= l->answered && l->lane[1 - lane].posted >= other && stripes <= l->stripes_done;

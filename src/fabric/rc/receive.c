@@ -66,7 +66,7 @@ static int post_batch(struct rc *rc)
 static int give_shared(struct rc *rc, uint32_t frame)
 {
     struct rc_receives *r = &rc->receives;
-    int err = r->batched == RC_GIVE_BATCH ? post_batch(rc) : 0; /* an earlier post_batch() failed */
+    int err = r->batched == RC_GIVE_BATCH ? post_batch(rc) : 0; /* the batch is full only if an earlier post_batch() failed */
     if (err)
         return err;
     r->batch[r->batched++] = frame;
@@ -128,7 +128,7 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
     int err = post_batch(rc);
     if (!err && !r->full && atomic_load_explicit(&r->count, memory_order_relaxed) < r->most) {
         err = add_shared_chunk(rc);
-        r->full = err != 0; /* messages are only slower without it */
+        r->full = err != 0; /* without more chunks, messages are only slower */
     }
     base_spin_unlock(&r->lock);
     if (err)
@@ -145,7 +145,8 @@ static int post_own_locked(struct rc_link *l, uint32_t frame)
     return err ? base_fail(-err, "its queue pair accepts no receive buffers: %s", base_strerror(err)) : 0;
 }
 
-/* A bit for each frame in use. When a queue pair is replaced, these frames are posted later, when they become free; the others at once. */
+/* A bit for each frame in use. When a queue pair is replaced, the frames that are not in use are posted at once, and each of the others
+ * when it becomes free. */
 static _Atomic uint64_t *held(struct rc_link *l, uint32_t frame)
 {
     return &l->own_held[(frame - l->own_first) / 64];

@@ -2,13 +2,13 @@
  *
  * Striping: large puts and gets are spread over the rails in pieces.
  *
- * Each step posts a span of a work: one piece to each rail, of about the same size, cut at multiples of RC_CUT_BYTES of the peer's memory.
- * The first rail's piece is an ordinary request (post.c). Rails have no common order. So what a fence or a signal puts behind a striped
- * work waits until all pieces have arrived (rc_fence_open()). And a work behind a fence is striped only when the first rail has proved that
- * everything before the fence has arrived.
+ * Each step posts a span of the operation: one piece to each rail, of about the same size, cut at multiples of RC_CUT_BYTES of the peer's
+ * memory. The first rail's piece is an ordinary request (post.c). Rails have no common order. So what a fence or a signal puts behind a
+ * striped operation waits until all pieces have arrived (rc_fence_open()). And an operation behind a fence is striped only when the first
+ * rail has proved that everything before the fence has arrived.
  *
- * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Until then their work
- * is not done, so nothing that must come after the work is posted.
+ * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Until then their
+ * operation is not done, so nothing that must come after it is posted.
  */
 #include "fabric/rc/rails.h"
 
@@ -120,13 +120,13 @@ int rc_stripe_prove(struct rc_link *l, struct rc_track *t)
 
 /* --- a span --- */
 
-/* Whether the first rail has proved that everything before the work's fence has arrived at the peer. The caller has posted all works of
- * both lanes before the fence. */
+/* Whether the first rail has proved that everything before the operation's fence has arrived at the peer. The caller has posted everything
+ * that was queued in both lanes before the fence. */
 static bool behind_fence(struct rc_link *l, struct rc_work *k)
 {
     if (BASE_LIKELY(k->fences == l->fence_proved))
         return true;
-    /* Begin a proof. Begin it anew if the queue pair was replaced, because requests were posted again. */
+    /* Begin the proof. If the queue pair was replaced, begin it anew, because requests were posted again. */
     if (!k->proof.set || k->proof.generation != l->generation) {
         k->proof.set = true;
         k->proof.generation = l->generation;
@@ -228,7 +228,7 @@ void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
     }
 }
 
-/* Repeats the pieces of a track without queue pair over the first rail. True: none are left. */
+/* Repeats over the first rail the pieces of a track that has no queue pair. True: no pieces are left to repeat. */
 static bool repeat(struct rc_link *l, struct rc_track *t)
 {
     while (t->repeat && t->done < t->posted) {

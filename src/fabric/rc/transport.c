@@ -61,8 +61,8 @@ static int look_for_device(struct weft_node *w)
                          "device %s does not support reliable connections with RDMA write and read, which the rc transport needs; use "
                          "another device (WEFT_DEVICE) or another transport (WEFT_TRANSPORT)",
                          d->name);
-    /* Make room for as many peers as the completion queue allows. Fewer than there are peers may be enough, because only peers that are
-     * used get a queue pair. */
+    /* Make room for as many peers as the completion queue allows. Room for only some of the cluster's nodes may be enough, because only
+     * peers to which there are operations get a queue pair. */
     uint32_t room = d->traits.cqe > RC_CQ_SPARE ? (d->traits.cqe - RC_CQ_SPARE) / RC_CQ_ENTRIES : 0;
     uint32_t peers = rc_peers_expected(w);
     rc->peers_max = room < peers ? room : peers;
@@ -172,7 +172,7 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
         return base_fail(err, "node %u did not send the address and the memory keys of its pool: %s", l->link->node, base_strerror(err));
     if (!hello_ok(l, theirs))
         return base_fail(-EPROTO,
-                         "node %u describes its pool in a way that this version of weft does not know: run the same version of weft on all "
+                         "node %u describes its pool in a way that this version of weft does not know; run the same version of weft on all "
                          "hosts, and set the same WEFT_TRANSPORT on all nodes",
                          l->link->node);
     l->peer_keys_count = theirs->segments;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Creates and ends works, and the requests that belong to them. A striped work is in a list until it is done (rails.h).
+ * Creates and ends queued operations (works), and the requests that belong to them. A striped operation is in a list until it is done
+ * (rails.h).
  */
 #include "fabric/rc/rails.h"
 

@@ -50,17 +50,18 @@ enum tb_check { TB_CHECK_FULL, TB_CHECK_FRAMES }; /* checksums cover all bytes, 
 
 struct tb_transfer {     /* an incoming transfer */
     uint16_t generation; /* counts the transfers that have used this number */
-    bool used, own;      /* own: a get that this node began; otherwise a put that the peer began */
+    bool used, own;      /* own: true for a get that this node began, false for a put that the peer began */
     uint32_t message;    /* size of a piece: the message size of the lanes used */
     uint64_t offset, length;
-    uint64_t counted;                  /* bytes already added to counts.get_bytes */
-    uint32_t pieces, left, cursor;     /* left: pieces that are not verified yet; cursor: all earlier pieces have a receive or are done */
+    uint64_t counted; /* bytes already added to counts.get_bytes */
+    /* left: pieces that are not verified yet; cursor: every piece before this one has a receive or is done */
+    uint32_t pieces, left, cursor;
     uint64_t *wanted;                  /* bitmap: pieces that need a receive */
-    uint64_t from;                     /* own: the offset in the peer's pool */
+    uint64_t from;                     /* if `own`: where the bytes are in the peer's pool */
     uint32_t repairs_without_progress; /* lane repairs by this transfer since its last correct piece */
     bool use_records;                  /* after too many repairs: request the remaining pieces as records */
-    uint32_t fetching, asked,
-        asks; /* fetching: the piece that is requested as records; asked: bytes of it requested so far; asks: requests under way */
+    /* fetching: the piece that is requested as records; asked: how many bytes of this piece were requested; asks: requests under way */
+    uint32_t fetching, asked, asks;
     uint64_t word, add; /* the word and the operand from TB_OPEN */
     uint32_t what;
     void *cookie;
@@ -86,7 +87,7 @@ struct tb_posted {
 struct tb_lane {
     /* `generation` is the number of the lane's current queue pair. Records about earlier queue pairs are ignored. */
     bool up, say_up;                      /* say_up: TB_LANE is to be sent */
-    uint16_t generation, peer_generation; /* of this end's queue pair; of the peer's, as announced */
+    uint16_t generation, peer_generation; /* of this end's queue pair; of the peer's queue pair, as the peer announced it */
     uint32_t message;
     uint32_t depth; /* maximum number of messages under way */
     /* Receiving: receives [in_first, in_next) are posted; those before in_landed have completed. */
@@ -99,14 +100,14 @@ struct tb_lane {
     bool ask;                                                    /* TB_QUIESCE is to be sent */
     bool quiet;                                                  /* TB_QUIET has arrived */
     uint32_t good;                                               /* correct pieces since the last repair */
-    /* Sending: pieces for the peer's receives [out_next, out_end) must be sent. */
+    /* Sending: pieces for the peer's receives [out_next, out_end) must be sent. `unleft` sends are posted and have not completed. */
     uint32_t out_next, out_end, unleft;
     struct {
         uint16_t transfer;
         uint32_t piece;
     } out[TB_LANE_DEPTH];
     uint32_t again_next, again_end; /* pieces for these receives are sent again, before new ones */
-    uint32_t void_end;              /* nothing is sent for earlier receives */
+    uint32_t void_end;              /* nothing is sent for receives before this one */
     bool quiesce;                   /* the peer has asked for TB_QUIET */
     int64_t quiesce_at;
 };
@@ -129,7 +130,7 @@ struct tb_bulk {
     enum tb_check check;
     uint32_t lane_count;
     bool active; /* tb_bulk_pump() may have something to do */
-    /* When tb_bulk_pump() last ran. A timer that expired before and is still set waits for a record or for room, not for time. */
+    /* When tb_bulk_pump() last ran. A timer that had expired then and is still set waits for a record or for room, not for time. */
     int64_t pumped;
     uint32_t use_records;        /* number of transfers with use_records */
     uint32_t turn;               /* the transfer that gets the next receive */
@@ -140,7 +141,7 @@ struct tb_bulk {
         bool fetched;
     } drops[2 * TB_TRANSFERS], dropped[TB_TRANSFERS]; /* records to be sent before any new transfer begins */
     uint32_t drop_count, dropped_count;
-    uint16_t begun; /* number of transfers that this node has begun, and generation of the latest */
+    uint16_t begun; /* how many transfers this node has begun; also the generation of the latest one */
     struct tb_bulk_counts counts;
 };
 

@@ -9,8 +9,9 @@
 #include "fabric/records/bulk.h"
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
-#define TB_BULK_QUIET_WITHIN   (10 * WEFT_MS) /* the sender reports sends that have not left within this time */
-#define TB_BULK_AHEAD          6u             /* prefetch distance in frames while checksums are computed */
+/* After this time the sender reports which of its sends have not left. */
+#define TB_BULK_QUIET_WITHIN (10 * WEFT_MS)
+#define TB_BULK_AHEAD        6u /* prefetch distance in frames while checksums are computed */
 
 /* The size of the pieces of a transfer: the message size of the largest lanes that the transfer fills. */
 static inline uint32_t tb_bulk_message_for(const struct tb_bulk *b, uint64_t length)
@@ -40,7 +41,7 @@ static inline uint64_t tb_bulk_sum(const struct tb_bulk *b, uint64_t offset, uin
     for (uint32_t i = 0; i < bytes; i += TB_FRAME_BYTES) {
         /* the processor's own prefetcher does not detect this stride */
         __builtin_prefetch(at + i + TB_BULK_AHEAD * TB_FRAME_BYTES);
-        sum += base_hash(at + i, 64, i); /* the hashes are independent, so they can overlap */
+        sum += base_hash(at + i, 64, i); /* no hash depends on another one, so the processor computes several at the same time */
     }
     return sum;
 }
@@ -74,7 +75,7 @@ static inline struct tb_words tb_bulk_lane_words(const struct tb_bulk *b, enum t
 /* bulk_receive.c */
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length); /* prepares an incoming transfer */
 void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* this piece needs a receive */
-/* Posts receives for consecutive pieces, and announces them in one record. False: no more can be posted now. */
+/* Posts receives for consecutive pieces, and announces them in one record. False: no more receives can be posted now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
 void tb_bulk_receive_fetch(struct tb_bulk *b); /* requests pieces as records */
 void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now);

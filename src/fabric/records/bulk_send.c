@@ -48,7 +48,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
         return false;
     struct tb_words m = tb_bulk_lane_words(b, TB_SUM, lane, 0);
     m.token = number;
-    if ((int32_t)(number - l->void_end) < 0) /* another send has used this receive: a checksum of 0 reports this to the peer */
+    if ((int32_t)(number - l->void_end) < 0) /* another send has used this receive: a checksum of 0 tells the peer so */
         return tb_stream_say(b->stream, &m);
     if (l->unleft >= l->depth)
         return false;
@@ -65,8 +65,8 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
     return tb_stream_say(b->stream, &m);
 }
 
-/* Sends the checksums of half a lane's pieces before the other half, so that the peer can verify the first half and post new receives
- * meanwhile. */
+/* Sends pieces. After half as many pieces as the lane holds, the checksums of these pieces are sent at once, so that the peer can verify
+ * them and post new receives while the other half is sent. */
 void tb_bulk_send_pieces(struct tb_bulk *b, uint32_t lane, int64_t now)
 {
     struct tb_lane *l = &b->lanes[lane];

@@ -175,7 +175,7 @@ static void endpoint_drop(struct tb_endpoint *e, struct tb_work **first, struct 
     }
 }
 
-/* Whether an operation uses memory of the caller. Then it must end together with its op. */
+/* Whether an operation uses memory of the caller. Such an operation must end together with its op. */
 static bool endpoint_borrows(const struct tb_work *k)
 {
     return (k->kind == WORK_PUT && k->len && k->local != k->body) || k->kind == WORK_GET || (k->kind == WORK_ATOMIC && (k->op || k->old));
@@ -230,7 +230,7 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status)
 
 void tb_endpoint_end(struct tb_endpoint *e, int status)
 {
-    /* First end the pieces. Works in a list stay there and are freed with the list below. */
+    /* First end the pieces of queued operations. An operation that is in a list stays in the list, which is freed below. */
     for (uint32_t i = 0; i < TB_ASKS; i++) {
         struct tb_ask was = e->asks[i];
         if (!was.used)

@@ -26,8 +26,8 @@
 #include "fabric/records/bulk.h"
 #include "fabric/records/stream.h"
 
-#define TB_ASKS      256u        /* maximum number of asks (requests with an answer of the peer) under way */
-#define TB_ASK_BYTES (32u << 10) /* maximum size of one ask of a get */
+#define TB_ASKS      256u        /* maximum number of requests under way that the peer must answer ("asks") */
+#define TB_ASK_BYTES (32u << 10) /* maximum size of one request of a get */
 #define TB_MESSAGES  64u         /* maximum number of a peer's messages that wait for their handlers */
 
 struct tb_endpoint_env {
@@ -38,8 +38,8 @@ struct tb_endpoint_env {
     /* Keep a copy of a message that has arrived in order. At most TB_MESSAGES messages wait. False: out of memory; the peer is given up. */
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
-    /* A move copies bytes to or from (`get`) the peer's pool without records. move() starts one; tb_endpoint_moved() follows, but not
-     * inside this call. False: no room now. movable(): whether a move can use this local memory. Both functions may be NULL. */
+    /* A move copies bytes to or from (`get`) the peer's pool without records. move() starts a move; tb_endpoint_moved() is called later,
+     * not from inside move(). False: no room now. movable(): whether a move can use this local memory. Both functions may be NULL. */
     bool (*move)(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie);
     bool (*movable)(void *ctx, const uint8_t *local, uint64_t len);
 };
@@ -60,14 +60,14 @@ struct tb_endpoint_config {
 struct tb_work;
 struct tb_ask {
     weft_op *op;
-    struct tb_work *work; /* this ask is a piece of this work; NULL: none */
+    struct tb_work *work; /* the queued operation of which this request is a piece; NULL: none */
     uint64_t *old;        /* atomic: where to store the former value */
     uint8_t *to;          /* get: where to store the bytes */
     uint32_t left;
-    bool used, get, bulk; /* bulk: the ask belongs to a bulk transfer */
-    uint8_t turn;         /* turn in which the ask began; see tb_endpoint.turn */
+    bool used, get, bulk; /* bulk: the request belongs to a bulk transfer */
+    uint8_t turn;         /* turn in which the request began; see tb_endpoint.turn */
     uint16_t transfer, generation;
-    uint16_t next_free; /* 1 + index of the next free ask; 0: never used, and the next array element is free, too */
+    uint16_t next_free; /* 1 + index of the next free element; 0: this element was never used, and the next one is free, too */
 };
 
 struct tb_endpoint_counts {
@@ -84,27 +84,29 @@ struct tb_endpoint {
     struct tb_stream stream;
     uint8_t *pool;
     uint64_t pool_bytes, first_byte;
-    struct tb_work *works, **works_end;       /* works to be sent, in order */
-    uint32_t ordered;                         /* how many of them are fences, or messages that wait behind a fence */
+    struct tb_work *works, **works_end;       /* operations to be sent, in order */
+    uint32_t ordered;                         /* how many of these operations are fences, or messages that wait behind a fence */
     struct tb_work *messages, **messages_end; /* messages that wait for credit */
     struct tb_work *serves, **serves_end;     /* answers that wait for room */
     uint32_t serve_count;
-    uint64_t backlog_bytes, message_bytes; /* queued bytes of works and serves, and of messages; also read without the lock, as a hint */
+    /* Queued bytes. backlog_bytes: of `works` and `serves`; message_bytes: of `messages`. Also read without the lock, as a hint. */
+    uint64_t backlog_bytes, message_bytes;
     uint32_t messages_sent, messages_received;
     uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while moves are impossible */
-    uint32_t tracked;                             /* number of asks, transfers and moves for which a fence waits */
-    bool works_first;                             /* this pump begins with works: messages took all room in the last one */
+    uint32_t tracked;                             /* number of requests to the peer, transfers and moves for which a fence waits */
+    bool works_first;                             /* the next pump begins with `works`, because in the last one messages took all room */
     bool fenced;                                  /* moves wait until the peer has executed all frames before `fenced_at` */
     uint32_t fenced_at;                           /* number of a frame */
-    /* For flushes. Works and asks belong to the turn in which they began. under_way[turn & 1] counts those of the current turn, the other
-     * element those of earlier turns. A flush ends the current turn, but only when all earlier turns are over. */
+    /* For flushes. Each operation, and each request to the peer, belongs to the turn in which it began. under_way[turn & 1] counts those of
+     * the current turn, the other element those of earlier turns. A flush ends the current turn, but only when all earlier turns are over.
+     */
     uint32_t turn, under_way[2];
-    uint16_t free_ask; /* the first free ask; TB_ASKS: none is free */
+    uint16_t free_ask; /* the first free element of `asks`; TB_ASKS: none is free */
     int64_t now;
     struct tb_endpoint_counts counts;
     char broken[96]; /* a description of the peer's violation of the protocol; "": none */
-    /* An idle connection uses memory only of the first page, and of the last one: the first asks follow the fields above, and what is used
-       of `bulk` is at its end. */
+    /* An idle connection uses memory only of the first and the last page of this struct: the first elements of `asks` follow the fields
+     * above, and the used part of `bulk` is at its end. */
     struct tb_ask asks[TB_ASKS];
     struct tb_bulk bulk;
 };
@@ -134,8 +136,7 @@ int tb_endpoint_fence(struct tb_endpoint *e);
 bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);
 
 /* Called when no route leads to the peer. Pending operations end with `status`, and may have happened or not. Copied ones (messages, small
- * puts, system words) stay queued until there is a route. True: an operation without an op may be lost, which the next flush must
- * report. */
+ * puts, system words) stay queued until there is a route. True: an operation without an op may be lost; the next flush must report this. */
 bool tb_endpoint_fail(struct tb_endpoint *e, int status);
 
 /* Called while no lane is up but frames reach the peer by another route. Transfers are repeated with records. */

@@ -22,7 +22,7 @@ struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes)
     return k;
 }
 
-/* Makes a work for an operation of this node. (SERVE works are for operations of the peer.) */
+/* Makes a queued operation (a work) of this node. Only works of the kind SERVE belong to operations of the peer. */
 static struct tb_work *new_op(struct tb_endpoint *e, enum tb_work_kind kind, weft_op *op, uint32_t bytes)
 {
     struct tb_work *k = tb_work_new(kind, op, bytes);
@@ -47,7 +47,7 @@ void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_
     __atomic_store_n(sum, *sum + bytes, __ATOMIC_RELAXED);
 }
 
-/* Whether the work is in the list of works, and messages that come later must wait behind it. */
+/* Whether later messages must wait behind this queued operation: it is a fence or a message, and its list is `works`. */
 static bool work_orders(struct tb_endpoint *e, struct tb_work **const *end, const struct tb_work *k)
 {
     return end == &e->works_end && (k->kind == WORK_FENCE || k->kind == WORK_MESSAGE);
@@ -217,7 +217,7 @@ static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local,
     return n;
 }
 
-/* Queue the work first: it has begun before all others, and must not wait for a fence among them. */
+/* Queue the operation at the head of the list: it began before all others in the list, and must not wait for a fence among those. */
 static void put_first(struct tb_endpoint *e, struct tb_work *k)
 {
     k->next = e->works;
@@ -256,7 +256,8 @@ static bool operation_unfenced(struct tb_endpoint *e)
     return !e->fenced;
 }
 
-/* Passes a fence. Only records before the fence may still be unexecuted, and moves wait for these (operation_unfenced()). */
+/* Passes a fence. Everything before the fence has been executed, except perhaps records; moves wait for those records
+ * (operation_unfenced()). */
 static void operation_pass_fence(struct tb_endpoint *e)
 {
     e->fenced = true;
@@ -345,8 +346,8 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     return true;
 }
 
-/* Remove the first work, which has begun completely. The work ends with its last piece, or without pieces when its last record is
- * acknowledged. */
+/* Removes the first queued operation, which has begun completely. It ends with its last piece. An operation without pieces ends when its
+ * last record is acknowledged. */
 static void operation_begun(struct tb_endpoint *e)
 {
     struct tb_work *k = tb_work_unlink_first(e, &e->works, &e->works_end);
@@ -395,7 +396,7 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
             operation_pass_fence(e);
             tb_work_free(e, tb_work_unlink_first(e, &e->works, &e->works_end));
             break;
-        default: /* a message that waited behind other works moves to the list of messages */
+        default: /* a message that waited behind other operations moves to the list of messages */
             tb_work_unlink_first(e, &e->works, &e->works_end);
             tb_work_append(e, &e->messages_end, k);
             tb_endpoint_push_messages(e);
@@ -536,8 +537,8 @@ int tb_endpoint_fence(struct tb_endpoint *e)
     return 0;
 }
 
-/* Whether all works and asks up to this turn have ended. A new turn begins only when all turns before the current one are over, so two
- * counters are enough. */
+/* Whether every operation and every request to the peer that began in this turn or before has ended. A new turn begins only when all turns
+ * before the current one are over, so two counters are enough. */
 static bool turn_over(struct tb_endpoint *e, uint32_t turn)
 {
     if (e->turn == turn && e->under_way[1 - (turn & 1)] == 0)

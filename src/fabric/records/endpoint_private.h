@@ -21,13 +21,13 @@ struct tb_work {
     weft_op *op;
     uint8_t *local; /* PUT, GET */
     uint64_t remote, len, begun;
-    uint32_t pieces;        /* asks or transfers under way */
+    uint32_t pieces;        /* requests to the peer or transfers that are under way for this operation */
     bool signal, signalled; /* signal: add to `word` when the bytes have arrived */
     bool records;           /* a part of a put was sent in records */
-    bool linked;            /* the work is in one of the lists */
-    bool counted;           /* the work is counted in e->under_way[turn] */
+    bool linked;            /* the operation is in one of the lists */
+    bool counted;           /* the operation is counted in e->under_way[turn] */
     uint8_t turn;
-    bool restart; /* after the last piece, repeat the whole work in another way */
+    bool restart; /* after the last piece, repeat the whole operation in another way */
     uint64_t word, add;
     uint64_t *old;        /* ATOMIC */
     uint32_t what, token; /* ATOMIC: kind; MESSAGE: handler; SERVE: token */
@@ -45,7 +45,7 @@ static inline void tb_endpoint_complete(struct tb_endpoint *e, weft_op *op, int 
 }
 
 /* endpoint_operations.c. `end` is the end pointer of one of an endpoint's three lists. */
-struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the work's body. NULL: out of memory */
+struct tb_work *tb_work_new(enum tb_work_kind kind, weft_op *op, uint32_t bytes); /* bytes: size of the body. NULL: out of memory */
 void tb_work_free(struct tb_endpoint *e, struct tb_work *k);
 void tb_work_account(struct tb_endpoint *e, struct tb_work **const *end, uint64_t bytes);
 void tb_work_append(struct tb_endpoint *e, struct tb_work ***end, struct tb_work *k);
@@ -56,7 +56,8 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
 /* Requests at most TB_ASK_BYTES. False: no room now. */
 bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work);
 void tb_endpoint_free_ask(struct tb_endpoint *e, struct tb_ask *ask);
-/* A transfer or an ask of this work has ended. The work ends with its last piece, unless parts have not begun. */
+/* A piece of this operation (a transfer or a request to the peer) has ended. If it was the last piece, and no part of the operation still
+ * has to begin, the operation ends. */
 void tb_endpoint_piece_done(struct tb_endpoint *e, struct tb_work *k, int status);
 void tb_endpoint_push_messages(struct tb_endpoint *e); /* sends waiting messages while there is room and credit */
 void tb_endpoint_push_works(struct tb_endpoint *e);

@@ -81,7 +81,7 @@ static int record_put(struct tb_endpoint *e, const uint8_t *at, uint32_t bytes)
     bytes -= TB_PUT_HEAD;
     if (!record_in_pool(e, offset, bytes))
         return record_nonsense(e, "a put outside the pool");
-    if (bytes == 8 && (offset & 7) == 0) { /* an aligned word is written in one store, which flags and system words rely on */
+    if (bytes == 8 && (offset & 7) == 0) { /* an aligned word is written in one store: flags and system words rely on this */
         memcpy(&word, at + TB_PUT_HEAD, sizeof word);
         __atomic_store_n((uint64_t *)(void *)(e->pool + offset), word, __ATOMIC_RELEASE);
     } else {

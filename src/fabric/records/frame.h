@@ -56,7 +56,7 @@ enum tb_record_kind {
     TB_RESEND,  /* lane, token: number of the first receive, a: number of receives: send the pieces for these again */
     TB_DONE,    /* detail: transfer: the whole transfer has arrived and is verified */
     TB_DROP,    /* detail: transfer, token: 1 for a get, 0 for a put: the sender of this record gives up a transfer that it began */
-    TB_DROPPED, /* detail: transfer: the answer to TB_DROP for a put. TB_DONE was sent before if the put was complete */
+    TB_DROPPED, /* detail: transfer: the answer to TB_DROP for a put. If the put was complete, TB_DONE was sent first */
     TB_LANE,    /* lane, detail: generation: the sender of this record has created the lane's queue pair */
 };
 

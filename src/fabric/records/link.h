@@ -35,13 +35,13 @@ struct records_link {
     bool closed;
     _Atomic bool no_room; /* a frame or a piece could not be posted */
     _Atomic int64_t due;  /* when a timer of the endpoint expires next */
-    _Atomic bool cut;     /* there is no route to the peer now, or there was certainly never one */
+    _Atomic bool cut;     /* there is no route to the peer now, or it is certain that there has never been one */
     /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
     /* number of the message at inbox[0]. Reset when the inbox is empty, so that mostly the start of the inbox is used */
     uint32_t inbox_base;
-    /* delivered messages without credit for the peer yet, because too many messages wait for a handler to be installed */
+    /* how many delivered messages the peer has not got credit for yet, because too many messages wait for a handler to be installed */
     uint32_t withheld;
     struct stash stash;
     _Atomic bool broken;

@@ -67,7 +67,7 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
 }
 
-/* Not inlined, because most operations do not need it and would save registers for nothing. */
+/* Not inlined, because most operations do not call it, and inlined it would make all of them save registers. */
 static __attribute__((noinline)) void operation_pump(struct records_link *l)
 {
     records_pump_locked(l, base_recent_ns());
@@ -175,7 +175,7 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     base_spin_unlock(&l->lock);
 }
 
-/* Nothing to do: such writes are sent as frames, and the receiver of a frame wakes waiting threads. */
+/* Does nothing: what changes a word of the peer is sent in a frame, and the receiver of a frame wakes its waiting threads. */
 void records_no_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;

@@ -11,10 +11,11 @@
 
 #include "base/hash.h"
 
-#define US         INT64_C(1000)
-#define MS         (1000 * US)
-#define BUSY       2u         /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
-#define GATHER     (100 * US) /* with `paced`: the maximum of this wait. Acknowledgements arrive behind the bytes of large gets */
+#define US   INT64_C(1000)
+#define MS   (1000 * US)
+#define BUSY 2u /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
+/* with `paced`: the longest time that records wait to share a frame, because acknowledgements arrive behind the bytes of large gets */
+#define GATHER     (100 * US)
 #define SAY_EVERY  (TB_WINDOW / 4)
 #define SAY_WITHIN (1 * MS) /* maximum delay of an acknowledgement that the peer has not asked for */
 #define RTO_FIRST  (5 * MS)
@@ -451,7 +452,7 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         memcpy(&f, frame, sizeof f);
     if (!tb_frame_right(&f, frame, bytes) || f.session != s->session || f.from != s->peer || f.to != s->here ||
         f.ack - s->first > s->next - s->first) {
-        /* The frame was delayed if its acknowledgement is old. Ignore the acknowledgement, and use the rest of the frame. */
+        /* If its acknowledgement is old, the frame was delayed: ignore the acknowledgement, and use the rest of the frame. */
         if (bytes >= sizeof f && tb_frame_right(&f, frame, bytes) && f.session == s->session && f.from == s->peer && f.to == s->here &&
             (int32_t)(f.ack - s->first) < 0) {
             f.ack = s->first;

@@ -54,9 +54,9 @@ struct tb_stream {
     uint16_t here, peer;
     uint32_t session;
     uint8_t hops; /* the initial hop count of a frame */
-    /* Set this for routes on which a send completes long before the frame arrives. Then records wait for acknowledgements instead of
-     * completed sends before they share a frame, but not for long; frames ask for acknowledgements, and `window` is adapted. Set this
-     * field and the next three after tb_stream_init(). */
+    /* Set this for routes on which a send completes long before the frame arrives. Then records wait to share a frame until frames are
+     * acknowledged, not only until sends have completed; this wait is short. Frames ask for acknowledgements, and `window` is adapted. Set
+     * this field and the next three after tb_stream_init(). */
     bool paced;
     struct records_window window; /* of frames under way */
     int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`; set `rto` with them */
@@ -116,16 +116,16 @@ uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
-/* Handles an untrusted frame from the peer. -EBADMSG: dropped, because it is damaged or of another session; other negative: the result of
- * records(). */
+/* Handles an untrusted frame from the peer. -EBADMSG: the frame is dropped, because it is damaged or of another session; other negative:
+ * the result of records(). */
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* Called when the send of a buffer given to emit() has completed, or its queue pair is gone. */
 void tb_stream_left(struct tb_stream *s, uint32_t slot);
 /* Called after the connection has broken. The next pump retransmits each unacknowledged frame whose send has ended. */
 void tb_stream_again(struct tb_stream *s);
 void tb_stream_pump(struct tb_stream *s, int64_t now);
-/* Whether the last committed record waits to share its frame. Then pump does not send the frame before a send completes or the frame is
- * full. */
+/* Whether the last committed record waits to share its frame. Then tb_stream_pump() does not send the frame before a send completes or the
+ * frame is full. */
 bool tb_stream_gathers(const struct tb_stream *s);
 /* Whether so many frames are under way that the caller should poll for acknowledgements. */
 bool tb_stream_crowded(const struct tb_stream *s);

@@ -6,11 +6,11 @@
 
 #include "weft/types.h"
 
-#define SOON     (250 * WEFT_MS)    /* beyond the shortest time: up to this the window may grow */
-#define LATE     (500 * WEFT_MS)    /* beyond twice the shortest time: from this on the window shrinks; a quarter of WEFT_LIVENESS */
+#define SOON     (250 * WEFT_MS)    /* the window may grow if an operation takes less than this longer than the shortest time */
+#define LATE     (500 * WEFT_MS)    /* the window shrinks if an operation takes more than this longer than twice the shortest time */
 #define OWN_MOST WEFT_SECOND        /* upper limit for the network's own time */
 #define MEASURE  (10 * WEFT_SECOND) /* time between two measurements */
-#define ALONE    1                  /* a window size with which each frame or operation is alone under way */
+#define ALONE    1                  /* a window size with which only one frame or operation is under way at a time */
 
 /* The window size after an operation that took this time. */
 static uint32_t window_next(const struct records_window *w, int64_t took, bool used)

@@ -37,15 +37,16 @@
 #include "fabric/shm/copy_ways.h"
 
 #define STREAM_LEAST ((size_t)1 << 20)
-/* percent of the fastest time; among the ways within this margin, the first of the table is chosen */
+/* The chosen way is the first of the table that takes at most this percentage of the fastest way's time. */
 #define MARGIN       104u
-#define ALIKE        120u              /* the same for two non-temporal ways */
-#define BEHIND       125u              /* percent of the fastest time; a way that is slower after a round is not measured again */
+#define ALIKE        120u              /* this percentage instead of MARGIN, if both ways are non-temporal */
+#define BEHIND       125u              /* a way that takes more than this percentage of the fastest time is not measured in later rounds */
 #define SAMPLE       ((size_t)2 << 20) /* the fewest bytes to copy between two readings of the clock */
-#define SAMPLES      2u                /* samples of a way in a row; one more is taken before them, and ignored */
+#define SAMPLES      2u                /* samples of a way in a row; an additional first sample is ignored */
 #define ROUNDS       4u                /* rounds over all ways for small classes */
 #define ROUNDS_LEAST 2u                /* rounds for large classes */
-/* A class is measured after so many copies of its smallest size. Measuring takes 2 to 8 ms up to 2 MiB, and up to 100 ms for 16 MiB. */
+/* A class is measured when as many bytes were copied as in this number of copies of its smallest size. Measuring takes 2 to 8 ms for sizes
+ * up to 2 MiB, and up to 100 ms for 16 MiB. */
 #define COPIES_BEFORE 16u
 
 unsigned copy_class(size_t len)
@@ -98,7 +99,8 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
         return false;
     uint8_t *dst = src + len;
     memset(src, 1, 2 * len);
-    /* First measure each way with a part of the size. A way that takes twice as long as the best of its kind is not measured further. */
+    /* First measure each way with a part of the size. A way that takes twice as long as the best way of its kind (ordinary or non-temporal)
+     * is not measured further. */
     uint64_t least[2] = {UINT64_MAX, UINT64_MAX};
     for (unsigned i = 0; copy_ways[i].name; i++)
         if (copy_ways[i].works() && (!copy_ways[i].streams || len >= STREAM_LEAST)) {
@@ -129,7 +131,7 @@ bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX])
 
 #if BASE_ADDRESS_SANITIZER || BASE_THREAD_SANITIZER
 
-/* The sanitizers do not check all of the other ways. */
+/* With a sanitizer, use only the C library's memcpy, because sanitizers do not check all of the other ways. */
 const struct copy_way *copy_way_for(size_t len)
 {
     (void)len;
@@ -144,7 +146,8 @@ static struct {
     _Atomic bool measuring;
 } classes[COPY_CLASSES];
 
-/* Returns the C library's way; for data that fits into no cache, the table's last non-temporal way, which is bad on no machine. */
+/* Returns the C library's way; for data that fits into no cache, the last non-temporal way of the table, because it is bad on no machine.
+ */
 static const struct copy_way *guess(size_t len)
 {
     uint64_t cache = base_cache_bytes();

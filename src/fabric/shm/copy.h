@@ -12,8 +12,8 @@
 
 void copy_large(void *dst, const void *src, size_t len);
 
-/* Threads that help a node with its largest copies. The first such copy starts them; they sleep between copies, and end with
- * copy_team_free(). Any thread may call copy_by_team(). While one copy has the helpers, other callers copy alone. */
+/* Helpers: threads that help a node with its largest copies. The first such copy starts the helpers, and copy_team_free() ends them. They
+ * sleep between copies. Any thread may call copy_by_team(). While one copy has the helpers, other callers copy alone. */
 #define COPY_TEAM_LEAST (UINT64_C(4) << 20) /* bytes; for smaller copies, waking helpers costs more than it saves */
 #define COPY_TEAM_MAX   16u
 struct copy_team;

@@ -24,13 +24,14 @@
 #define PIECE_PAGES  ((size_t)64 << 10) /* a piece is a multiple of this */
 #define PIECES_EACH  4u                 /* several for each thread, so that faster threads can take more */
 #define SLEEP_NS     (INT64_C(3600) * 1000000000)
-/* the caller's longest sleep: a helper may be preempted between counting its piece and waking the caller */
+/* The caller sleeps at most this long at a time, because a helper may be preempted between counting its piece and waking the caller. */
 #define NAP_NS INT64_C(1000000)
 
 struct copy_team {
     uint32_t helpers;
     int64_t spin_ns;
-    base_spin lock; /* protects `started`, and is held during the one copy that has the helpers; taken only by try, so no thread spins */
+    /* Protects `started`. The thread whose copy has the helpers holds this lock. No thread spins for it: all only try to take it. */
+    base_spin lock;
     uint32_t started;
     pthread_t threads[COPY_TEAM_MAX];
     /* The members up to `pieces` describe the copy. Relaxed, because a thread uses what it has read only if it takes a piece afterwards. */

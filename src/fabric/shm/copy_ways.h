@@ -27,7 +27,7 @@ extern const struct copy_way copy_ways[COPY_WAYS_MAX + 1];
  * sizes from 16 MiB. */
 #define COPY_CLASSES 10u
 unsigned copy_class(size_t len);
-size_t copy_class_bytes(unsigned class); /* the smallest size of the class, which is the one that is measured */
+size_t copy_class_bytes(unsigned class); /* the smallest size of the class; this size is measured */
 
 /* Chooses a way by the measured times `ns`, of which 0 means: not measured. Returns an index into copy_ways. */
 unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX]);

@@ -35,13 +35,13 @@ struct shm_link {
     uint8_t *pool;           /* the peer's pool, mapped into this process */
     struct control *control; /* mapped into this process as well */
     size_t control_bytes;
-    struct ring *late[2]; /* if one of the two nodes joined later: rings of this pair alone, to the peer and from the peer */
+    struct ring *late[2]; /* rings of this pair alone, used if one of the two nodes joined later: [0] to the peer, [1] from the peer */
 
     base_spin send_lock; /* protects the members from here to `in` */
     struct ring_sender out;
     struct kept *backlog, **backlog_end;
     _Atomic uint64_t backlog_bytes; /* also read without the lock, as a hint */
-    /* number of messages ever put into the backlog, and of those that have left it */
+    /* kept: how many messages were ever put into the backlog; kept_gone: how many have left the backlog */
     _Atomic uint64_t kept, kept_gone;
 
     struct ring_receiver in; /* protected by w->progress, like `stash` */
@@ -93,7 +93,7 @@ bool shm_idle(struct weft_node *w);
 void shm_last_words(struct weft_node *w, struct fab_link *l);
 const char *shm_broken(struct weft_node *w, struct fab_link *l);
 void shm_messages_init(struct shm_link *s);
-void shm_fail_backlog(struct shm_link *s, int status); /* fails the messages in the backlog */
-void shm_forget_stash(struct shm_link *s);             /* drops the messages that wait for a handler */
+void shm_fail_backlog(struct shm_link *s, int status);
+void shm_forget_stash(struct shm_link *s); /* drops the messages that wait for a handler */
 
 #endif

@@ -66,7 +66,8 @@ static void shm_close(struct weft_node *w)
     w->shm = NULL;
 }
 
-/* Called when the number of nodes on this host is known. The first large copy starts the threads. */
+/* Makes the team of threads for large copies. Called when the number of nodes on this host is known. The first large copy starts the
+ * threads. */
 static int shm_settle(struct weft_node *w, int64_t deadline)
 {
     (void)deadline;
@@ -126,7 +127,7 @@ static int map_peer(struct weft_node *w, struct shm_link *s, const struct hello 
 }
 
 /* Makes the rings of a pair in which one node joined later, because control regions have no rings for such a pair. Each node makes the ring
- * for messages to itself, and gets the other one. */
+ * for messages to itself, and gets the other ring from the peer. */
 static int shm_late_rings(struct shm_link *s, int side_fd, int64_t deadline)
 {
     struct hello mine = {.magic = CONTROL_MAGIC, .control_bytes = base_round_up(sizeof(struct ring), BASE_PAGE)}, theirs = {0};

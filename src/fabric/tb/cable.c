@@ -35,7 +35,7 @@ static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t send
     return verbs_qp_create(qp, d->d, &options);
 }
 
-/* Reads how many frames the device has granted to the control queue pair, which may be fewer than requested. */
+/* Reads how many frames the device has granted to the control queue pair: it may grant fewer than requested. */
 static void cable_take_grant(struct tb_cable *c)
 {
     c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;
@@ -112,8 +112,8 @@ static int cable_post_send(struct verbs_qp *qp, struct tb_device *d, void *at, u
     return ibv_post_send(qp->qp, &wr, &bad);
 }
 
-/* Posts the receives that wait to be posted again, in one call. If the port is down they are dropped, because the cable will be taken down,
- * and is rebuilt with all receives. */
+/* Posts the receives that wait to be posted again, in one call. If the port is down, drops these receives: the cable will be taken down,
+ * and when it is rebuilt it gets all its receives. */
 int tb_cable_receive_owed(struct tb_cable *c)
 {
     struct ibv_sge sge[TB_OWED];

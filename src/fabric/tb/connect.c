@@ -277,7 +277,7 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
     }
     bool down = mine->told == TOLD_DOWN || theirs->told == TOLD_DOWN;
     if (down)
-        snprintf(why, why_len, "the hostfile names device %s of node %u for it, which cannot be used now",
+        snprintf(why, why_len, "the hostfile names device %s of node %u for this cable, and that device cannot be used now",
                  mine->told == TOLD_DOWN ? mine->towards : theirs->towards, mine->told == TOLD_DOWN ? mine->rank : theirs->rank);
     if (l->cable_count == 0 && !down && (mine->told == TOLD_DEVICE || theirs->told == TOLD_DEVICE))
         return base_fail(-ENETUNREACH,
@@ -311,8 +311,8 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
     if (l->cable_count == 0)
         snprintf(l->no_cable, sizeof l->no_cable, "%s", why);
     if (l->cable_count == 0)
-        base_log(BASE_LOG_INFO, "no cable leads to node %u%s%s; perhaps a route through other nodes does", link->node, why[0] ? ": " : "",
-                 why);
+        base_log(BASE_LOG_INFO, "no cable leads to node %u%s%s; perhaps a route through other nodes leads there", link->node,
+                 why[0] ? ": " : "", why);
     uint64_t segment = theirs.segment < tb->segment ? theirs.segment : tb->segment;
     link->pool_bytes = theirs.pool_bytes;
     base_spin_lock(&tb->receiving);

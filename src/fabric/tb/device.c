@@ -141,8 +141,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
     return err;
 }
 
-/* relaxed: these words order no other memory, and an unnecessary query does no harm. The link's lock keeps a thread that posts and the
- * thread that takes the cable down apart. */
+/* relaxed: these words order no other memory, and an unnecessary query does no harm. The link's lock keeps apart a thread that posts and
+ * the thread that takes the cable down. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
 {
     if (atomic_load_explicit(&d->down, memory_order_relaxed))
@@ -221,7 +221,7 @@ void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
     *used = *budget = 0;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* because a port that comes up adds a device */
+    base_spin_lock(&tb->receiving); /* because the progress thread adds a device when a port comes up */
     for (uint32_t i = 0; i < tb->device_count; i++) {
         const struct tb_device *dev = &tb->devices[i];
         if (dev->pool.count + dev->private.count > *used) {

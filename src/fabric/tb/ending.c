@@ -77,8 +77,8 @@ static void ending_give_back(struct tb *tb)
     }
     if (!mine) {
         base_log(BASE_LOG_WARN,
-                 "a call of the Thunderbolt driver does not return, so what this process uses of the Thunderbolt devices is not freed: "
-                 "restart the host when a device has no protection domain left; WEFT_GUARD avoids this in later runs");
+                 "a call of the Thunderbolt driver does not return, so what this process uses on the Thunderbolt devices is not freed. "
+                 "Restart the host when a device has no protection domain left. Set WEFT_GUARD to avoid this in later runs");
         return;
     }
     for (uint32_t i = 0; i < tb->cable_count; i++)
@@ -107,7 +107,7 @@ static void *ending_thread(void *arg)
 }
 
 /* A destructor, because it must run after all atexit() functions of the program and destructors of static C++ objects: one of these may
- * close the node. If this ran first, it would hold the locks, and that close would block for ever. */
+ * close the node. If this destructor ran first, it would hold the locks, and that close would block for ever. */
 __attribute__((destructor)) static void on_exit_without_close(void)
 {
     if (getpid() != atomic_load_explicit(&owner, memory_order_relaxed))

@@ -8,7 +8,7 @@
 
 #define BATCH           32
 #define LOOK            (5 * WEFT_MS)  /* the least time between two queries of a port, each of which may be a system call */
-#define LOOK_BUSY       (WEFT_MS / 20) /* the same for a port on which something has arrived, because receives will be posted */
+#define LOOK_BUSY       (WEFT_MS / 20) /* instead of LOOK for a port on which something has arrived, because receives will be posted */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u

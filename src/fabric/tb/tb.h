@@ -24,11 +24,11 @@
 #include "fabric/records/link.h"
 #include "verbs/verbs.h"
 
-#define TB_DEVICES     8u /* the most devices of a node */
-#define TB_CABLE_LANES 8u /* the most lanes of a cable */
+#define TB_DEVICES     8u
+#define TB_CABLE_LANES 8u
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
-#define TB_RECEIVES 128u /* receives for control frames on a cable, which all its links share */
-#define TB_OWED     8u   /* the most receives that wait to be posted again in one call */
+#define TB_RECEIVES 128u /* receives for control frames on a cable; all links over the cable share them */
+#define TB_OWED     8u   /* receives are posted again in one call when so many of them wait */
 #define TB_SENDS    128u
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
@@ -52,7 +52,7 @@ struct tb_device {
     struct tb_completions of[TB_DIRECTIONS];
     struct verbs_regions pool, private;
     uint32_t cables;           /* cables that use this device; a Thunderbolt port has one */
-    _Atomic int64_t looked_at; /* when the port was last queried; any thread that posts may do this */
+    _Atomic int64_t looked_at; /* when the port was last queried; any thread that posts may query it */
     /* the port was down: nothing more is posted, and its cables are taken down even if the port is up again */
     _Atomic bool down;
 };
@@ -67,12 +67,12 @@ struct tb_cable {
     uint32_t lane_base;       /* the number of the cable's first lane in the link */
     uint32_t receives, sends; /* depths of the control queue pair's queues, in frames, as granted */
     uint8_t *frames;          /* [TB_RECEIVES], registered memory */
-    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: the frame is not being forwarded. With the
-     * next field under tb->receiving. */
+    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: the frame is not being forwarded. This field
+     * and the next one are under tb->receiving. */
     uint16_t held[TB_RECEIVES];
     uint32_t held_count;
     uint16_t expected;      /* the receive that will probably complete next; under tb->receiving */
-    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; with their count under tb->receiving */
+    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; under tb->receiving, like their count */
     uint32_t owed_count;
     base_spin lock;                 /* protects the control send queue and the fields below */
     bool ready;                     /* both nodes are ready: frames may be sent */
@@ -89,9 +89,9 @@ struct tb_cable {
     uint16_t generation; /* the generation of the cable's queue pairs, on which both nodes agree; a peer may send any value */
     bool building, connected, peer_ready, say_down;
     struct tb_device *was; /* the device on which the cable last worked */
-    uint32_t next;         /* the device to try next */
-    int64_t patience;      /* how long to wait before the next attempt */
-    uint32_t got;          /* bit i: theirs[i] has been received */
+    uint32_t next;
+    int64_t patience; /* how long to wait before the next attempt */
+    uint32_t got;     /* bit i: theirs[i] has been received */
     struct verbs_address theirs[1 + TB_CABLE_LANES];
     int64_t again_at;
 };
@@ -132,7 +132,7 @@ struct tb {
     struct tb_routes *routes; /* routes.c; under `receiving` */
     struct tb_leave *leave;   /* leave.c; under `receiving` */
     base_spin receiving;
-    uint64_t passed_on, dropped; /* number of frames that this node has forwarded, and of those that it has dropped */
+    uint64_t passed_on, dropped; /* number of frames that this node has forwarded, and number of frames that it has dropped instead */
     int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
     _Atomic int64_t due;         /* the earliest timer of all links, or an earlier time */
     bool owes_receives;          /* a cable has receives that wait to be posted again; under `receiving` */
@@ -144,12 +144,12 @@ struct tb {
 
 /* device.c */
 void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget);
-int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, and no others are used */
+int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, so no other ports are used */
 int tb_devices_take(struct tb *tb, bool thunderbolt);  /* allocates the resources of each device */
 void tb_devices_again(struct tb *tb); /* adds devices whose ports have come up; on the progress thread, under tb->receiving */
 void tb_devices_close(struct tb *tb); /* call when all cables are closed; under tb->receiving */
-/* Whether the device's port is up. Queries the port unless the last query is less than `at_most` ns old. For threads that are about to
- * post, which may hold any lock. */
+/* Whether the device's port is up. Queries the port unless the last query is less than `at_most` ns old. Threads call this before they
+ * post; they may hold any lock. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most);
 static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 {
@@ -168,8 +168,8 @@ void tb_cable_left(struct tb_cable *c); /* call when the oldest control send has
 /* Makes a cable with its control queue pair. NULL: see base_error(). */
 struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t node);
 int tb_cable_add_lane(struct tb_cable *c);
-int tb_cable_start(struct tb_cable *c);  /* posts the receives of a connected cable */
-void tb_cable_close(struct tb_cable *c); /* closes and frees the cable */
+int tb_cable_start(struct tb_cable *c); /* posts the receives of a connected cable */
+void tb_cable_close(struct tb_cable *c);
 /* Sends a frame. TB_REQUEST_FRAME: `whose` is the node to whose link the slot belongs. TB_REQUEST_FORWARD: `whose` is the cable over which
  * the frame arrived, and `slot` its receive. False: no room now. */
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
@@ -192,7 +192,7 @@ _Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "
 /* queries the port unless the last query is less than `at_most` ns old */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most);
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* sends messages to the peers, and rebuilds cables */
-/* handles a message from the peer, whose bytes may be anything */
+/* handles a message from the peer; its bytes may be anything */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len);
 void tb_watch_abandon(struct tb *tb, struct tb_cable *c);              /* takes the cable down, so that its traffic uses another route */
 enum tb_side { TB_SIDE_NEIGHBOURS = 1, TB_SIDE_CABLE, TB_SIDE_LEAVE }; /* the first two bytes of tb's messages on the side connection */
@@ -202,13 +202,13 @@ int tb_ending_watch(struct tb *tb);
 void tb_ending_forget(struct tb *tb);
 
 /* connect.c */
-int tb_connect(struct tb_link *l, int side_fd, int64_t deadline); /* for a new link */
+int tb_connect(struct tb_link *l, int side_fd, int64_t deadline);
 
 /* routes.c: all but open and close under tb->receiving; tb_routes_heard() and tb_routes_tell() only on the progress thread */
 int tb_routes_open(struct tb *tb);
 void tb_routes_close(struct tb *tb);
 void tb_routes_cable(struct tb *tb, uint32_t node, bool there); /* `there`: whether this node has a cable to that node */
-/* handles a message from the peer, whose bytes may be anything */
+/* handles a message from the peer; its bytes may be anything */
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
 void tb_routes_apply(struct tb *tb); /* applies changed routes to the links */
 void tb_routes_tell(struct tb *tb);  /* sends changes of this node's cables to the peers */
@@ -223,7 +223,7 @@ bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t by
 /* leave.c; all but open and close under tb->receiving */
 int tb_leave_open(struct tb *tb);
 void tb_leave_close(struct tb *tb);
-/* handles a message from the peer, whose bytes may be anything */
+/* handles a message from the peer; its bytes may be anything */
 void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
 /* sends questions and answers; on the progress thread */
 void tb_leave_tell(struct tb *tb);
@@ -244,7 +244,7 @@ struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
 struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of this link that is ready; NULL: none */
 
-/* poll.c; struct fab_transport describes the last six */
+/* poll.c; struct fab_transport describes the last six functions */
 int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked for; under tb->receiving */
 void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; hold no lock */
 int tb_service(struct weft_node *w);

@@ -92,7 +92,9 @@ static int tb_settle(struct weft_node *w, int64_t deadline)
                                  l->no_cable[0] ? ": " : "", l->no_cable);
             if (base_now_ns() > deadline)
                 return base_fail(-ETIMEDOUT,
-                                 "node %u: some nodes have not reported their cables in time; to wait longer, raise WEFT_JOIN_TIMEOUT", i);
+                                 "no route to node %u is known yet, because some nodes have not reported their cables in time; to wait "
+                                 "longer, raise WEFT_JOIN_TIMEOUT",
+                                 i);
             base_sleep_ns(WEFT_MS);
         }
     }

@@ -29,7 +29,7 @@ struct cable_message {
 };
 _Static_assert(sizeof(struct cable_message) <= FAB_SIDE_MESSAGE_MAX, "fits one message");
 
-/* The cable's index in the link, which is the same on both nodes. */
+/* The cable's index in the link. Both nodes use the same index. */
 static uint8_t watch_place(const struct tb_link *l, const struct tb_cable *c)
 {
     uint8_t i = 0;
