@@ -28,7 +28,7 @@
 
 struct fab_side {
     uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
-    int given;        /* the descriptor of the 'd' in `in`, plus 1; 0: none */
+    int given;        /* the descriptor that came with the 'd' in `in`, plus 1; 0: no descriptor has come */
     uint8_t incoming[HEAD_BYTES + FAB_SIDE_MESSAGE_MAX], outgoing[KEPT_BYTES];
 };
 
