@@ -10,7 +10,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* For an earlier deadline than this, the node's upkeep (progress.c) must be woken. */
+/* The node's upkeep (progress.c) must be woken for a request whose deadline is nearer than this. */
 #define LOOKS_NS (2 * WEFT_SECOND)
 
 const char *gateway_service_name(const struct gateway *g, uint32_t service)
@@ -34,8 +34,8 @@ int gateway_refuse(struct gateway *g, uint32_t node, uint32_t service)
     if (n)
         fab_name_nodes(offers, nodes, who, sizeof who);
     free(offers);
-    return base_fail(-EOPNOTSUPP, "node %u does not offer the service '%s'; %s %s (start a node with WEFT_SERVE=%s for that)", node, name,
-                     who, n > 1 ? "do" : "does", name);
+    return base_fail(-EOPNOTSUPP, "node %u does not offer the service '%s'; %s %s (a node that is started with WEFT_SERVE=%s offers it)",
+                     node, name, who, n > 1 ? "do" : "does", name);
 }
 
 bool weft_service_offered(weft_node *w, uint32_t node, uint32_t service)
@@ -83,7 +83,7 @@ static int ask_send(struct gateway *g, const struct gateway_question *q, const w
     struct gateway_message m = {.type = GATEWAY_REQUEST, .word = {id}};
     if (q->data && r->data_bytes > inside)
         m.word[1] = XXH3_64bits(q->data, (size_t)r->data_bytes);
-    if (q->post || r->node == g->w->rank) /* all messages to this node itself take the same way, so that they stay in order */
+    if (q->post || r->node == g->w->rank) /* all messages to this node itself go through gateway_post(), which keeps their order */
         return gateway_post(g, r->node, &m, payload, sizeof *r + inside);
     return fab_send(g->w, r->node, GATEWAY_HANDLER, &m, sizeof m, payload, sizeof *r + inside, NULL);
 }
@@ -194,10 +194,10 @@ struct gateway_later {
 void gateway_ask_ignore(struct gateway *g, const weft_request *r)
 {
     struct gateway_later *later = NULL;
-    /* again, if requests were answered between the refusal and the lock */
+    /* try again if other requests were answered between the refusal and the lock */
     while (!later && gateway_ask(g, &(struct gateway_question){.record = r, .tell = tell_nobody, .post = true}, NULL) == -EAGAIN) {
         if (!(later = malloc(sizeof *later)))
-            return; /* what the request should end stays until one of the two nodes ends */
+            return; /* the lease or handle that the request should end then lasts until one of the two nodes ends */
         later->r = *r;
         base_spin_lock(&g->lock);
         bool full = g->outstanding[r->node] >= WEFT_REQUESTS_MAX;
@@ -213,7 +213,7 @@ void gateway_ask_ignore(struct gateway *g, const weft_request *r)
     }
 }
 
-/* The first of the requests that wait for room; NULL: none. With the lock held. */
+/* Removes and returns the first request to `node` that waits for room. NULL: no request waits. With the lock held. */
 static struct gateway_later *later_take(struct gateway *g, uint32_t node)
 {
     struct gateway_later *later = g->later[node];

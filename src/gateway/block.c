@@ -33,7 +33,7 @@ static int check_flags(const weft_request *q)
 static int read_limits(struct gateway_block *out, const weft_request *r, const uint8_t **at, uint64_t *left)
 {
     if (r->arg[1] > WEFT_LIMITS || r->arg[1] * sizeof out->limits[0] > *left)
-        return block_wrong("it sets more limits than there are kinds of limit, or its data is too short for them");
+        return block_wrong("it sets more limits than there are kinds of limit, or its data is too short for these limits");
     out->limit_count = (uint32_t)r->arg[1];
     if (!out->limit_count) /* `*at` may be NULL */
         return 0;
@@ -47,7 +47,7 @@ static int read_limits(struct gateway_block *out, const weft_request *r, const u
     return 0;
 }
 
-/* The next string, if it ends within the data; NULL: it does not. */
+/* The next string. NULL: the string does not end within the data. */
 static const char *next_text(const uint8_t **at, uint64_t *left)
 {
     const char *text = (const char *)*at;
@@ -114,7 +114,7 @@ void gateway_block_clear(struct gateway_block *b)
 
 struct variable {
     char *text;
-    size_t name; /* length of the variable's name */
+    size_t name; /* length of the variable's name in `text` */
     uint32_t order;
 };
 

@@ -46,7 +46,7 @@ static void tell_end(struct run *r, int how, const struct rusage *use)
     (void)gateway_post(gateway_of(r->server), r->node, &m, &e, sizeof e);
 }
 
-/* Kills the group before the wait, after which the system may use the number again. */
+/* Kills the process group before waiting for the process: after that wait, the system may give the group's number to another group. */
 void run_reap_now(struct run *r)
 {
     struct rusage use;
@@ -56,7 +56,7 @@ void run_reap_now(struct run *r)
     r->ended = true;
     atomic_store_explicit(&r->place->number, 0, memory_order_seq_cst);
     r->all->running--;
-    if (!r->left) /* first, because the asker waits for this message */
+    if (!r->left) /* sent before everything else, because the asker waits for this message */
         tell_end(r, how, &use);
     gateway_unwatch(gateway_server_watches(r->server), &r->end);
     run_input_end(r);
@@ -76,7 +76,8 @@ void run_look(struct run *r, int64_t now)
     if (r->signalled)
         run_stop(r);
     if (r->stopped && !late && !gateway_groups_ended(gateway_server_groups(r->server), r->place)) {
-        gateway_unwatch(gateway_server_watches(r->server), &r->end); /* from here on run_tick() looks from time to time */
+        /* from here on run_tick() checks from time to time whether the descendants have ended */
+        gateway_unwatch(gateway_server_watches(r->server), &r->end);
         return;
     }
     run_reap_now(r);

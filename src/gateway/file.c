@@ -11,13 +11,13 @@
 
 #include "gateway/record.h"
 
-#define WAIT_LOOK_NS (100 * WEFT_MS) /* how often requests that wait for room in the cache are tried again */
+#define WAIT_LOOK_NS (100 * WEFT_MS) /* how often to try requests again that wait for room in the cache */
 
 static void job_drop(struct gateway_work *work)
 {
     struct file_job *job = (struct file_job *)(void *)work;
     struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* a handle that is not closed is freed with the table */
+    if (o && --o->jobs == 0 && o->closed) { /* an open handle is freed with the table of handles instead */
         if (o->fd >= 0)
             close(o->fd);
         free(o);
@@ -55,7 +55,7 @@ static int file_open(struct gateway_server *server, void **state)
 
 /* --- opening --- */
 
-/* Makes the handle, which takes over the job's descriptor. */
+/* Makes the handle. The descriptor of the job then belongs to the handle. */
 static int open_make(struct files *all, struct file_job *job, uint32_t node, struct file_open **out)
 {
     struct file_open *o = all->opens.used < FILE_OPEN_MAX ? calloc(1, sizeof *o) : NULL;
@@ -151,7 +151,7 @@ static void begin_open(struct files *all, struct gateway_call *c)
     file_job_start(all, job);
 }
 
-/* Closes a handle: its asker has closed it or is gone. */
+/* Closes a handle that its asker has closed, or whose asker is gone. */
 static void open_close(struct files *all, struct file_open *o)
 {
     file_leases_of(all, o);

@@ -36,22 +36,23 @@
 #include "gateway/gateway.h"
 #include "weft/file.h"
 
-#define FILE_THREADS      4u
-#define FILE_OPEN_MAX     4096u
-#define FILE_LEASE_NS     (5 * WEFT_SECOND)
-#define FILE_COPY_NS      (100 * WEFT_MS) /* an asker uses no lease that ends so soon, because copying a piece may take as long */
-#define FILE_CHECK_NS     WEFT_SECOND     /* how often a file that is read from the cache is compared with the disk */
-#define FILE_PACE_TIMES   4               /* do not wait for a piece that takes so many times as long as earlier pieces */
+#define FILE_THREADS  4u
+#define FILE_OPEN_MAX 4096u
+#define FILE_LEASE_NS (5 * WEFT_SECOND)
+/* an asker does not use a lease with less time left than this, because copying a piece may take so long */
+#define FILE_COPY_NS      (100 * WEFT_MS)
+#define FILE_CHECK_NS     WEFT_SECOND /* how often a file that is read from the cache is compared with the disk */
+#define FILE_PACE_TIMES   4           /* do not wait longer for a piece than this many times the time of earlier pieces */
 #define FILE_PATIENCE_MAX (60 * WEFT_SECOND)
-#define FILE_GETS_MAX     10    /* pieces that an asker gets at the same time */
-#define FILE_GETS_LEAST   2u    /* an asker may always get this many at the same time */
-#define FILE_HOLDERS_MAX  32u   /* copies of a piece that the gateway remembers */
-#define FILE_LEASES_MAX   4096u /* leases of one handle */
-#define FILE_HOT          4u    /* a piece that was found in the cache so often gets huge pages */
+#define FILE_GETS_MAX     10    /* how many pieces an asker gets at the same time */
+#define FILE_GETS_LEAST   2u    /* an asker may always get this many pieces at the same time */
+#define FILE_HOLDERS_MAX  32u   /* how many copies of a piece the gateway remembers */
+#define FILE_LEASES_MAX   4096u /* how many leases a handle may have */
+#define FILE_HOT          4u    /* a piece gets huge pages after it was found in the cache this many times */
 #define FILE_CACHE_MIN    (UINT64_C(4) << 20)
-#define FILE_CHARGE_MIN   (UINT64_C(4) << 10) /* a smaller piece counts as so many bytes, because its structures need memory, too */
+#define FILE_CHARGE_MIN   (UINT64_C(4) << 10) /* a smaller piece counts as this many bytes, because its structures need memory, too */
 
-/* How many pieces a file has, and how many bytes one of them has. */
+/* How many pieces a file has, and how many bytes piece `index` has. */
 static inline uint64_t file_pieces(uint64_t file_bytes)
 {
     return file_bytes / WEFT_FILE_PIECE + (file_bytes % WEFT_FILE_PIECE != 0);
@@ -95,7 +96,7 @@ struct file_job {
     struct file_job *next, **at_next; /* the list of all jobs */
     struct files *all;
     enum file_task task;
-    /* The request to answer. NULL: it was cancelled, or this job reads a piece (file_piece.waiting). */
+    /* The request that the job answers. NULL: it was cancelled, or this job reads a piece (file_piece.waiting has the requests). */
     struct gateway_call *call;
     struct file_open *open;
     struct file_body *body;
@@ -103,12 +104,12 @@ struct file_job {
     const struct file_root *root;
     int fd, result;
     uint32_t flags;
-    uint64_t host; /* OPEN: the asker's host, as in struct file_open */
+    uint64_t host; /* OPEN: the asker's host, as `host` of struct file_open */
     bool outside;
     struct file_identity is; /* READ, CHECK: the generation that the file must have; after OPEN, WRITE: the generation that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains this memory; NULL: it is in no pool */
-    uint64_t place;          /* offset of the memory in the pool */
+    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
+    uint64_t place;          /* offset of `memory` in the pool */
     uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
     bool hashes;             /* READ: also compute the hash of the piece */
     uint64_t hash;
@@ -119,22 +120,22 @@ void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
 
 /* --- file_holder.c --- */
-/* When the last piece came, and how long pieces take. Longer times count at once, shorter ones little by little. */
+/* How fast pieces come. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the difference. */
 struct file_pace {
-    int64_t came, took; /* came: 0: none has come yet */
-    int64_t gap;        /* how long after one piece the next one comes, if it is under way already; 0: not known */
+    int64_t came, took; /* came: when the last piece came (0: none yet); took: how long a piece takes */
+    int64_t gap;        /* time from the end of one piece to the end of the next one, if both were under way together; 0: not known */
 };
 /* A node that has a copy of a piece, or is getting one. */
 struct file_holder {
-    struct file_holder *next;                  /* of the piece */
-    struct file_holder *of_node, **of_node_at; /* of the node */
+    struct file_holder *next;                  /* in the list of holders of the piece */
+    struct file_holder *of_node, **of_node_at; /* in the list of holders of the node */
     struct file_piece *piece;
     uint32_t node;
-    uint32_t given; /* how often the gateway has named this copy */
-    uint64_t host;  /* as in struct file_open */
+    uint32_t given; /* how often the gateway has sent an asker to this copy */
+    uint64_t host;  /* as `host` of struct file_open */
     weft_gaddr at;  /* address of the copy; WEFT_NULL: the node is still getting it */
-    uint64_t open;  /* while the node is getting the copy: its handle, and since when */
-    int64_t since;
+    uint64_t open;  /* while the node is getting the copy: the node's handle */
+    int64_t since;  /* while the node is getting the copy: when it began */
 };
 
 /* --- file_cache.c --- */
@@ -146,15 +147,15 @@ struct file_piece {
     uint32_t bytes;
     uint32_t leases, hits;
     bool ready, idle;             /* ready: the bytes are there; idle: in the list of pieces that may be dropped */
-    struct gateway_call *waiting; /* requests that wait until it is ready */
+    struct gateway_call *waiting; /* requests that wait until the piece is ready */
     /* For nodes of other hosts: */
-    uint64_t hash; /* 0: not made yet */
+    uint64_t hash; /* 0: not computed yet */
     struct file_holder *holders;
-    uint32_t given;                                /* how often the gateway has named its own piece to nodes of other hosts */
-    struct gateway_call *delayed;                  /* requests that wait until another node has a copy, the last one first */
-    int64_t delayed_until;                         /* look at them again at this time */
-    struct file_piece *next_delayed, **at_delayed; /* the list of pieces with such requests */
-    bool moved;                                    /* in the list of pieces whose holders have changed, for file_lease_again() */
+    uint32_t given;                                /* how often the gateway has given its own piece to nodes of other hosts */
+    struct gateway_call *delayed;                  /* requests that wait until another node has a copy; the newest request comes first */
+    int64_t delayed_until;                         /* when to look at the delayed requests again */
+    struct file_piece *next_delayed, **at_delayed; /* the list of pieces with delayed requests */
+    bool moved;                                    /* the piece is in the list files.moved */
     struct file_piece *next_moved;
 };
 struct file_body {
@@ -162,15 +163,15 @@ struct file_body {
     uint64_t generation;
     struct file_identity is;
     char *path;
-    int fd; /* open while a handle or a job uses the body; else -1 */
+    int fd; /* -1 while neither a handle nor a job uses the body */
     uint32_t opens, jobs;
-    uint32_t far; /* how many handles of nodes of other hosts are open */
-    /* Several of these handles were open at the same time, and at least one still is. So their nodes get pieces from each other. */
+    uint32_t far; /* how many open handles belong to nodes of other hosts ("far handles") */
+    /* Several far handles were open at the same time, and at least one still is. So their nodes get pieces from each other. */
     bool several;
-    uint32_t far_node; /* the node of the first of these handles */
-    bool nodes;        /* like `several`, but these handles were of several nodes */
+    uint32_t far_node; /* the node of the first far handle */
+    bool nodes;        /* like `several`, but the far handles were of several nodes */
     bool stale, pinned;
-    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed since then */
+    bool checking, again; /* checking: the file is being compared with the disk; again: a change was noticed since this comparison began */
     int wd;               /* inotify's number; -1: none */
     int64_t checked;      /* when the last comparison with the disk began */
     uint64_t cached, hits, reads;
@@ -180,9 +181,9 @@ struct file_open { /* an asker's handle */
     uint64_t id;
     uint32_t node;
     uint32_t leases, jobs;
-    uint64_t host; /* the same for all nodes of a host; 0: the gateway's host, or not known */
-    int fd;        /* opened for writing; -1: the handle is only for reading */
-    bool closed;   /* the asker has closed the handle or is gone; the handle is freed when its jobs have ended */
+    uint64_t host; /* a number that all nodes of the asker's host share; 0: the gateway's host, or the host is not known */
+    int fd;        /* a descriptor for writing; -1: the handle is only for reading */
+    bool closed;   /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
     struct file_body *body;
     struct file_pace pace; /* of the copies that the asker has reported */
 };
@@ -203,37 +204,38 @@ struct files {
     struct file_body *body[FILE_BUCKETS];
     struct file_piece **piece; /* hashed; the table grows with the number of pieces */
     uint32_t buckets, pieces;
-    struct file_holder **holders;                           /* of each node */
+    struct file_holder **holders;                           /* for each node, the list of its copies */
     struct file_piece *oldest, *newest;                     /* the list of idle pieces */
-    void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(): a body ends, or becomes stale */
+    void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(), called when a body ends or becomes stale */
     struct file_job *jobs;
     struct gateway_watch notices;                 /* inotify */
-    bool enlarging;                               /* a job asks for huge pages */
+    bool enlarging;                               /* a job is asking the system for huge pages */
     int64_t over;                                 /* no lease ends before this time */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
-    struct file_piece *delayed,
-        *moved;   /* pieces with requests that wait for a copy at another node; moved: those of them whose holders have changed */
-    int64_t look; /* when to look at these requests again at the latest */
+    struct file_piece *delayed, *moved; /* delayed: pieces with requests that wait for a copy at another node; moved: the pieces of
+                                           `delayed` whose holders have changed */
+    int64_t look;                       /* when to look at the delayed requests again at the latest */
 };
 
 /* --- file_holder.c --- */
-void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece that was begun at `since` has come */
-/* Until when to wait for a piece that was begun at `since`: FILE_PACE_TIMES as long as a piece takes, after the last piece came, and at
- * least for `least`. */
+void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece has come, whose get began at `since` */
+/* Until when to wait for a piece whose get began at `since`. The wait is FILE_PACE_TIMES as long as a piece takes, and at least `least`. It
+ * begins again with each piece that comes. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
-/* Whether a node that is getting so many pieces may begin to get one more. */
+/* Whether a node that is getting `gets` pieces may begin to get one more. */
 bool file_pace_may_get(const struct file_pace *p, unsigned gets);
-/* Chooses from where the handle's node gets the piece: `*out` becomes a holder, or NULL for the gateway itself. Returns 0. If the request
- * must wait for the copy that another node is getting, returns until when. */
+/* Chooses from where the handle's node gets the piece: `*out` becomes a holder, or NULL for the gateway itself. Returns 0, or, if the
+ * request must wait for a copy that another node is getting, until when to wait. */
 int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
                            struct file_holder **out);
-/* The next three functions record what the handle's node does. file_holder_gets(): it is getting a copy of the piece. False: it has a copy
- * already, or there is no memory. */
+/* Records that the handle's node is getting a copy of the piece. False: the node has a copy already, or there is no memory. */
 bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
-void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now); /* it has the copy now */
-void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o); /* it does not get the copy any more */
-bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node);             /* the copy is gone. False: the node had none */
-/* The node no longer has copies of the pieces of this body; NULL: of any piece. */
+/* the handle's node has the copy now */
+void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now);
+/* the handle's node has stopped getting the copy */
+void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o);
+bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node); /* the copy is gone. False: the node had no copy */
+/* The node no longer has copies of the pieces of body `b` (NULL: of all pieces). */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
 /* A handle that was getting copies is closed. */
 void file_holder_closed(struct files *all, const struct file_open *o);
@@ -248,15 +250,15 @@ void file_body_closed(struct files *all, struct file_body *b, const struct file_
 /* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. NULL: no memory. */
 struct file_body *file_body_get(struct files *all, const struct file_identity *is, const char *path, int fd);
 void file_body_stale(struct files *all, struct file_body *b);
-/* call it after `opens` or `jobs` was decreased; frees a body that nothing uses */
+/* Call this after `opens` or `jobs` was decreased. Frees a body that nothing uses */
 void file_body_leave(struct files *all, struct file_body *b);
 bool file_body_pin(struct files *all, struct file_body *b, bool pin); /* false: more than half of the cache would be mapped or pinned */
 /* Unpins all bodies with this path except the generation `but` (may be NULL). Returns how many. */
 uint32_t file_body_unpin(struct files *all, const char *path, const struct file_identity *but);
-/* Returns the body with the lowest generation that is at least `from`. NULL: none. */
+/* Returns the body with the lowest generation that is at least `from`. NULL: there is none. */
 struct file_body *file_body_next(struct files *all, uint64_t from);
 struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
-/* Makes a piece with memory in the pool. -EAGAIN: no room in the cache now; -ENOMEM. Sets no error text. */
+/* Makes a piece with memory in the pool. -EAGAIN: there is no room in the cache now; -ENOMEM. Sets no error text. */
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p);   /* frees a piece; no lease and no request may be left */
 void file_piece_rest(struct files *all, struct file_piece *p);   /* makes a piece idle if it has no leases and no delayed requests */
@@ -266,7 +268,7 @@ void file_piece_wanted(struct files *all, struct file_piece *p); /* makes a piec
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);
 void file_lease_end(struct files *all, struct file_lease *l);
 void file_leases_of(struct files *all, const struct file_open *o); /* ends all leases of a handle */
-/* Ends the leases whose time is over. Returns after how many ns the next one ends; INT64_MAX: there is none. */
+/* Ends the leases whose time is over. Returns after how many ns the next lease ends; INT64_MAX: there is no lease. */
 int64_t file_leases_over(struct files *all);
 int file_cache_open(struct files *all); /* -ENOMEM */
 void file_cache_free(struct files *all);
@@ -275,12 +277,12 @@ void file_cache_free(struct files *all);
 /* Makes a job about an open file. NULL: there is no memory, and the request was answered. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
-/* Starts a job. done() is called later, also if no thread can be started: then the job's result is an error. */
+/* Starts a job. done() is called later in every case. If no thread can be started, the job's result is an error. */
 void file_job_start(struct files *all, struct file_job *job);
 void file_open_free(struct files *all, struct file_open *o);
-/* done() calls this last: releases the body and the handle that the job uses, and frees the job */
+/* The last call of done(). Releases the body and the handle that the job uses, and frees the job */
 void file_job_over(struct file_job *job);
-/* Takes the request out of the job, to answer it. NULL: it was cancelled. */
+/* Takes the request out of the job, to answer the request. NULL: the request was cancelled. */
 struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);
@@ -294,11 +296,12 @@ void file_watch(struct files *all, struct file_body *b); /* begins to watch the 
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);
-/* Looks again at requests that wait for room in the cache, or for copies that have come. Call it after leases have ended. Returns whether
- * some still wait for room. */
+/* Looks again at requests that wait for room in the cache, or for copies that have come. Call this after leases have ended. Returns whether
+ * requests still wait for room. */
 bool file_lease_again(struct files *all);
 bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the request does not wait for a piece */
-/* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call it again at the latest. */
+/* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call this function again at the
+ * latest. */
 int64_t file_lease_delayed(struct files *all);
 void file_begin_hold(struct files *all, struct file_open *o, struct gateway_call *c);
 void file_begin_drop(struct files *all, struct gateway_call *c);
@@ -313,13 +316,13 @@ void file_post_close(struct gateway *g, uint32_t node, uint64_t there);  /* clos
 
 /* --- requests of the asker. "handle" means that the request names an open file --- */
 enum file_kind {
-    /* Opens. data: the path; flags: WEFT_FILE_...; arg[0]: as `host` of struct file_open. Answer: word 0: the handle; payload:
+    /* Opens a file. data: the path; flags: WEFT_FILE_...; arg[0]: `host` of struct file_open. Answer: word 0: the handle; payload:
      * weft_file_info */
     FILE_OPEN = 1,
-    /* Asks for a piece: handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first, 0: none; arg[11]: with
-     * FILE_HERE, the node whose copy was of no use, plus 1; flags: FILE_MAPS and others, below. Answer: word 0: address of the piece, or
-     * with FILE_KEEPS of a copy at another node; word 1: its length; word 2: the lease; with FILE_KEEPS also word 3: the hash of the piece;
-     * word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5: the piece's generation */
+    /* Requests a piece. handle; arg[0]: the number of the piece; arg[1] to arg[10]: leases to end first (0: no lease); arg[11]: with
+     * FILE_HERE, the number of the node whose copy was of no use, plus 1; flags: FILE_MAPS and others, below. Answer: word 0: address of
+     * the piece or, with FILE_KEEPS, of a copy at another node; word 1: its length; word 2: the lease; with FILE_KEEPS also word 3: the
+     * hash of the piece; word 4: 1 if the asker is to send FILE_HOLD when it has a copy; word 5: the piece's generation */
     FILE_LEASE,
     FILE_RETURN, /* ends the lease arg[0] */
     FILE_STAT,   /* handle; compares the file with the disk. Answer: as OPEN */
@@ -328,8 +331,8 @@ enum file_kind {
     FILE_PIN,    /* handle */
     FILE_UNPIN,  /* data: the path. -ENOENT: no file with this path is pinned */
     FILE_CLOSE,  /* handle */
-    /* Lists the files in the cache, one in each answer. arg[0]: 0, or word 0 of the previous answer. Answer: word 0: 0 if this file is the
-     * last one; payload: weft_file_cached */
+    /* Lists the files in the cache, one file in each answer. arg[0]: 0, or word 0 of the previous answer. Answer: word 0: 0 if this file is
+     * the last one; payload: weft_file_cached */
     FILE_LIST,
     FILE_CACHE, /* Answer: payload: weft_file_cache */
     /* The asker has a copy: handle; arg[0]: the lease to end, which may have ended; arg[1]: address of the copy in the asker's pool;
@@ -341,7 +344,7 @@ enum file_kind {
 #define FILE_AHEAD  0x2u  /* LEASE: answer -EAGAIN if there is no room now, or half of the cache is leased */
 #define FILE_KEEPS  0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
 #define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
-#define FILE_SILENT 0x10u /* LEASE: with FILE_HERE: that node has not answered */
+#define FILE_SILENT 0x10u /* LEASE: with FILE_HERE: the node of arg[11] has not answered */
 #define FILE_LATER  0x20u /* LEASE: with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
 /* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes.
  */
@@ -350,8 +353,8 @@ enum file_kind {
 #define FILE_ENDS     14u
 #define FILE_LOST_AT  (FILE_ENDS_AT + FILE_ENDS)
 
-/* Whether an answer to LEASE names a piece of `bytes` bytes in the pool of the gateway `node` or, with `keeps`, in any pool and with a
- * hash. */
+/* Whether an answer to LEASE has the address of a piece of `bytes` bytes in the pool of the gateway `node`. With `keeps`: in any pool, and
+ * with a hash. */
 static inline bool file_lease_fits(const struct gateway_result *r, uint32_t node, uint32_t bytes, bool keeps)
 {
     return (keeps ? r->word[3] != 0 : weft_gaddr_node(r->word[0]) == node) && weft_gaddr_space(r->word[0]) == 0 && r->word[1] == bytes;

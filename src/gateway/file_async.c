@@ -40,7 +40,8 @@ static int async_make(struct async_call *c, weft_node *w)
     }
 }
 
-/* Ends a call and completes its op. Releases the handle first, because the program may then use or close it. */
+/* Ends a call and completes its op. Releases the handle before that, because the program may use or close the handle as soon as the op is
+ * complete. */
 static void async_over(weft_node *w, struct async_call *c, int status)
 {
     weft_op *op = c->op;
@@ -107,7 +108,7 @@ void file_async_free(struct gateway *g)
     g->file_async = NULL;
 }
 
-/* Queues `c`, and takes ownership of it. After a failure the op is not pending, and the handle is free again. */
+/* Queues the call `c`, and takes ownership of `c`. After a failure the op is not pending, and the program may use the handle again. */
 static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
 {
     struct file_async *all = g->file_async;
@@ -115,7 +116,7 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     c->work = (struct gateway_work){.run = async_run, .done = async_done};
     c->w = g->w;
     c->op = op;
-    fab_pending(op, c->node); /* first, because a thread may complete the op as soon as the call is queued */
+    fab_pending(op, c->node); /* before the call is queued, because a thread may then complete the op at once */
     pthread_mutex_lock(&all->lock);
     int rc = !all->works ? -ECONNRESET : gateway_work(all->works, &c->work) ? -EAGAIN : 0;
     pthread_mutex_unlock(&all->lock);

@@ -35,7 +35,7 @@ int file_cache_open(struct files *all)
     return all->piece && all->holders ? 0 : -ENOMEM;
 }
 
-/* Doubles the table if it has more pieces than buckets. Without memory, it stays as it is. */
+/* Doubles the table if it has more pieces than buckets. If there is no memory for that, the table stays as it is. */
 static void pieces_spread(struct files *all)
 {
     struct file_piece **old = all->piece, **more;
@@ -84,7 +84,7 @@ static uint64_t charge(const struct file_piece *p)
 
 /* --- files --- */
 
-/* Marks the bodies of this inode that have another generation as stale, and unpins those of this path. */
+/* Marks all bodies of this inode that have another generation as stale. Unpins those that have this path. */
 static void forget_others(struct files *all, const struct file_identity *is, const char *path)
 {
     for (struct file_body *b = *body_bucket(all, is), *next; b; b = next) {
@@ -188,7 +188,7 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
     return n;
 }
 
-/* Tells the askers that have the file open, so that they notice it before their leases end. */
+/* Tells the askers that have the file open, so that they notice the change before their leases end. */
 static void tell_readers(struct files *all, const struct file_body *b)
 {
     uint32_t at = 0;
@@ -365,7 +365,7 @@ int64_t file_leases_over(struct files *all)
         all->over = INT64_MAX;
         for (struct file_lease *l; (l = gateway_table_next(&all->leases, &at));) {
             if (l->end <= now) {
-                l->gets = false; /* the asker may still be getting the piece, over a slow link */
+                l->gets = false; /* keeps the asker among the holders: it may still be getting the piece over a slow link */
                 file_lease_end(all, l);
             } else if (l->end < all->over)
                 all->over = l->end;

@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #define STEP_NS       (20 * WEFT_MS)
-#define NO_SIZE_MAX   UINT64_C(65536)   /* files of /sys report a page as their size, which is at most so large */
-#define WHOLE_STEP_NS (2 * WEFT_SECOND) /* if the time is a whole second, since the file system may store only whole seconds */
+#define NO_SIZE_MAX   UINT64_C(65536)   /* files of /sys report the size of a page; no page is larger than this */
+#define WHOLE_STEP_NS (2 * WEFT_SECOND) /* for a modification time of whole seconds: the file system may store no fractions */
 
 /* May wrap around, which does no harm, because times are only compared. */
 static int64_t time_ns(const struct timespec *t)
@@ -67,7 +67,7 @@ static void settle(int64_t modified_ns)
     int64_t step = modified_ns % WEFT_SECOND ? STEP_NS : WHOLE_STEP_NS;
     clock_gettime(CLOCK_REALTIME, &t);
     int64_t since = (int64_t)((uint64_t)time_ns(&t) - (uint64_t)modified_ns);
-    if (since >= 0 && since < step) /* no wait for a time in the future: a change now gets another time */
+    if (since >= 0 && since < step) /* a time in the future needs no wait: any change now gets an earlier time */
         base_sleep_ns(step - since);
 }
 
@@ -78,7 +78,7 @@ static int check_size(int fd, struct file_identity *is)
     if (is->bytes > NO_SIZE_MAX || base_size_is_true(fd, is->bytes))
         return 0;
     int rc = look(fd, is);
-    return rc ? rc : file_same(&before, is) ? -EINVAL : 0; /* else the file has grown in between */
+    return rc ? rc : file_same(&before, is) ? -EINVAL : 0; /* if they differ, the file has grown since, so its size is right */
 }
 
 static int job_open(struct file_job *job)

@@ -70,7 +70,7 @@ void file_slots_leave(weft_file *f, struct file_line *line)
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         struct file_slot *s = &line->slot[i];
         if (file_slot_state(s) == SLOT_ASKED)
-            (void)gateway_ask_leave(f->g, s->ask, 0); /* so that no answer is written to the slot any more */
+            (void)gateway_ask_leave(f->g, s->ask, 0); /* after this, no answer is written to the slot */
         file_slot_free(f, s);
     }
 }
@@ -123,14 +123,15 @@ void file_post_close(struct gateway *g, uint32_t node, uint64_t there)
     gateway_ask_ignore(g, &r);
 }
 
-/* The answer to a request to open that this node has cancelled: closes the file again. */
+/* Handles the answer to a request to open a file, after this node has cancelled the request: closes the file again. */
 static void opened_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
         file_post_close(g, a->node, r->word[0]);
 }
 
-/* The gateway reports that a file has changed: make the next read or map send a request, whose answer is -ESTALE. */
+/* Handles the gateway's report that a file has changed: the next read or map will send a request, and the gateway will answer it with
+ * -ESTALE. */
 void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m)
 {
     base_spin_lock(&g->lock);
@@ -308,8 +309,8 @@ int weft_file_pin(weft_file *f, int64_t timeout_ns)
     return ask_one(f, FILE_PIN, timeout_ns);
 }
 
-/* Writes at most one piece. If the bytes do not fit into the message, the gateway fetches them from a copy in this node's pool. It checks
- * their hash, so the copy may be freed after a time-out. */
+/* Writes at most one piece. If the bytes do not fit into the message, the gateway fetches them from a copy in this node's pool. The gateway
+ * checks the hash of the bytes, so this node may free the copy after a time-out. */
 static int write_some(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -342,7 +343,7 @@ int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_
 {
     size_t done = 0, n;
     int rc = 0;
-    file_slots_leave(f, &f->reads); /* the slots have pieces of the old generation, whose leases expire at the gateway */
+    file_slots_leave(f, &f->reads); /* the slots have pieces of the old generation; their leases expire at the gateway */
     (void)file_maps_leave(f);
     f->reads.last = UINT64_MAX;
     while (!rc && done < len) {

@@ -12,8 +12,9 @@
 
 #include <stdlib.h>
 
-#define QUEUE_NS    (8 * WEFT_MS)  /* what a node has under way comes within this time, or is FILE_GETS_LEAST pieces */
-#define GAP_MOST_NS (20 * WEFT_MS) /* a longer gap says only that the program has paused */
+/* a node begins no get if its pieces under way take longer than this, unless they are fewer than FILE_GETS_LEAST */
+#define QUEUE_NS    (8 * WEFT_MS)
+#define GAP_MOST_NS (20 * WEFT_MS) /* after a longer gap between two pieces, the program has probably paused */
 
 /* --- how fast pieces come --- */
 
@@ -28,7 +29,8 @@ void file_pace_came(struct file_pace *p, int64_t since, int64_t now)
 
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least)
 {
-    int64_t patience = p->came ? FILE_PACE_TIMES * p->took : FILE_LEASE_NS; /* no piece has come yet, and the link may be slow */
+    /* FILE_LEASE_NS: no piece has come yet, and the link may be slow */
+    int64_t patience = p->came ? FILE_PACE_TIMES * p->took : FILE_LEASE_NS;
     patience = patience < FILE_PATIENCE_MAX ? patience : FILE_PATIENCE_MAX;
     patience = patience > least ? patience : least;
     int64_t last = since + FILE_GETS_MAX * patience; /* the limit even if other pieces come all the time */
@@ -36,9 +38,9 @@ int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least)
     return until < last ? until : last;
 }
 
-/* Messages wait behind the bytes that are under way: those to the node that gets them, and those that it sends, which are confirmed on the
- * same way. If the node had much under way over a slow link, its requests and what it tells of its copies would be late, and other nodes
- * would wait for that. So it has little more under way than fills the network. */
+/* Messages wait behind the bytes that a node gets: messages to this node, and also messages from it, because their confirmations take the
+ * same way. With many bytes under way over a slow link, the node's requests and its reports about copies would be late, and other nodes
+ * would wait for them. So a node gets little more at a time than fills the network. */
 bool file_pace_may_get(const struct file_pace *p, unsigned gets)
 {
     return gets < FILE_GETS_LEAST || (p->gap && gets * p->gap < QUEUE_NS);
@@ -98,7 +100,7 @@ bool file_holder_gets(struct files *all, struct file_piece *p, const struct file
     struct file_holder *h = *holder_of(p, o->node);
     if (!h)
         h = holder_new(all, p, o);
-    if (!h || h->at) /* it has a copy already */
+    if (!h || h->at) /* the node has a copy already */
         return false;
     h->open = o->id;
     h->since = now;
@@ -170,7 +172,7 @@ int64_t file_holder_choose(const struct files *all, const struct file_piece *p, 
     struct file_holder *best = NULL;
     uint32_t least = p->given;
     int64_t until = INT64_MAX;
-    for (struct file_holder *h = p->holders; h; h = h->next) { /* the newest one first, because it has probably given least */
+    for (struct file_holder *h = p->holders; h; h = h->next) { /* begins with the newest copy, which was probably given least often */
         if (h->at && h->host == o->host) {
             *out = h;
             return 0;

@@ -33,11 +33,11 @@ void file_job_start(struct files *all, struct file_job *job)
     if (job->next)
         job->next->at_next = &job->next;
     all->jobs = job;
-    int rc = gateway_work(all->works, &job->work); /* from here on the thread writes to the job */
+    int rc = gateway_work(all->works, &job->work); /* from here on another thread writes to the job */
     if (!rc)
         return;
     job->result = rc;
-    gateway_work_skip(all->works, &job->work); /* done() starts other jobs, so it is not called here */
+    gateway_work_skip(all->works, &job->work); /* queues done() instead of calling it here, because done() starts other jobs */
 }
 
 struct gateway_call *file_job_call(struct file_job *job)

@@ -15,12 +15,12 @@ struct kept_list {
     uint64_t count;
 };
 struct file_keeps { /* under gateway.lock */
-    /* idle: nobody uses them. First come those of which the gateway does not know, the last used one first, because it is in the
-     * processor's caches. Then come those that other nodes may get, the last used one last. */
+    /* idle: copies that nobody uses. First come copies of which the gateway does not know; the last used one is first, because it is in the
+     * processor's caches. Then come copies that other nodes may get; the last used one is last. */
     struct kept_list used, idle;
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */
-    int64_t idle_since; /* when the last one was closed */
+    int64_t idle_since; /* when the last handle was closed */
 };
 
 static void list_put(struct kept_list *list, struct file_kept *k)
@@ -54,7 +54,7 @@ static bool kept_written(struct gateway *g, const struct file_kept *k)
     return weft_test(g->w, (weft_op *)(uintptr_t)&k->op) == -EINPROGRESS;
 }
 
-/* Takes the first idle copy with room for a whole piece out of the list. `untold`: only one of which the gateway does not know. With the
+/* Takes the first idle copy with room for a whole piece out of the list. `untold`: only a copy of which the gateway does not know. With the
  * lock held. */
 static struct file_kept *kept_take(struct gateway *g, bool untold)
 {

@@ -23,7 +23,7 @@ static bool has_piece(const struct file_body *b, uint64_t index)
     return index < file_pieces(b->is.bytes);
 }
 
-/* The request waits until another node has a copy of the piece. */
+/* Lets the request wait until another node has a copy of the piece. */
 static void lease_delay(struct files *all, struct gateway_call *c, struct file_piece *p, int64_t until)
 {
     file_piece_wanted(all, p);
@@ -43,12 +43,12 @@ static void lease_delay(struct files *all, struct gateway_call *c, struct file_p
 
 static uint64_t hash_of(const struct files *all, struct file_piece *p)
 {
-    if (!p->hash) /* the piece was read only for nodes of this host, which need no hash */
+    if (!p->hash) /* not computed yet: only nodes of other hosts need the hash */
         p->hash = file_hash(weft_ptr(gateway_of(all->server)->w, p->at, p->bytes), p->bytes);
     return p->hash;
 }
 
-/* Answers a node of another host, which may use a copy at any node. */
+/* Answers the request of a node of another host. The answer may name a copy at any node. */
 static void lease_answer_far(struct files *all, struct gateway_call *c, struct file_piece *p, struct file_lease *l,
                              struct file_holder *from)
 {
@@ -60,8 +60,7 @@ static void lease_answer_far(struct files *all, struct gateway_call *c, struct f
     gateway_answer(c, 0, (const uint64_t[6]){at, p->bytes, l->id, hash_of(all, p), several, p->body->generation}, 6, NULL, 0);
 }
 
-/* Returns the requests of a list in the order in which they came, since new ones are added in front. Otherwise askers would overtake each
- * other with each piece. */
+/* Reverses a list of requests, because new requests are added in front. Otherwise askers would overtake each other with each piece. */
 static struct gateway_call *in_order(struct gateway_call *last)
 {
     struct gateway_call *first = NULL;
@@ -73,7 +72,7 @@ static struct gateway_call *in_order(struct gateway_call *last)
     return first;
 }
 
-/* Answers a request for a piece that is in the cache, or lets it wait for a copy at another node. */
+/* Answers a request for a piece that is in the cache, or lets the request wait for a copy at another node. */
 static void lease_answer(struct files *all, struct gateway_call *c, struct file_piece *p)
 {
     struct file_lease *l;
@@ -216,7 +215,8 @@ static int lease_try(struct files *all, struct gateway_call *c)
     return rc == -EAGAIN ? rc : 0;
 }
 
-/* The asker has got wrong bytes from another node, or no answer (FILE_SILENT). Without an answer, all copies of that node count as lost. */
+/* The asker has got wrong bytes from another node, so that node's copy of this piece counts as lost. If the node has not answered at all
+ * (FILE_SILENT), all its copies count as lost. */
 static void copy_lost(struct files *all, const struct file_body *b, const weft_request *r)
 {
     uint64_t node = r->arg[FILE_LOST_AT] - 1;
@@ -247,7 +247,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
         return;
     }
     bool ahead = r->flags & FILE_AHEAD;
-    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* requests that already wait come first */
+    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* earlier requests that wait for room come first */
     if (ahead && r->flags & FILE_MAPS)                                       /* leave room for pieces that are mapped now */
         full = full || all->mapped + all->pinned + WEFT_FILE_PIECE > all->limit / 4;
     int rc = full ? -EAGAIN : lease_try(all, c);
@@ -263,7 +263,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
 
 /* --- copies at other nodes --- */
 
-/* A lease of this node. NULL: there is none with this number, or its handle is closed. */
+/* The lease of the asker that the request names. NULL: the asker has no such lease, or the lease's handle is closed. */
 static struct file_lease *lease_of(const struct files *all, const struct gateway_call *c)
 {
     struct file_lease *l = gateway_table_find(&all->leases, c->record.arg[0]);
@@ -292,10 +292,10 @@ void file_begin_drop(struct files *all, struct gateway_call *c)
     gateway_answer(c, 0, NULL, 0, NULL, 0);
 }
 
-/* Answers the requests that wait for a copy of the piece, or adds them to the lists again. */
+/* Answers the requests that wait for a copy of the piece, or lets them wait again. */
 static void delayed_look(struct files *all, struct file_piece *p)
 {
-    if (p->next_delayed) /* the piece is always in the list here */
+    if (p->next_delayed) /* the piece is always in the list of pieces with delayed requests here */
         p->next_delayed->at_delayed = p->at_delayed;
     *p->at_delayed = p->next_delayed;
     struct gateway_call *first = in_order(p->delayed);
@@ -362,13 +362,13 @@ static bool take_from(struct gateway_call **list, const struct gateway_call *c)
     return false;
 }
 
-/* Takes the request out of the list of those that wait for the piece. */
+/* Takes the request out of the lists of requests that wait for the piece. False: the request is in neither list. */
 static bool take_from_piece(struct files *all, struct file_piece *p, const struct gateway_call *c)
 {
     if (!p || take_from(&p->waiting, c))
         return p;
-    file_piece_moved(all,
-                     p); /* before the request is removed, so that moved_look() takes the piece out of the list of pieces with requests */
+    /* called before the request is removed, so that moved_look() takes the piece out of files.delayed */
+    file_piece_moved(all, p);
     return take_from(&p->delayed, c);
 }
 
@@ -385,7 +385,7 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c)
     for (uint32_t i = 0; i < all->buckets && !found; i++)
         for (struct file_piece *p = all->piece[i]; p && !found; p = p->hashed)
             found = take_from_piece(all, p, c);
-    moved_look(all); /* now, because the piece may be dropped when it has no requests */
+    moved_look(all); /* now, because a piece without requests may be dropped */
     if (found)
         gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
     return found;

@@ -11,7 +11,7 @@
 
 #define MAP_AGAIN 1 /* not an error: the piece must be requested once more */
 
-/* The answer to a request to map that this node has cancelled: ends the lease. */
+/* Handles the answer to a request to map a piece, after this node has cancelled the request: ends the lease. */
 static void mapped_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     if (r->status == 0)
@@ -50,7 +50,7 @@ static struct file_slot *map_slot_for(weft_file *f, uint64_t index)
     return to;
 }
 
-/* Called after piece `index` was mapped: requests the next pieces in advance if the piece before was mapped last. */
+/* Called after piece `index` was mapped. Requests the next pieces in advance if the previous map was of the piece before. */
 static void map_ahead(weft_file *f, uint64_t index)
 {
     const uint64_t size = file_size(f), pieces = file_pieces(size);
@@ -81,10 +81,10 @@ static void map_ahead(weft_file *f, uint64_t index)
     pthread_mutex_unlock(&f->maps);
 }
 
-/* Whether this piece may now be longer than `bytes`, because another thread writes or has written through the handle. */
+/* Whether the piece may now be longer than `bytes`, because another thread writes or has written through the handle. */
 static bool map_may_be_longer(const weft_file *f, uint64_t index, uint32_t bytes)
 {
-    /* acquire, and before the size is read: when a write has ended, the handle has the new size; pairs with file_unuse() */
+    /* acquire, pairs with file_unuse(): if no write is under way any more, the size that is read after this is the new one */
     bool writing = f->flags & WEFT_FILE_WRITE && atomic_load_explicit(&f->busy, memory_order_acquire);
     return writing || file_piece_bytes(file_size(f), index) != bytes;
 }
@@ -98,7 +98,7 @@ static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadli
     int rc = fab_wait(f->g->w, file_slot_settled, s, deadline);
     pthread_mutex_lock(&f->maps);
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
-        rc = 0; /* the answer has come in the meantime */
+        rc = 0; /* the answer came after the deadline, but before this request was cancelled */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
         rc = s->error == -ENOBUFS || s->error == -EAGAIN || map_may_be_longer(f, index, s->bytes) ? MAP_AGAIN : file_slot_error(f, s);
     if (!rc && s->bytes != bytes) { /* a write has made the piece longer since the request */
@@ -115,14 +115,14 @@ static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadli
 
 /* --- mapping --- */
 
-/* A copy at another node that was of no use. `node`: that node plus 1; 0: there is none. */
+/* A copy at another node that was of no use. `node`: the number of that node plus 1; 0: there was no such copy. */
 struct map_lost {
     uint64_t lease, node;
     uint32_t flags;
 };
 
 /* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS and others. `lost`: the last copy that was of no use, or
- * zeros. MAP_AGAIN: the answer is of another generation. */
+ * zeros. MAP_AGAIN: the answer is about another generation. */
 static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, const struct map_lost *lost, int64_t deadline,
                    struct gateway_result *result)
 {
@@ -136,7 +136,7 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
         int64_t left = deadline - base_now_ns();
         struct gateway_question q = {.record = &r, .late = mapped_late, .post = true};
         rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, result, NULL, NULL);
-    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces that were requested in advance count as mapped, so try again without them */
+    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces in advance count as mapped: give them back, and try again */
     if (rc || file_lease_fits(result, f->node, bytes, flags & FILE_KEEPS && !(flags & FILE_HERE)))
         return rc;
     file_post_return(f->g, f->node, result->word[2]);
@@ -145,7 +145,7 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
                : base_fail(-EPROTO, "%s: node %u has sent an invalid answer; run the same version of weft on all hosts", f->path, f->node);
 }
 
-/* Maps a piece on the gateway's host, where it is. */
+/* Maps a piece for a node of the gateway's host: the piece stays where it is. */
 static int map_here(weft_file *f, uint64_t index, uint32_t bytes, weft_file_view *out, int64_t deadline)
 {
     struct gateway_result r;
@@ -178,8 +178,8 @@ static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline
     return until < deadline ? until : deadline;
 }
 
-/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are not right, or the node with the copy does not answer; `*lost` then names
- * this node. */
+/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are wrong, or the node with the copy does not answer; `*lost` then names the
+ * node with the copy. */
 static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kept *k, struct map_lost *lost, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -212,9 +212,9 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
     return right ? 0 : other || !rc ? MAP_AGAIN : rc;
 }
 
-/* Maps a piece of a file of another host, in sequence. Gets it as for a reader, but the view takes the copy. MAP_AGAIN: not possible,
- * because another thread does it now, or because the handle is open for writing, and pieces in advance may be older than what another
- * thread has written. */
+/* Maps a piece of a file of another host, in sequence. Gets the piece as file_read() does, but the view takes the copy. MAP_AGAIN: not
+ * possible. Either another thread is in this function, or the handle is open for writing, so pieces that were requested in advance may be
+ * older than what another thread has written. */
 static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_kept **out)
 {
     struct file_line *line = &f->maps_far;
@@ -230,7 +230,7 @@ static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_
         *out = s->kept;
         s->kept = NULL;
         atomic_store_explicit(&s->state, SLOT_TAKEN, memory_order_relaxed);
-        file_slot_ahead(f, line, index, false, true, file_size(f)); /* the first of these requests ends the lease, and frees the slot */
+        file_slot_ahead(f, line, index, false, true, file_size(f)); /* the first request in advance ends the lease, and frees the slot */
         if (file_slot_state(s) == SLOT_TAKEN)
             file_slot_return(f, s);
     }

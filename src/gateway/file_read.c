@@ -32,7 +32,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     file_line_begin(f, line);
     uint64_t left = offset < f->info.bytes ? f->info.bytes - offset : 0;
     left = left < len ? left : len;
-    /* A call that reads a few MiB in the middle of a file must not transfer more than these over the network. */
+    /* A call that reads a few MiB in the middle of a file must not transfer more than these few MiB over the network. */
     const bool follows = offset == f->ends, next = line->last != UINT64_MAX && line->last + 1 == offset / WEFT_FILE_PIECE;
     const uint64_t end = follows || next ? f->info.bytes : offset + left;
     while (!rc && left) {
@@ -47,7 +47,7 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
         file_slot_ahead(f, line, index, n < left, keeps, end);
         rc = copy_out(f, s, to, within, (size_t)n, deadline);
         if (rc == -EAGAIN) {
-            rc = 0; /* read again */
+            rc = 0; /* request the piece again */
         } else if (!rc) {
             to += n;
             offset += n;

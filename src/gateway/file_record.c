@@ -11,7 +11,7 @@ struct file_write {
     struct gateway_copy copy;
     struct file_record *f;
     weft_request *r;
-    weft_gaddr buffer; /* a copy of the bytes; WEFT_NULL: none */
+    weft_gaddr buffer; /* a copy of the bytes in this node's pool; WEFT_NULL: no copy was needed */
 };
 
 static void file_free(struct gateway *g, struct gateway_object *o, bool over)
@@ -124,10 +124,10 @@ static int write_begin(struct gateway *g, struct file_record *f, weft_request *r
         return base_fail(-EINVAL, "the record of a request to write to a file has %llu bytes: expected 1 to %u",
                          (unsigned long long)r->arg[1], WEFT_FILE_PIECE);
     if (here && !weft_ptr(g->w, r->arg[0], (size_t)r->arg[1]))
-        return base_fail(
-            -EFAULT,
-            "the record of a request to write to a file has its bytes at address %#llx (%llu bytes), which is not in this node's pool",
-            (unsigned long long)r->arg[0], (unsigned long long)r->arg[1]);
+        return base_fail(-EFAULT,
+                         "the record of a request to write to a file gives %#llx as the address of its %llu bytes, but these are not in "
+                         "this node's pool",
+                         (unsigned long long)r->arg[0], (unsigned long long)r->arg[1]);
     struct file_write *j = malloc(sizeof *j);
     if (!j)
         return base_fail(-ENOMEM, "no memory for a request to write to a file" BASE_MEMORY_HINT);
@@ -256,7 +256,7 @@ int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t
         ask.timeout_ns = r->timeout_ns;
         *r = ask;
         *arg = (uint64_t)(uintptr_t)f;
-    } else if (rc != GATEWAY_LATER) { /* otherwise the operation that was started releases the file */
+    } else if (rc != GATEWAY_LATER) { /* GATEWAY_LATER: the operation that was started releases the file */
         gateway_object_leave(g, &f->object);
     }
     return rc;

@@ -15,7 +15,7 @@ enum file_record_state {
     PIECE_NONE,
     PIECE_ASKED,
     PIECE_NAMED, /* there is a lease of a piece that is to be copied to this node's pool as a whole */
-    PIECE_GETS,  /* the copy is under way */
+    PIECE_GETS,  /* a copy to this node's pool is under way */
     PIECE_READY, /* records can read the piece: there is a lease of the gateway's piece, or a copy */
     PIECE_FAILED
 };
@@ -24,19 +24,19 @@ struct file_record_slot {
     struct file_record *f;
     enum file_record_state state;
     bool fresh; /* no record has used the slot yet */
-    bool keeps; /* the piece was asked for with FILE_KEEPS */
-    bool lost;  /* with FILE_HERE: another node's copy was not right */
-    bool tell;  /* the gateway wants to know when the copy is there */
+    bool keeps; /* the piece was requested with FILE_KEEPS */
+    bool lost;  /* another node's copy was wrong, so the piece was requested with FILE_HERE */
+    bool tell;  /* the gateway wants to know when the copy has come */
     int error;
     uint32_t copies; /* number of records that are copying from the piece */
     uint64_t index, writes;
-    uint64_t lease;            /* 0: there is none */
+    uint64_t lease;            /* 0: the slot has no lease */
     uint64_t hash, generation; /* of the piece that the gateway has named */
     weft_gaddr at;
     uint32_t bytes;
-    uint64_t read;          /* how many bytes records have read from it */
-    bool call, streams;     /* of the last record that has read from it (struct file_range) */
-    struct file_kept *kept; /* the copy; NULL: none */
+    uint64_t read;          /* how many bytes records have read from the piece */
+    bool call, streams;     /* of the last record that has read from the piece: as in struct file_range */
+    struct file_kept *kept; /* the copy; NULL: there is no copy */
     struct file_record_get *get;
     int64_t since, until; /* since: time of the request, the answer or the last use; until: end of the lease by this node's clock */
 };
@@ -45,13 +45,13 @@ struct file_record {
     struct gateway_object object;
     uint32_t node;
     uint64_t there;  /* the file's number at the gateway; 0: not open */
-    uint64_t writes; /* incremented when a write begins and ends, and when the file has changed: pieces that were requested before may be of
-                        an old generation */
+    uint64_t writes; /* incremented when a write begins or ends, and when the file has changed. Pieces that were requested before that may
+                        be of an old generation */
     weft_file_info info;
     bool far;              /* the gateway is on another host */
-    struct file_pace pace; /* of the pieces that were got */
-    int64_t asked, pause;  /* asked: when the last record came; pause: the longest time between two of them since pieces were last requested
-                              in advance */
+    struct file_pace pace; /* how fast the pieces come */
+    int64_t asked, pause; /* asked: when the last record came; pause: the longest time between two records, since pieces were last requested
+                             in advance */
     struct file_record_slot slot[FILE_RECORD_SLOTS];
 };
 
@@ -62,14 +62,15 @@ static inline weft_request file_record_request(const struct file_record *f, enum
 }
 
 /* --- file_record_get.c --- */
-/* Fills a request for the piece of a slot; ends the lease that the slot has. With the lock held; then call file_record_ask(). */
+/* Fills a request for the piece of a slot. The request also ends the lease that the slot has. Call this with the lock held, and then
+ * file_record_ask(). */
 void file_record_ask_of(struct file_record *f, struct file_record_slot *s, uint32_t flags, weft_request *ask);
 int file_record_ask(struct gateway *g, struct file_record_slot *s, const weft_request *ask);
-/* Takes the next steps for all pieces that are to be copied to this node's pool. `wanted`: the piece that is needed first. */
+/* Takes the next steps for all pieces that are to be copied to this node's pool. `wanted`: the piece that is needed before the others. */
 void file_record_move(struct gateway *g, struct file_record *f, uint64_t wanted);
 
 /* --- file_record_read.c --- */
-/* Reads what the record names. GATEWAY_LATER: when the bytes are copied, the record is answered and the object released. */
+/* Reads the bytes that the record requests. GATEWAY_LATER: the record is answered, and the object released, when the bytes are copied. */
 int file_record_read(struct gateway *g, struct file_record *f, weft_request *r);
 
 #endif

@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-/* A piece that is on its way to this node's pool. It keeps the file from being freed. */
+/* A piece that is being copied to this node's pool. While this exists, the file is not freed. */
 struct file_record_get {
     struct gateway_copy copy;
     struct file_record *f;
@@ -70,8 +70,8 @@ int file_record_ask(struct gateway *g, struct file_record_slot *s, const weft_re
 
 /* --- getting --- */
 
-/* Asks for the gateway's own piece, because this one does not come or is not right. `flags`: FILE_HERE and others; 0: this node has no room
- * for a copy. Called with the lock held; releases it. If the request cannot be sent, the next record asks. */
+/* Requests the gateway's own piece, because the copy of another node does not come or is wrong. `flags`: FILE_HERE and others; 0: this node
+ * has no room for a copy. Called with the lock held; releases the lock. If the request cannot be sent, the next record sends one. */
 static void slot_ask_again(struct gateway *g, struct file_record_slot *s, uint32_t flags)
 {
     weft_request ask;
@@ -88,7 +88,7 @@ static void get_free(struct gateway *g, struct file_record_get *j)
     free(j);
 }
 
-/* The copy is right. From here on records read it. */
+/* The copy is right. From here on records read the copy. */
 static void get_came(struct gateway *g, struct file_record_get *j)
 {
     struct file_record_slot *s = j->slot;
@@ -107,7 +107,7 @@ static void get_came(struct gateway *g, struct file_record_get *j)
     j->kept = NULL;
 }
 
-/* The gateway's bytes are right if they came before the lease ended; all others are compared with the hash. */
+/* Bytes from the gateway are right if they came before the lease ended. All other bytes are compared with the hash. */
 static bool get_is_right(struct gateway *g, const struct file_record_get *j)
 {
     if (!j->other && base_now_ns() < j->until + FILE_COPY_NS)
@@ -177,7 +177,8 @@ static void get_begin(struct gateway *g, struct file_record *f, struct file_reco
 
 /* --- the next steps --- */
 
-/* Whether the piece that the gateway has named is probably still there. If the answer came late, the hash shows whether it was. */
+/* Whether the piece is probably still at the address that the gateway has given. If the get is late, the hash shows whether the piece was
+ * still there. */
 static bool slot_may_get(const struct file_record_slot *s, int64_t now)
 {
     return now < s->since + FILE_LEASE_NS - FILE_COPY_NS;
@@ -210,14 +211,14 @@ void file_record_move(struct gateway *g, struct file_record *f, uint64_t wanted)
         int64_t now = base_now_ns();
         base_spin_lock(&g->lock);
         struct file_record_slot *s = slot_to_move(g, f, wanted, now);
-        if (s && s->state == PIECE_GETS) { /* the node that has the copy does not answer */
+        if (s && s->state == PIECE_GETS) { /* the node that sends the copy does not answer */
             s->get->slot = NULL;
             slot_ask_again(g, s, FILE_HERE | FILE_KEEPS | FILE_STRAIGHT | FILE_SILENT);
             continue;
         }
         bool late = s && !slot_may_get(s, now);
         if (late) {
-            s->state = PIECE_NONE; /* a record that needs the piece asks for it once more; this lease ends by itself */
+            s->state = PIECE_NONE; /* a record that needs the piece will request it once more; the old lease ends by itself */
             s->lease = 0;
         }
         base_spin_unlock(&g->lock);

@@ -13,8 +13,8 @@
 
 #define AHEAD     4u
 #define KEEPS     (FILE_KEEPS | FILE_STRAIGHT)
-#define READ_PART 4u              /* if this part of a piece was read, the next one will probably be read as a whole */
-#define KEPT_NS   (100 * WEFT_MS) /* a slot that was not used yet is kept for this time */
+#define READ_PART 4u              /* if 1/READ_PART of a piece was read, the next piece will probably be read as a whole */
+#define KEPT_NS   (100 * WEFT_MS) /* a slot whose piece was not read yet is kept for this time */
 #define WAITS_NS  (5 * WEFT_MS)   /* if a record waits longer for a piece, leases that records have used are ended */
 
 struct file_read { /* a record that is copying from a piece */
@@ -26,8 +26,8 @@ struct file_read { /* a record that is copying from a piece */
 /* A request for a piece. */
 struct slot_question {
     weft_request ask;
-    struct file_record_slot *slot; /* NULL: nothing is to be asked */
-    struct file_kept *old;         /* a copy that the slot had, to be left; or NULL */
+    struct file_record_slot *slot; /* NULL: there is nothing to request */
+    struct file_kept *old;         /* the copy that the slot had before, to be given up; or NULL */
 };
 
 /* --- pieces; with the lock held --- */
@@ -60,13 +60,13 @@ struct file_range {
     uint32_t within, bytes;
     bool more;    /* the kernel's call goes on beyond the piece */
     bool keeps;   /* the piece is read as a whole: a copy of it is wanted, if the gateway is on another host */
-    bool whole;   /* so are the next pieces, up to `end` */
+    bool whole;   /* the next pieces, up to `end`, are read as a whole, too */
     bool streams; /* pieces are read one after the other, by more than one call */
-    uint64_t end; /* nothing behind this offset is wanted now */
+    uint64_t end; /* nothing beyond this offset is wanted now */
 };
 
-/* With the lock held. A call of a kernel for several pieces is one record for each; `call` of a slot says that the next record belongs to
- * the same call. A kernel that reads a few MiB here and there must not transfer more than these over the network. */
+/* With the lock held. If a kernel's call reads several pieces, there is a record for each piece; `call` of a slot says that the next record
+ * belongs to the same call. If a kernel reads a few MiB here and there, no more than these few MiB must be transferred over the network. */
 static struct file_range range_of(struct file_record *f, const weft_request *r, uint64_t bytes)
 {
     struct file_range x = {.index = r->arg[2] / WEFT_FILE_PIECE,
@@ -75,7 +75,7 @@ static struct file_range range_of(struct file_record *f, const weft_request *r, 
                            .more = bytes < r->arg[1],
                            .end = f->info.bytes};
     const struct file_record_slot *before = x.index ? slot_was(f, x.index - 1) : NULL;
-    /* Blocks read the parts of a piece in any order, and one may be far ahead of the others. */
+    /* The blocks of a kernel read the parts of a piece in any order, and one block may be far ahead of the others. */
     bool follows = before && before->read && (before->streams || before->read >= before->bytes / READ_PART);
     x.streams = follows && (!before->call || before->streams);
     if (!f->far)
@@ -108,7 +108,7 @@ static unsigned slot_worth(const struct file_record_slot *s, int64_t now)
     return s->state == PIECE_NONE ? 0 : slot_waits(s, now) ? 2 : 1;
 }
 
-/* Frees the slot of the lowest worth, and of these the least recently used one. NULL: all slots are in use. */
+/* Frees the slot of the lowest worth; if several have it, the least recently used of them. NULL: all slots are in use. */
 static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
 {
     struct file_record_slot *best = NULL;
@@ -124,8 +124,8 @@ static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
     return best;
 }
 
-/* If records have waited long for a piece, this file's own leases may fill the cache. Then this writes the leases that records have used to
- * `leases`, so that the caller ends them. Returns how many. */
+/* If records have waited long for a piece, this file's own leases may fill the cache. Then this function stores the leases that records
+ * have used in `leases`, for the caller to end. Returns how many. */
 static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
 {
     unsigned n = 0;
@@ -142,7 +142,7 @@ static unsigned slots_give_back(struct file_record *f, const struct file_record_
     return n;
 }
 
-/* Prepares a request for a piece. False: there is no slot for it now. */
+/* Prepares a request for a piece. False: no slot is free for the piece now. */
 static bool slot_prepare(struct file_record *f, uint64_t index, uint32_t flags, struct slot_question *q)
 {
     struct file_record_slot *s = slot_take(f, base_now_ns());
@@ -169,7 +169,7 @@ static int slot_ask(struct gateway *g, const struct slot_question *q)
     return file_record_ask(g, q->slot, &q->ask);
 }
 
-/* Requests the next pieces in advance. Of those that are read as a whole, copies are wanted, and none beyond what the kernel wants. */
+/* Requests the next pieces in advance, none beyond what the kernel wants. For pieces that are read as a whole, requests copies. */
 static void ask_ahead(struct gateway *g, struct file_record *f, const struct file_range *x)
 {
     const int64_t away = atomic_load_explicit(&g->file_patience, memory_order_relaxed) / FILE_AWAY_PART;
@@ -195,7 +195,7 @@ static void read_copied(struct gateway_copy *c, int rc)
     struct file_read *j = (struct file_read *)(void *)c;
     struct gateway *g = c->g;
     struct file_record_slot *s = j->slot;
-    struct file_record *f = s->f; /* now, because another record may take the slot when the lock is released */
+    struct file_record *f = s->f; /* read now, because another record may take the slot when the lock is released */
     weft_request *r = j->r;
     base_spin_lock(&g->lock);
     int64_t now = base_now_ns();
@@ -228,7 +228,7 @@ static int slot_use(struct file_record *f, const struct file_range *x, struct fi
         *out = s;
         return GATEWAY_LATER;
     }
-    if (s && s->state == PIECE_READY && !s->copies) { /* the lease ends soon, so do not use it */
+    if (s && s->state == PIECE_READY && !s->copies) { /* the lease ends soon, so do not use the piece */
         s->state = PIECE_NONE;
         s = NULL;
     }

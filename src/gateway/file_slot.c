@@ -69,15 +69,15 @@ void file_line_end(struct file_line *line)
     line->left = base_now_ns();
 }
 
-/* How many pieces to request in advance. `keeps`: whole pieces are copied from another host; otherwise the gateway only reads them into its
- * cache. */
+/* How many pieces to request in advance. `keeps`: whole pieces are copied from another host; otherwise the gateway only reads the pieces
+ * into its cache. */
 static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool keeps)
 {
     return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
 }
 
-/* A piece of a file of another host has come. Over a slow link, request only few pieces in advance, because other nodes wait for pieces
- * that this node is getting. */
+/* A piece of a file of another host has come: adapts how many are requested in advance. Over a slow link they must be few, because other
+ * nodes wait for pieces that this node is getting. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
     int64_t now = base_now_ns();
@@ -88,7 +88,8 @@ static void slot_came(struct file_line *line, const struct file_slot *s)
         line->ahead = (line->ahead + 1) / 2;
 }
 
-/* Whether the piece that the answer has named is probably still there: the lease has not ended, or the hash will show it. */
+/* Whether the piece is probably still at the address in the answer: the lease has not ended, or the hash will show whether the piece was
+ * there. */
 static bool slot_is_fresh(const struct file_slot *s)
 {
     int64_t now = base_now_ns();
@@ -115,8 +116,8 @@ static bool slot_may_get(const struct file_line *line, const struct file_slot *s
 
 /* --- requests --- */
 
-/* Frees the slots of all pieces except `from` and those that are requested in advance after it. Adds their leases to request `r`, which
- * ends them. `index`: the piece for which a slot is needed. */
+/* Frees all slots except those of piece `from` and of the pieces that are requested in advance after it. Adds the leases of the freed slots
+ * to request `r`, which ends these leases. `index`: the piece for which a slot is needed. */
 static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_t from, uint64_t index, weft_request *r)
 {
     struct file_slot *free_one = NULL;
@@ -124,11 +125,11 @@ static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         struct file_slot *s = &line->slot[i];
         int state = file_slot_state(s);
-        /* The caller copies the piece `from`, and then checks its lease. */
+        /* The caller still copies the piece `from`, and checks the piece's lease after that. */
         bool read = s->index == from && index != from && state == SLOT_READY;
         if (s->index - from <= (f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES) && (read || slot_is_current(s, state)))
             continue;
-        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway makes a lease, it expires */
+        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway makes a lease all the same, that lease expires */
             s->lease = 0;
         state = file_slot_state(s);
         if ((state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD || state == SLOT_TAKEN) && s->lease)
@@ -136,7 +137,7 @@ static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_
         file_slot_free(f, s);
         free_one = s;
     }
-    return free_one; /* never NULL, because there are more slots than pieces that are kept */
+    return free_one; /* never NULL, because there are more slots than pieces that keep theirs */
 }
 
 static int slot_send(weft_file *f, struct file_slot *s, weft_request *r, bool post)
@@ -200,8 +201,8 @@ static bool slot_from_other(const weft_file *f, const struct file_slot *s)
     return weft_gaddr_node(s->at) != f->node;
 }
 
-/* Requests the gateway's own piece instead of the copy that it has named. `flags`: FILE_HERE | FILE_KEEPS if the copy is not right, and
- * FILE_SILENT if its node does not answer; 0 if this node has no room for a copy. */
+/* Requests the gateway's own piece instead of another node's copy. `flags`: FILE_HERE | FILE_KEEPS if the copy is wrong, and also
+ * FILE_SILENT if the other node does not answer; 0 if this node has no room for a copy. */
 static int slot_ask_again(weft_file *f, struct file_slot *s, uint32_t flags)
 {
     weft_request r = file_request(f, FILE_LEASE);
@@ -222,8 +223,8 @@ static int64_t slot_until(const weft_file *f, const struct file_line *line, cons
     return file_get_until(f->g, &line->pace, s->since, slot_from_other(f, s));
 }
 
-/* Before a copy is made: frees one that was read, if there are many. Otherwise the next request does that, but behind the last pieces of a
- * file nothing is requested. */
+/* Called before a copy is made. Frees a copy that was read, if there are many copies. Usually the next request frees such a copy, but at
+ * the end of a file there is no next request. */
 static void line_trim(weft_file *f, struct file_line *line)
 {
     struct file_slot *old = NULL;
@@ -238,8 +239,8 @@ static void line_trim(weft_file *f, struct file_line *line)
         file_slot_return(f, old);
 }
 
-/* Begins to get the piece. If there is no room in the pool, requests it again without a copy, or gives it back if it is mapped, so that no
- * other node waits for this node's copy. */
+/* Begins to get the piece. If the pool has no room for the copy: for a read, requests the piece again without a copy; for a map, gives the
+ * piece back. So no other node waits for this node's copy. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
@@ -257,7 +258,7 @@ static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
     int64_t deadline = fab_limit(INT64_MAX);
     s->since = base_now_ns();
     int64_t until = slot_until(f, line, s);
-    fab_limit(until < deadline ? until : deadline); /* if that node does not send the piece, the gateway does */
+    fab_limit(until < deadline ? until : deadline); /* if the other node does not send the piece in time, the gateway does */
     int rc = weft_get(w, weft_ptr(w, s->kept->at, s->bytes), s->at, s->bytes, &s->kept->op);
     fab_limit(deadline);
     fab_nowait(before);
@@ -284,7 +285,7 @@ static void slot_hold(weft_file *f, struct file_slot *s)
     s->lease = 0;
 }
 
-/* Looks whether the bytes have come. */
+/* Checks whether the bytes of the copy have come. */
 static int slot_look(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
@@ -302,8 +303,7 @@ static int slot_look(weft_file *f, struct file_line *line, struct file_slot *s)
     return 0;
 }
 
-/* Takes the next step for each piece, in the order of the pieces. Returns the error of the piece for which the
- * thread waits, if it has one. */
+/* Takes the next step for each piece, in the order of the pieces. Returns 0, or the error of the piece for which the thread waits. */
 static int slots_move(weft_file *f, struct file_line *line)
 {
     int wanted = 0;
@@ -339,7 +339,8 @@ static bool slots_moved(void *arg)
     for (unsigned i = 0; i < FILE_SLOTS; i++) {
         const struct file_slot *s = &line->slot[i];
         int state = file_slot_state(s);
-        if (state == SLOT_FREE || state == SLOT_TAKEN || s->index - line->wanted > FILE_AHEAD_FAR) /* slots_move() takes no step for it */
+        /* slots_move() takes no step for such a slot */
+        if (state == SLOT_FREE || state == SLOT_TAKEN || s->index - line->wanted > FILE_AHEAD_FAR)
             continue;
         if (s->index == line->wanted && state != SLOT_ASKED && state != SLOT_GETS)
             return true;
@@ -370,7 +371,7 @@ int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool kee
             return 0;
         }
         if (state == SLOT_READY && s->keeps)
-            continue; /* the answer has come just now */
+            continue; /* not an error: the answer has come just now */
         if (state == SLOT_FAILED && s->error != -EAGAIN) {
             rc = file_slot_error(f, s);
             file_slot_free(f, s);
@@ -399,6 +400,6 @@ void file_slots_expire(weft_file *f, struct file_line *line)
         int state = file_slot_state(&line->slot[i]);
         if (state == SLOT_GETS || state == SLOT_HELD)
             file_slot_free(f, &line->slot[i]);
-        line->slot[i].until = INT64_MIN; /* so that the next request ends this lease; its answer is -ESTALE */
+        line->slot[i].until = INT64_MIN; /* so that the next request ends this lease; the gateway answers it with -ESTALE */
     }
 }

@@ -17,10 +17,10 @@
 #define NOTICES_BYTES 4096u
 #define ALL_WATCHES   (-1)
 
-/* The file itself is watched, not its name. Its attributes also change when it is deleted or another file gets its name. */
+/* The inode is watched, not the name. The inode's attributes also change when the file is deleted, or another file gets its name. */
 #define NOTICED (IN_MODIFY | IN_ATTRIB | IN_DELETE_SELF | IN_MOVE_SELF)
 
-/* Compares the file with the watch `wd` with the disk; ALL_WATCHES: all files. */
+/* Compares the file that has the watch `wd` with the disk. ALL_WATCHES: compares all files. */
 static void noticed(struct files *all, int wd)
 {
     for (uint32_t i = 0; i < FILE_BUCKETS; i++)
@@ -40,7 +40,7 @@ static void notices_ready(struct gateway_watch *watch)
     for (ssize_t at = 0; at + (ssize_t)sizeof(struct inotify_event) <= n;) {
         const struct inotify_event *e = (const struct inotify_event *)(const void *)(some + at);
         if (e->mask & IN_Q_OVERFLOW)
-            noticed(all, ALL_WATCHES); /* notices were lost */
+            noticed(all, ALL_WATCHES); /* the system has dropped notices */
         else if (e->wd != last && !(e->mask & IN_IGNORED))
             noticed(all, last = e->wd);
         at += (ssize_t)sizeof *e + e->len;

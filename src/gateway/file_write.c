@@ -10,7 +10,7 @@
 
 #include "gateway/file.h"
 
-/* Moves the handle to the generation that it has written. False: there is no memory, and the handle keeps its old generation, which is
+/* Moves the handle to the generation that its write has made. False: there is no memory, so the handle keeps its old generation, which is
  * stale. */
 static bool move_on(struct files *all, struct file_open *o, const struct file_identity *is)
 {

@@ -74,7 +74,8 @@ void gateway_table_remove(struct gateway_table *t, uint64_t id);
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
-/* --- watch.c: all calls come from one thread, or from a thread that works in its place (gateway_watches_try()) --- */
+/* --- watch.c: all calls come from the thread that waits, or from one that works in its place (gateway_watches_try())
+ * --- */
 enum { GATEWAY_READABLE = 1, GATEWAY_WRITABLE = 2 };
 struct gateway_watch {
     int fd; /* -1: not watched */
@@ -85,33 +86,34 @@ struct gateway_watch {
 struct gateway_watches;
 int gateway_watches_open(struct gateway_watches **out);
 void gateway_watches_close(struct gateway_watches *all);
-/* Calls watch->ready() whenever the descriptor is ready for one of the events, or has failed. Returns 0 or a negative errno; sets no
- * weft_error() text. */
+/* From now on watch->ready() is called whenever the descriptor is ready for one of the events, or has failed. Returns 0 or a negative
+ * errno; sets no weft_error() text. */
 int gateway_watch(struct gateway_watches *all, struct gateway_watch *watch, int fd, unsigned events);
 void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *watch,
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
-/* Lets this thread work in place of the thread that waits, until gateway_watches_leave(). False: that thread is awake, or another thread
- * works in its place. */
+/* Lets the caller work in place of the thread that waits for the descriptors, until gateway_watches_leave(). False: the thread that waits
+ * is awake, or yet another thread works in its place. */
 bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* Work for a sleeping thread of a service, which a message has brought. The progress thread has handled the message, and does a little of
- * the work in place of the sleeping thread, which then need not be woken. */
+/* Work that a message has brought for a sleeping thread of a service. The progress thread, which has handled the message, does a little of
+ * this work itself, so that the sleeping thread need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
-    bool listed;                          /* the thread that handles a message will call run() */
-    uint32_t runs;                        /* threads in run() */
-    void (*run)(struct gateway_turn *t);  /* called without gateway.lock; must do little, and never wait. Calls wake() for what is left */
-    void (*wake)(struct gateway_turn *t); /* wakes the thread; with or without gateway.lock */
+    bool listed;   /* the thread that handles a message will call run() */
+    uint32_t runs; /* threads in run() */
+    /* called without gateway.lock. Does only little work, and never waits. If work is left, calls wake() */
+    void (*run)(struct gateway_turn *t);
+    void (*wake)(struct gateway_turn *t); /* wakes the sleeping thread; called with or without gateway.lock */
     void *arg;
 };
-/* Call it when the thread that waits has something to do, with gateway.lock held. If this thread handles a message and may work in its
- * place, run() is called after the message; otherwise this calls wake(). */
+/* Call this, with gateway.lock held, when the sleeping thread has something to do. If the caller handles a message and may work in place of
+ * the sleeping thread, run() is called after the message. Otherwise wake() is called now. */
 void gateway_turn(struct gateway_turn *t);
-/* Waits until run() is not running, and will not be called for earlier calls of gateway_turn(). Not for handlers. */
+/* Waits until run() is not running, and earlier calls of gateway_turn() will not start it. Handlers must not call this. */
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
 /* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; both without the lock. */
 struct gateway_turns {
@@ -121,14 +123,15 @@ struct gateway_turns {
 void gateway_turns_begin(struct gateway_turns *t);
 void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
 
-/* socket() and accept() for a connection that serves other nodes: nonblocking, and closed by exec. Return the descriptor or a negative
- * errno. -EMFILE: only the descriptors that are reserved for the process itself are left. */
+/* Like socket() and accept(), for connections that serve other nodes. The descriptors are nonblocking and close-on-exec. Return the
+ * descriptor or a negative errno. -EMFILE: only the descriptors that are reserved for the process itself are left. */
 int gateway_socket(int family, int type);
 int gateway_accept(int listener);
 uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
 
-/* Shares `all` things between askers. Returns whether an asker that has `own` of them may have one more, while `used` are in use. An asker
- * may have up to three times as many as are unused. So one asker alone gets three quarters, and an asker that has none always gets some. */
+/* Shares `all` items between askers. Returns whether an asker that has `own` items may have one more, while `used` items are in use. An
+ * asker may have up to three times as many items as are unused. So one asker alone gets three quarters of them, and an asker without items
+ * always gets some. */
 static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t all)
 {
     return used < all && own / 3 < all - used;
@@ -138,24 +141,24 @@ static inline bool gateway_share_allows(uint32_t own, uint32_t used, uint32_t al
 struct gateway_work {
     struct gateway_work *next;
     uint32_t asker;                         /* the asker for which the job is done */
-    bool left;                              /* nobody waits for it any more */
-    void (*run)(struct gateway_work *job);  /* runs on one of the threads; may block */
-    void (*done)(struct gateway_work *job); /* runs afterwards; see gateway_works_open(). May free the job */
+    bool left;                              /* nobody waits for the job any more */
+    void (*run)(struct gateway_work *job);  /* does the work of the job on one of the threads; may block */
+    void (*done)(struct gateway_work *job); /* called after run(), on the thread that gateway_works_open() says. May free the job */
 };
 struct gateway_works;
 struct gateway_works_how {
     uint32_t threads;
-    uint32_t askers; /* number of askers between which the threads are shared; 0: jobs run in the order in which they came */
-    uint32_t queued; /* jobs that may be queued or running, shared between the askers; 0: no limit */
-    bool leaves;     /* closing does not wait for what is being run */
-    /* Frees a job whose done() will not be called, because nobody waits for it or the threads were closed. Runs on any thread. */
+    uint32_t askers; /* number of askers that share the threads; 0: jobs run in the order in which they came */
+    uint32_t queued; /* how many jobs may be queued or running; the askers share this number; 0: no limit */
+    bool leaves;     /* closing does not wait for running jobs */
+    /* Frees a job whose done() will not be called, because nobody waits for the job or the threads were closed. Called on any thread. */
     void (*drop)(struct gateway_work *job);
 };
-/* `watches`: the thread that waits for them calls done(); NULL: the thread that ran the job calls it. */
+/* `watches`: the thread that waits for these watches calls done(). NULL: the thread that ran the job calls done(). */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
 /* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
-/* Does not run the job, but calls done() for it later. */
+/* Does not run the job, but lets done() be called for it later. */
 void gateway_work_skip(struct gateway_works *all, struct gateway_work *job);
 /* Nobody waits for the job any more: drop() will be called for it. Call this on the thread that waits for the watches. */
 void gateway_work_leave(struct gateway_works *all, struct gateway_work *job);
@@ -168,15 +171,16 @@ struct gateway_groups;
 int gateway_groups_open(struct gateway_groups **out);
 /* A program, in memory shared with the guardian. */
 struct gateway_place {
-    _Atomic int32_t number; /* its process group; 0: the place is free; -1: reserved for a process that has not started yet */
+    /* number of its process group; 0: the place is free; -1: the place is reserved for a process that has not started yet */
+    _Atomic int32_t number;
     _Atomic uint32_t state; /* groups.c */
     _Atomic bool session;   /* the process has a terminal, and leads a session */
     _Atomic uint64_t mark;  /* of the program's family (base_family_mark()) */
 };
-/* Returns a free place, for whose `number` the caller stores the new process's ID. To free the place, store 0. NULL: all are used. */
+/* Returns a free place. The caller stores the new process's ID in `number`, and later 0 to free the place. NULL: all places are used. */
 struct gateway_place *gateway_groups_place(struct gateway_groups *all);
-/* Makes the guardian end the program with all its descendants, and hang up its terminal first if it has one. Do not reap the process before
- * gateway_groups_ended() or, since the guardian may be stopped, a deadline. */
+/* Makes the guardian end the program with all its descendants. If the program has a terminal, the guardian hangs it up before that. Do not
+ * reap the process until gateway_groups_ended() returns true, or until a deadline, since the guardian may be stopped. */
 void gateway_groups_end(struct gateway_groups *all, struct gateway_place *p);
 bool gateway_groups_ended(const struct gateway_groups *all, const struct gateway_place *p);
 void gateway_groups_close(struct gateway_groups *all);
@@ -187,23 +191,23 @@ enum gateway_message_type {
     GATEWAY_OFFERS = 1, /* word 0: if bit i is set, the sender offers service i */
     GATEWAY_REQUEST,    /* word 0: the request's number at the sender; word 1: hash of its data; payload: the record, and its data if it
                            fits */
-    GATEWAY_ANSWER,     /* to: the request; words: defined by the service; payload: an error text, or defined by the service */
+    GATEWAY_ANSWER,     /* `to`: the request; words: defined by the service; payload: an error text, or defined by the service */
     GATEWAY_CANCEL,     /* word 0: the request's number at the sender */
-    GATEWAY_DATA, /* to: the stream; word 0: the sender's number of the stream; 1: position; 2: count of bytes; 3: 1 if these are the last;
-                     payload: the bytes, or nothing if they are in the ring; status: how the stream ended */
-    GATEWAY_CREDIT,  /* to: the stream; word 0: how many bytes the reader has taken so far */
-    GATEWAY_SHUT,    /* `to`: the stream, whose reader reads no more */
-    GATEWAY_END,     /* `to`: the handle (number) by which the asker knows the process that has ended; payload: struct gateway_end */
-    GATEWAY_CHANGED, /* `to`: the handle (number) by which the server knows a file, which has changed */
-    GATEWAY_UNREAD,  /* `to`: the handle (number) by which the asker knows a process that reads no more input; word 0: the stream of its
-                        input. The asker, which may be writing into the stream's ring, ends the stream; then the ring is freed */
+    GATEWAY_DATA,    /* `to`: the stream; word 0: the sender's number of the stream; word 1: position; word 2: number of bytes; word 3: 1 if
+                        these bytes are the last; payload: the bytes, or nothing if the bytes are in the ring; status: how the stream ended */
+    GATEWAY_CREDIT,  /* `to`: the stream; word 0: how many bytes the reader has taken so far */
+    GATEWAY_SHUT,    /* `to`: the stream; its reader reads no more */
+    GATEWAY_END,     /* `to`: the asker's number of the process that has ended; payload: struct gateway_end */
+    GATEWAY_CHANGED, /* `to`: the server's number of the file that has changed */
+    GATEWAY_UNREAD,  /* `to`: the asker's number of a process that reads no more input; word 0: the stream of the process's input. The asker
+                        may be writing into the stream's ring, so it ends the stream; after that the ring is freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
     uint8_t type;
     uint8_t zero[3];
-    int32_t status; /* 0 or a negative error number, with Linux's number while the message is under way: gateway_post() converts this
-                       system's number, and on_message() converts it back */
+    int32_t status; /* 0 or a negative errno. While the message is under way, it is Linux's errno: gateway_post() converts from this
+                       system's errno, and on_message() converts back */
     uint64_t to;
     uint64_t word[GATEWAY_WORDS];
 };
@@ -214,10 +218,10 @@ _Static_assert(sizeof(weft_request) + WEFT_REQUEST_INLINE == WEFT_PAYLOAD_MAX, "
 struct gateway_posts;
 int gateway_posts_open(struct gateway *g);
 void gateway_posts_free(struct gateway *g);
-/* Sends a message, or queues it until there is room. Messages of one thread arrive in order. Never waits. Call it without gateway.lock: a
+/* Sends a message, or queues it until there is room; never waits. Messages of one thread arrive in order. Call this without gateway.lock: a
  * message to this node itself is handled before the call returns. -ECONNRESET: the node is gone. */
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len);
-bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some are left */
+bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some messages are left */
 
 /* --- stream.c --- */
 #define GATEWAY_RING       (UINT64_C(64) << 10)
@@ -228,19 +232,19 @@ struct gateway_credit {
     uint32_t node;
     struct gateway_message m; /* type 0: nothing */
 };
-/* One end of a stream, under gateway.lock. The ring holds the bytes between the positions `first` (taken from the ring so far) and `last`
- * (received or sent so far). */
+/* One end of a stream, under gateway.lock. `first` is how many bytes were taken from the ring so far, and `last` how many were received or
+ * sent so far. The ring holds the bytes between these positions. */
 struct gateway_stream {
     struct gateway *g;
     uint64_t id, peer;          /* the stream's number here and at the other end; 0: not known yet */
     uint32_t node;              /* the node of the other end */
     bool sends;                 /* this end writes; false: it reads */
-    bool fetches;               /* this end reads, and the ring is in the writer's pool */
+    bool fetches;               /* this end reads, and fetches the bytes, because the ring is in the writer's pool */
     bool owned;                 /* the ring is freed with this end */
     bool ended;                 /* the last bytes were received, or sent */
     bool shut;                  /* the reader reads no more */
     bool busy;                  /* a thread is reading or writing */
-    int status;                 /* how the stream ended; a negative errno: bytes are missing */
+    int status;                 /* how the stream has ended; a negative errno: bytes are missing */
     weft_gaddr ring;            /* in the reader's pool, or in the writer's pool if the reader fetches */
     uint64_t bytes;             /* size of the ring, a power of two */
     uint8_t *memory;            /* the ring; NULL: this process cannot map it */
@@ -248,7 +252,7 @@ struct gateway_stream {
     /* Called when the stream's state has changed, with the lock held. */
     void (*moved)(struct gateway_stream *s);
     void *arg;
-    struct gateway_credit due;         /* a message that moved() prepares, and that is sent after the lock is released */
+    struct gateway_credit due;         /* a message that moved() has prepared; it is sent after the lock is released */
     struct gateway_stream *next_moved; /* the server thread's list of changed streams */
     bool listed;
 };
@@ -259,9 +263,9 @@ int gateway_stream_read(struct gateway *g, uint32_t node, uint64_t bytes, void (
 /* Makes the writing end of a stream. Checks the peer's ring. */
 int gateway_stream_write(struct gateway *g, uint32_t node, uint64_t peer, weft_gaddr ring, uint64_t bytes,
                          void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
-/* The ends of a stream whose ring is memory of the asker, which frees it after both ends are closed. read_at, offer: the asker's end, which
- * reads or writes; `peer` is set when it is known. fetch: the server's end of an offered stream, which reads the bytes in the ring itself,
- * and checks the ring. */
+/* Make the ends of a stream whose ring is memory of the asker. The asker frees the ring after both ends are closed. read_at: the asker's
+ * end, which reads. offer: the asker's end, which writes. In both, `peer` is set when the server has answered. fetch: the server's end of
+ * an offered stream. Checks the ring, and later reads the bytes from it. */
 int gateway_stream_read_at(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
                            void *arg, struct gateway_stream **out);
 int gateway_stream_offer(struct gateway *g, uint32_t node, weft_gaddr ring, uint64_t bytes, void (*moved)(struct gateway_stream *),
@@ -270,64 +274,66 @@ int gateway_stream_fetch(struct gateway *g, uint32_t node, uint64_t peer, weft_g
                          void (*moved)(struct gateway_stream *), void *arg, struct gateway_stream **out);
 /* Closes this end and tells the other one. NULL is allowed. */
 void gateway_stream_close(struct gateway_stream *s);
-/* For the reader, with the lock held. next: returns how many bytes can be read in one piece, and where. take: `n` of them were read. */
+/* For the reader, with the lock held. next: returns how many bytes can be read in one piece, and where they are. take: `n` of these bytes
+ * were read. */
 uint64_t gateway_stream_next(const struct gateway_stream *s, const uint8_t **at);
 void gateway_stream_take(struct gateway_stream *s, uint64_t n, struct gateway_credit *due);
 void gateway_credit_give(struct gateway *g, const struct gateway_credit *due); /* without the lock */
-/* For the writer, one thread at a time. Returns for how many bytes there is room and, if the ring is mapped, where, in at most two pieces.
- */
+/* For the writer, one thread at a time. Returns for how many bytes the ring has room. If the ring is mapped, `piece` says where this room
+ * is, in at most two pieces. */
 uint64_t gateway_stream_room(struct gateway_stream *s, struct iovec piece[2]);
 /* Announces `n` bytes that were written into the ring. If the ring is not mapped, sends the `n` bytes at `bytes`, at most WEFT_PAYLOAD_MAX.
  * `last`: the stream ends here. */
 int gateway_stream_send(struct gateway_stream *s, const void *bytes, uint64_t n, bool last, int status);
-/* Handle a message, and the death of a node. Any thread; without the lock. */
+/* Handle a message about a stream, and the death of a node. Called on any thread, without the lock. */
 void gateway_stream_message(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_streams_gone(struct gateway *g, uint32_t node);
 
 /* --- ask.c --- */
 struct gateway_result {
     int status;
-    bool answered; /* the server does not work on the request any more: it has answered, or the request was never sent */
+    bool answered; /* the server does not work on the request any more: the server has answered, or the request was never sent */
     uint64_t word[GATEWAY_WORDS];
     const uint8_t *payload;
     size_t len;
 };
 struct gateway_ask;
-/* Receives the answer to a request, or an error if there will be no answer. Called with gateway.lock held: it must be quick and send
- * nothing.
- */
+/* A function that gets the answer to a request, or an error if there will be no answer. Called with gateway.lock held, so it must be quick,
+ * and send nothing. */
 typedef void (*gateway_tell_fn)(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 struct gateway_ask {
     uint64_t id;
     uint32_t node;
     uint16_t service, kind;
-    uint64_t handle; /* of a request that starts a process: the number that the asker uses for the process */
+    uint64_t handle; /* if the request starts a process: the asker's number of the process */
     bool told;       /* tell() was called, or no thread waits for the answer any more */
     int64_t deadline;
-    weft_op *op; /* the op by which the request can be cancelled; NULL: none */
+    weft_op *op; /* the op with which the program can cancel the request; NULL: there is no op */
     gateway_tell_fn tell, late;
     void *arg;
-    weft_gaddr data; /* freed with the request; WEFT_NULL: none */
+    weft_gaddr data; /* memory that is freed with the request; WEFT_NULL: none */
 };
 struct gateway_question {
     const weft_request *record; /* copied */
-    const void *data;           /* record->data_bytes bytes; in this node's pool if more than WEFT_REQUEST_INLINE */
+    const void *data;           /* record->data_bytes bytes. More than WEFT_REQUEST_INLINE bytes must be in this node's pool */
     gateway_tell_fn tell;
-    /* Releases what the server has allocated, if no thread waits for the answer any more. Called without the lock. May be NULL. */
+    /* Called with the answer, without the lock, if no thread waits for the answer any more: releases what the server has allocated. May be
+     * NULL. */
     gateway_tell_fn late;
     void *arg;
     weft_op *op;
     weft_gaddr owned; /* memory that is freed when the request ends, unless gateway_ask() fails */
     bool post;        /* queue the message if there is no room, instead of waiting */
 };
-/* Sends a request. `*id` (`id` may be NULL) becomes its number, for gateway_ask_leave(). If this fails, tell() is not called. */
+/* Sends a request. `*id` (`id` may be NULL) becomes the request's number, for gateway_ask_leave(). If this function fails, tell() is not
+ * called. */
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
 /* Sends a request without waiting, and ignores its answer. */
 void gateway_ask_ignore(struct gateway *g, const weft_request *r);
 /* Stops waiting for the answer: calls tell() with status `why`, unless `why` is 0. False: the answer has come already. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
- * copied to `payload` (may be NULL); `*payload_len` is the room there, and becomes the payload's length. */
+ * copied to `payload` (may be NULL). `*payload_len` is the size of `payload`, and becomes the length of what was copied. */
 int gateway_ask_wait(struct gateway *g, struct gateway_question *q, int64_t timeout_ns, struct gateway_result *out, void *payload,
                      size_t *payload_len);
 void gateway_ask_answered(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
@@ -363,29 +369,28 @@ struct gateway_service {
     uint16_t number;
     int (*open)(struct gateway_server *s, void **state);
     void (*close)(void *state);
-    /* A request has arrived, which the service answers at once or later (gateway_answer()). The service must check the fields that are its
-     * own. */
+    /* A request has arrived. The service answers it at once or later (gateway_answer()). It must check the fields that only it uses. */
     void (*begin)(void *state, struct gateway_call *c);
     void (*cancel)(void *state, struct gateway_call *c); /* the service must answer the request now */
-    void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after its requests were cancelled */
-    /* begin(), tick(), and on_moved() of streams whose ring is mapped, take no longer than a few system calls. So the progress thread may
-     * call them while the server thread sleeps (gateway_server_brief()). */
+    void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after all requests of this node were cancelled */
+    /* begin() and tick() take no longer than a few system calls; so does on_moved() if the stream's ring is mapped. So the progress thread
+     * may call these functions while the server thread sleeps (gateway_server_brief()). */
     bool quick;
-    int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns after how many ns to call it again at the latest */
-    /* The asker's side of requests by record, on any thread; each may be NULL. submit() handles a record that needs no server, and prepares
-     * others. It returns 1 to send the record to the server, GATEWAY_LATER (record.h) if the service itself answers it, else the status of
-     * the answer, with the result in r->result. told() gets `*arg`, and writes the server's answer to r->result with gateway.lock held.
-     * late(): see struct gateway_question. */
+    int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns after how many ns to call tick() again at the latest */
+    /* The asker's side of requests by record, on any thread. Each function may be NULL. submit() handles a record that needs no server, and
+     * prepares the others. It returns 1 if the record is to be sent to the server, and GATEWAY_LATER (record.h) if the service itself will
+     * answer. Otherwise it returns the status of the answer, with the result in r->result. told() gets `*arg`, and writes the server's
+     * answer to r->result with gateway.lock held. late(): see struct gateway_question. */
     int (*submit)(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
     void (*told)(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
     gateway_tell_fn late;
-    /* At the asker: whether the server's answer to a request of this kind has a valid form. If not, the request ends with -EPROTO. Any
-     * thread, with gateway.lock held. May be NULL. */
+    /* At the asker: returns whether the server's answer to a request of this kind has a valid form. If not, the request ends with -EPROTO.
+     * Called on any thread, with gateway.lock held. May be NULL. */
     bool (*valid)(uint16_t kind, const struct gateway_result *r);
 };
 #define GATEWAY_SERVICES_MAX 63u
 int gateway_server_open(struct gateway *g);
-void gateway_server_take_turns(struct gateway_server *s); /* serve_turn.c: after opening, before the first message */
+void gateway_server_take_turns(struct gateway_server *s); /* serve_turn.c. Call this after opening, before the first message comes */
 int gateway_server_start(struct gateway *g);              /* starts the server thread */
 void gateway_server_end(struct gateway *g);               /* ends the thread and everything that its services run */
 void gateway_server_free(struct gateway *g);
@@ -399,18 +404,20 @@ void gateway_answer_error(struct gateway_call *c, int status); /* answers with t
 struct gateway *gateway_of(struct gateway_server *s);
 struct gateway_watches *gateway_server_watches(struct gateway_server *s);
 struct gateway_groups *gateway_server_groups(struct gateway_server *s);
-/* True on the progress thread, which must do little, and leave the rest to the server thread. */
+/* Whether the progress thread works in place of the server thread now. Then a service must do little, and leave the rest to the server
+ * thread. */
 bool gateway_server_brief(const struct gateway_server *s);
 /* Makes the server thread poll for the next request for a moment before it sleeps. */
 void gateway_server_linger(struct gateway_server *s);
-/* For streams of services, whose moved() is gateway_server_moved(). It puts the stream on a list, and the server thread calls on_moved().
- */
+/* For streams of services. Their moved() must be gateway_server_moved(), which puts the stream on a list. The server thread then calls
+ * on_moved() for each stream of this list. */
 struct gateway_listener {
     bool quick; /* as in struct gateway_service */
     void (*on_moved)(struct gateway_listener *l, struct gateway_stream *s);
 };
-void gateway_server_moved(struct gateway_stream *s);                                 /* s->arg is a gateway_listener */
-void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream); /* call this before closing a stream of a service */
+void gateway_server_moved(struct gateway_stream *s); /* s->arg is a gateway_listener */
+/* takes the stream off the list; call this before closing the stream */
+void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stream);
 
 /* --- block.c --- */
 struct gateway_block {
@@ -420,7 +427,7 @@ struct gateway_block {
     weft_process_limit limits[WEFT_LIMITS];
     void *memory;
 };
-/* Unpacks and checks the data of a SPAWN request, and checks its flags. `out` points into `data`. -EINVAL (sets the error text), -ENOMEM.
+/* Checks the flags and the data of a SPAWN request, and unpacks the data. `out` points into `data`. -EINVAL (sets the error text), -ENOMEM.
  */
 int gateway_block_read(struct gateway_block *out, const weft_request *r, const uint8_t *data);
 void gateway_block_clear(struct gateway_block *b);
@@ -441,12 +448,13 @@ void gateway_process_told(struct gateway *g, weft_request *r, uint64_t arg, cons
 void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r);
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
-/* Installs a function that is called, with the lock held, when something about a process may have changed: it has started, could not be
- * started or has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now. NULL: no function. */
+/* A function that is called, with the lock held, when something about a process may have changed: it has started, could not be started or
+ * has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
-/* Like weft_process_signal() without waiting: `op` (may be NULL) is complete when the server has answered. The handle may be closed before.
- * -EINPROGRESS: the process has not started yet. -ESRCH: it has ended, or could not be started. Neither sets weft_error(). */
+/* Like weft_process_signal(), but does not wait: `op` (may be NULL) is complete when the server has answered. The handle may be closed
+ * before that. -EINPROGRESS: the process has not started yet. -ESRCH: the process has ended, or could not be started. These two errors do
+ * not set weft_error(). */
 int gateway_process_signal(weft_process *p, int signal, weft_op *op);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
@@ -459,10 +467,11 @@ void gateway_sockets_gone(struct gateway *g, uint32_t node);
 void gateway_sockets_tick(struct gateway *g);
 void gateway_sockets_free(struct gateway *g);
 
-/* net_borrow.c. Without the lock; set no weft_error() text. borrow: asks the gateway to lend the socket of an open connection. Send nothing
- * until it is lent. After notify(), call gateway_net_borrowed(). -EINPROGRESS: the socket is not lent yet. A descriptor: first take what
- * weft_net_received() has, then read and write the descriptor, without waiting (MSG_DONTWAIT). An error: the connection is as before.
- * return: the caller has closed the descriptor, and uses weft_net_put() and the like again. */
+/* net_borrow.c. Call these without the lock. They set no weft_error() text. borrow: asks the gateway to lend the socket of an open
+ * connection. Send nothing until the socket is lent. borrowed: call this after notify(). It returns a descriptor, or an error:
+ * -EINPROGRESS: the socket is not lent yet; others: the connection is as before. If it returns a descriptor, first take what
+ * weft_net_received() has, then read and write the descriptor without waiting (MSG_DONTWAIT). return: the caller has closed the descriptor,
+ * and uses weft_net_put() and the like again. */
 int gateway_net_borrow(struct weft_socket *s);
 int gateway_net_borrowed(struct weft_socket *s);
 int gateway_net_return(struct weft_socket *s);
@@ -479,7 +488,7 @@ struct gateway_copies;
 void gateway_objects_tick(struct gateway *g);
 void gateway_objects_free(struct gateway *g);
 int gateway_copies_open(struct gateway *g);
-void gateway_copies_end(struct gateway *g); /* waits for copies that are under way, at most until the node's deadline */
+void gateway_copies_end(struct gateway *g); /* waits until all copies have ended, at most until the node's deadline */
 void gateway_copies_free(struct gateway *g);
 
 /* --- record.c --- */
@@ -493,38 +502,39 @@ struct gateway {
     struct gateway_table asks, streams, processes, sockets, objects;
     int64_t next_deadline;
     uint32_t *outstanding; /* [size]: this node's unanswered requests to each node; under the lock */
-    /* [size]: requests that gateway_ask_ignore() sends when there is room; under the lock. Each ends something that the node has given to
-     * this one, such as a lease, so their number is bounded. */
+    /* [size]: requests that gateway_ask_ignore() will send when there is room; under the lock. Each of them ends something that the other
+     * node has given to this node, such as a lease, so the number of these requests is bounded. */
     struct gateway_later **later;
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
     struct gateway_posts *posts;
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *unused;         /* closed handles that must be freed; under the lock */
+    struct weft_process *unused;         /* closed handles of processes that must be freed; under the lock */
     _Atomic bool unclosed;               /* a request to close a socket could not be sent yet */
     struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
     struct gateway_copies *copies;
     struct weft_socket *dead; /* closed sockets that must be freed, because the gateway does not use their rings any more; under the lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
-    uint32_t net_sockets;     /* sockets that one other node may have here; 0: its share (gateway_share_allows()) */
-    uint32_t names;           /* names that one node may publish here; 0: its share (gateway_share_allows()) */
+    uint32_t net_sockets;     /* how many sockets another node may have at this node; 0: its share (gateway_share_allows()) */
+    uint32_t names;           /* how many names a node may publish at this node; 0: its share (gateway_share_allows()) */
     /* WEFT_FILE_ROOT: only files below this directory are served; "": all files; "-": only those in file_offers */
     char file_root[1024];
     struct file_offers *file_offers; /* files that this node's program offers; NULL: it does not offer `file` (file_path.c) */
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
-    /* the least time, in ns, to wait for a piece that another node has or gets; tests change it */
+    /* the least time, in ns, to wait for a piece that another node has or is getting; tests change this time */
     _Atomic int64_t file_patience;
     struct weft_file *files;       /* open handles of files; under the lock */
     struct file_keeps *file_keeps; /* copies of pieces of files, in this node's pool (file_keep.c) */
-    struct file_async *file_async; /* calls for files that are under way (file_async.c) */
+    struct file_async *file_async; /* calls about files that are under way (file_async.c) */
     _Atomic bool closing;
 };
 /* --- file_handle.c --- */
 void gateway_file_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
 
 /* --- file_record.c --- */
-/* The gateway reports that a file has changed. So the next record that reads it sends a request, whose answer is -ESTALE. */
+/* Handles the gateway's report that a file has changed: the next record that reads the file will send a request, and the gateway will
+ * answer it with -ESTALE. */
 void gateway_file_record_changed(struct gateway *g, uint32_t from, const struct gateway_message *m);
 
 /* --- file_keep.c --- */
@@ -533,7 +543,7 @@ void file_keeps_tick(struct gateway *g, int64_t now);
 
 /* --- file_async.c --- */
 int file_async_open(struct gateway *g);
-void file_async_end(struct gateway *g); /* what was not begun ends with -ECONNRESET */
+void file_async_end(struct gateway *g); /* calls that were not begun end with -ECONNRESET */
 void file_async_free(struct gateway *g);
 static inline struct gateway *gateway_in(weft_node *w)
 {
@@ -541,9 +551,9 @@ static inline struct gateway *gateway_in(weft_node *w)
 }
 
 /* Starts the guardian, before the node is opened. `*out` is NULL if this node runs no processes for others. gateway_open() takes ownership
- * of it, also on failure. */
+ * of `*out`, also on failure. */
 int gateway_prepare(const char *serve, struct gateway_groups **out);
-void gateway_groups_close(struct gateway_groups *all); /* if gateway_open() is never called */
+void gateway_groups_close(struct gateway_groups *all); /* call this only if gateway_open() is never called */
 struct gateway_settings {
     const char *serve, *net_rules, *file_root;
     uint64_t file_cache;

@@ -36,7 +36,7 @@ static struct base_family family_of(const struct gateway_place *p)
                                 .mark = atomic_load_explicit(&p->mark, memory_order_relaxed)};
 }
 
-/* Ends the programs that are to be ended; with `all`, all that are left. */
+/* Ends the programs that are marked for that in the table. `all`: ends all programs that are left. */
 static void guard_end(struct gateway_place *place, bool all)
 {
     struct base_family f[GATEWAY_PROCESSES], hang_up[GATEWAY_PROCESSES];
@@ -146,7 +146,7 @@ void gateway_groups_end(struct gateway_groups *all, struct gateway_place *p)
     atomic_store_explicit(&p->state, f.session ? PLACE_HANG_UP : PLACE_END, memory_order_seq_cst);
     if (!f.session)
         base_family_kill_first(&f);
-    /* If the socket is full, the guardian will look anyway. */
+    /* If the socket is full, the guardian will look at the table anyway. */
     if (send(all->fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
         base_family_kill(&f, 1); /* the guardian was killed */
         atomic_store_explicit(&p->state, PLACE_ENDED, memory_order_seq_cst);

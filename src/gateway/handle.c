@@ -33,7 +33,7 @@ static bool is_unused(const struct weft_process *p)
     return p->closed && !p->asked && (!p->out[0] || p->out[0]->ended) && (!p->out[1] || p->out[1]->ended);
 }
 
-/* If the handle is closed and the server can no longer write to its rings, puts it on the list of handles to be freed. */
+/* If the handle is closed and the server can no longer write to its rings, puts the handle on the list of handles to be freed. */
 static void handle_look(struct weft_process *p)
 {
     struct gateway *g = p->g;
@@ -46,7 +46,7 @@ static void handle_look(struct weft_process *p)
     fab_kick(g->w);
 }
 
-/* The server no longer works on the request to start the process. If the process did not start, there are no streams either. */
+/* Called when the server no longer works on the request to start the process. If the process did not start, there are no streams either. */
 static void handle_answered(struct weft_process *p, int status)
 {
     p->asked = false;
@@ -82,7 +82,7 @@ static void spawn_told(struct gateway *g, const struct gateway_ask *a, const str
     handle_told(a->arg, r);
 }
 
-/* Reads the bytes that are there, in one piece. -EAGAIN: there are none now. */
+/* Reads bytes that have come, in one piece. -EAGAIN: there are no bytes now. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due)
 {
     const uint8_t *at;
@@ -97,7 +97,8 @@ int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, st
     return 0;
 }
 
-/* Ends the stream to the input of a process that reads no more. If a thread writes into its ring, that thread ends it (input_pause()). */
+/* Ends the stream to the input of a process that reads no more input. If a thread is writing into the stream's ring, that thread ends the
+ * stream (input_pause()). */
 static void input_moved(struct gateway_stream *s)
 {
     if (!s->shut || s->busy || s->ended)
@@ -193,8 +194,8 @@ static void handle_forget(struct weft_process *p)
     handle_free(p);
 }
 
-/* A handle that is closed before its node has answered the start keeps its buffers until the node answers or is gone, because the node may
- * write into them. WEFT_REQUESTS_MAX limits the number of such handles at a node that hangs. */
+/* The server may write into the handle's buffers until it has answered the request to start. So if the handle is closed before that, it
+ * keeps its buffers until the server answers or is gone. WEFT_REQUESTS_MAX limits the number of such handles for a server that hangs. */
 void handle_close(struct weft_process *p)
 {
     base_spin_lock(&p->g->lock);
@@ -228,7 +229,7 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
         close_there(g, a->node, r->word[0]);
 }
 
-/* Copies data that does not fit into a message to this node's pool, from where the server fetches it. */
+/* Copies data that does not fit into a message to this node's pool. The server fetches the data from there. */
 static int put_data(struct gateway *g, weft_request *r, const uint8_t *data)
 {
     if (r->data_bytes <= WEFT_REQUEST_INLINE)
@@ -451,7 +452,7 @@ int weft_process_close(weft_process *p)
             -EBUSY,
             "the handle of process %u on node %u cannot be closed while a thread waits in a call with it: let that call return first",
             p->pid, p->node);
-    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer has come in the meantime */
+    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer came before the request was cancelled */
         there = p->there != 0;
     if (there && fab_alive(g->w, p->node))
         close_there(g, p->node, p->there);

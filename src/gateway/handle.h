@@ -24,20 +24,21 @@ struct handle_read { /* a read of output that waits for bytes */
 struct weft_process {
     struct gateway *g;
     struct weft_process *next_unused;
-    uint64_t id, there, ask; /* the process's number at this node and at the server; the number of the request that starts it */
+    /* id, there: the process's number at this node and at the server; ask: the number of the request that starts the process */
+    uint64_t id, there, ask;
     uint32_t node, pid, users;
     enum handle_state state;
     bool of_record;   /* a record started the process, so records may name it */
-    bool record_busy; /* a record writes to the process or closes its handle; GPUs and threads of this node submit records at the same time
-                       */
-    bool asked;       /* the request that starts the process is not answered yet (it may have been cancelled) */
+    bool record_busy; /* a record writes to the process or closes its handle. Needed because GPUs and threads of this node submit records at
+                         the same time */
+    bool asked;       /* the request that starts the process is not answered yet (but may be cancelled) */
     bool closed;
     int error;  /* why the process could not be started; -ECONNRESET: the server is gone; 0: no error */
     char *text; /* the server's error text; NULL: it sent none */
     struct gateway_stream *out[2], *in;
     bool wants_in, ended_in, terminal;
     bool unread;                          /* the process reads no more input */
-    uint64_t in_there, in_ring, in_bytes; /* the stream and the ring of its input, as the server named them */
+    uint64_t in_there, in_ring, in_bytes; /* the stream and the ring of the process's input, as the server has given them */
     weft_exit exit;
     struct handle_wait *waits;
     struct handle_read reads[2];
@@ -46,7 +47,8 @@ struct weft_process {
 };
 
 /* --- handle.c --- */
-/* Closes the handle. Frees it now, or later on the progress thread if the server may still write to its rings. Called without the lock. */
+/* Closes the handle. Frees the handle now, or later on the progress thread if the server may still write to its rings. Called without the
+ * lock. */
 void handle_close(struct weft_process *p);
 /* Makes the handle of a process that `r` will start, with rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out);
@@ -56,10 +58,10 @@ bool handle_has_started(void *arg);
 bool handle_is_over(void *arg);
 int handle_error(struct weft_process *p); /* returns p->error, and sets the error text */
 int64_t handle_until(const struct weft_process *p, int64_t timeout_ns);
-void handle_use(struct weft_process *p, int users); /* 1, and later -1: the handle cannot be closed in between */
+void handle_use(struct weft_process *p, int users); /* call this with 1, and later with -1: in between, the handle cannot be closed */
 /* Waits until ready(arg). The handle cannot be closed meanwhile. */
 int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline);
-/* Reads the output that is there, in one piece. -EAGAIN: there is none now. With the lock held. */
+/* Reads output that has come, in one piece. -EAGAIN: there is no output now. With the lock held. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due);
 void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
 

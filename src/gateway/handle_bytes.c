@@ -121,7 +121,7 @@ int handle_input(struct weft_process *p)
     if (rc)
         return rc == -EINVAL ? -EPIPE : rc;
     base_spin_lock(&p->g->lock);
-    bool late = p->unread; /* the server has been told that this node writes nothing */
+    bool late = p->unread; /* gateway_handle_unread() has already told the server that this node writes nothing */
     if (late)
         in->ended = true;
     else
@@ -147,7 +147,7 @@ void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gatewa
         } else {
             due = (struct gateway_credit){.node = from, .m = {.type = GATEWAY_DATA, .to = m->word[0], .word = {0, 0, 0, 1}}};
         }
-    } /* if the handle is closed, the server does not wait for the end of the stream */
+    } /* if the handle is closed, there is nothing to send: the server does not wait for the end of the stream */
     base_spin_unlock(&g->lock);
     gateway_credit_give(g, &due);
 }
@@ -180,7 +180,8 @@ static int write_error(struct weft_process *p, int rc)
     if (rc == -EPIPE && lost)
         return handle_error(p);
     return rc == -EPIPE
-               ? base_fail(rc, "process %u on node %u no longer reads its standard input: it has closed it, or has ended", p->pid, p->node)
+               ? base_fail(rc, "process %u on node %u no longer reads its standard input: the process has closed the input, or has ended",
+                           p->pid, p->node)
                : rc;
 }
 

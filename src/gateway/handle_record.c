@@ -6,7 +6,7 @@
 
 #include "gateway/handle.h"
 
-/* Returns the process that the record names; NULL: there is none, or no record started it. With the lock held. */
+/* Returns the process that the record names. NULL: there is no such process, or it was not started by a record. With the lock held. */
 static struct weft_process *of_record(struct gateway *g, const weft_request *r)
 {
     struct weft_process *p = gateway_table_find(&g->processes, r->handle);
@@ -102,7 +102,7 @@ int gateway_process_submit(struct gateway *g, weft_request *r, void *data, uint6
         r->handle = p->there;
         break;
     case WEFT_PROCESS_WRITE:
-    case WEFT_PROCESS_CLOSE: /* without the lock, but not two at a time */
+    case WEFT_PROCESS_CLOSE: /* both run later, without the lock; record_busy lets only one run at a time */
         rc = !p->record_busy ? 1 : r->kind == WEFT_PROCESS_WRITE ? -EAGAIN : -EBUSY;
         p->record_busy = true;
         break;

@@ -16,7 +16,7 @@ static weft_request request_to(const weft_process *p, uint16_t kind, uint64_t ar
                           .arg = {arg, arg1}};
 }
 
-/* Sends a request about a running process. `what` is the first part of the error text: it says what was not done. */
+/* Sends a request about a running process. `what` is the first part of the error text, such as "no signal was sent". */
 static int ask_of_running(weft_process *p, uint16_t kind, uint64_t arg, uint64_t arg1, const char *what, int64_t timeout_ns)
 {
     int64_t deadline = fab_timeout(p->g->w, timeout_ns);

@@ -10,7 +10,7 @@
 
 #define NAMES_MOST   65536u
 #define NAME_BUCKETS 8192u
-#define LISTED_MOST  40u /* names in one answer */
+#define LISTED_MOST  40u /* the most names in one answer */
 
 struct name {
     struct name *next;
@@ -75,7 +75,7 @@ static void answer_name(struct gateway_call *c, const weft_name *n)
     gateway_answer(c, 0, (const uint64_t[3]){n->addr, n->bytes, n->owner}, 3, NULL, 0);
 }
 
-/* Answers the requests that wait for a name that was just published. */
+/* A name was published: answers the requests that wait for it. */
 static void name_tell(struct names *all, const weft_name *n)
 {
     struct gateway_call **at = &all->waiting[bucket_of(n->name)];
@@ -98,10 +98,11 @@ static int name_allowed(const struct names *all, uint32_t node, const char *name
     uint32_t own = all->own[node];
     if (all->count < NAMES_MOST && (g->names ? own < g->names : gateway_share_allows(own, all->count, NAMES_MOST)))
         return 0;
-    return base_fail(-ENOSPC,
-                     "name '%s': node %u has published %u names at node %u and cannot publish more%s: withdraw some, or set WEFT_NAMES of "
-                     "node %u, which is %u; all nodes together can have %u",
-                     name, node, own, g->w->rank, g->names ? "" : ", because the rest is for others", g->w->rank, g->names, NAMES_MOST);
+    return base_fail(
+        -ENOSPC,
+        "name '%s': node %u has published %u names at node %u and cannot publish more%s: withdraw some, or raise WEFT_NAMES of "
+        "node %u (now %u); all nodes together can have %u names",
+        name, node, own, g->w->rank, g->names ? "" : ", because the rest is for others", g->w->rank, g->names, NAMES_MOST);
 }
 
 static int name_publish(struct names *all, const struct gateway_call *c, const char name[WEFT_NAME_BYTES])
@@ -158,7 +159,7 @@ static int name_withdraw(struct names *all, const struct gateway_call *c, const 
     return 0;
 }
 
-/* Answers with a list of names, from the bucket and the position in it that the request gives. */
+/* Answers with a list of names. It begins at the bucket, and at the position in this bucket, that the request gives. */
 static void name_list(const struct names *all, struct gateway_call *c)
 {
     weft_name found[LISTED_MOST];
@@ -216,7 +217,7 @@ static void name_cancel(void *state, struct gateway_call *c)
     gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
 }
 
-/* Removes the names that a node which is gone has published, and the names that stand for addresses in its memory. */
+/* A node is gone: removes the names that it has published, and all names that stand for addresses in its memory. */
 static void name_gone(void *state, uint32_t node)
 {
     struct names *all = state;

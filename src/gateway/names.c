@@ -49,10 +49,11 @@ static int name_look(weft_node *w, uint32_t node, const char *name, bool wait, w
     r.flags = wait ? WEFT_NAME_WAIT : 0;
     rc = name_ask(w, &r, timeout_ns, &result, NULL, NULL);
     if (rc == -ENOENT)
-        return base_fail(rc,
-                         "no node has published the name '%s' at node %u, or it was removed: check the name, or wait until it is published "
-                         "(weft_name_wait())",
-                         name, node);
+        return base_fail(
+            rc,
+            "no node has published the name '%s' at node %u, or the name was removed: check the name, or wait until it is published "
+            "(weft_name_wait())",
+            name, node);
     if (rc == -ETIMEDOUT && wait)
         return base_fail(rc, "no node has published the name '%s' at node %u before the deadline; try again, or allow more time", name,
                          node);
@@ -110,8 +111,8 @@ int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t ti
     return rc == -ENOENT ? base_fail(rc, "cannot withdraw the name '%s': no node has published it at node %u", name, node) : rc;
 }
 
-/* Checks the names in a server's answer, which may hold anything: limits their count to what was received, and ends each name with a zero.
- */
+/* Checks the names in a server's answer, which is not trusted: limits the number of names to what was received, and ends each name with a
+ * zero. */
 static uint32_t names_in(weft_name *out, uint64_t count, uint32_t max, size_t len)
 {
     count = count < max ? count : max;
@@ -142,7 +143,7 @@ int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, ui
 
 /* --- records --- */
 
-/* The data of a list request is not sent: it is the memory to which the names are written. */
+/* The data of a request for a list is not sent. It is the memory to which the names will be written. */
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     (void)g;

@@ -77,7 +77,7 @@ static void net_begin(void *state, struct gateway_call *c)
     }
 }
 
-/* Cancels a request: finds the socket that it is about, and answers it. */
+/* Cancels a request: finds the socket that the request is about, and answers the request. */
 static void net_cancel(void *state, struct gateway_call *c)
 {
     struct net *all = state;
@@ -117,7 +117,7 @@ static int64_t net_tick(void *state, int64_t now)
         int64_t in = s->wants_piece ? LOOK_NS : INT64_MAX;
         if (s->deadline <= now) {
             net_open_timeout(s);
-            in = 0; /* the next address may have a deadline now */
+            in = 0; /* look again at once: the next address may have a deadline now */
         } else if (s->wants_piece) {
             if (!gateway_server_brief(all->server)) /* the progress thread cannot fetch bytes while it handles a message */
                 net_socket_move(s);

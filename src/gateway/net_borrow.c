@@ -7,7 +7,7 @@
 
 #include "gateway/net_handle.h"
 
-/* Finds a handle by its number, since the handle may be closed and freed before the answer comes. */
+/* Finds a handle by its number. A pointer is not enough: the handle may be closed and freed before the answer comes. */
 static struct weft_socket *handle_of(struct gateway *g, uint64_t id, uint32_t node)
 {
     struct weft_socket *s = gateway_table_find(&g->sockets, id);
@@ -97,7 +97,7 @@ int gateway_net_borrowed(weft_socket *s)
     if (rc || fd >= 0)
         return rc ? rc : fd;
     rc = gateway_net_return(s);
-    if (rc) { /* nobody moves the bytes any more */
+    if (rc) { /* from here on neither side moves the connection's bytes */
         base_spin_lock(&g->lock);
         s->in->ended = true;
         s->in->status = -ECONNRESET;
@@ -106,11 +106,11 @@ int gateway_net_borrowed(weft_socket *s)
     return rc ? rc : -EMFILE;
 }
 
-/* If the gateway refuses, the connection is broken, and the caller must close it. */
+/* Handles the answer to a request to take a socket back. If the gateway refuses, the connection is broken, and the caller must close it. */
 static void returned(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     struct weft_socket *s = gateway_table_find(&g->sockets, (uintptr_t)a->arg);
-    if (!r->status || !s || s->node != a->node || !s->notify) /* without notify(), the handle is being closed, and has no stream any more */
+    if (!r->status || !s || s->node != a->node || !s->notify) /* a handle without notify() is being closed, and has no stream any more */
         return;
     s->in->ended = true;
     s->in->status = -ECONNRESET;

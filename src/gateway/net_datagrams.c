@@ -80,7 +80,7 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
     int rc = socket_next_datagram(s, &d);
     if (rc == -EAGAIN) {
         rc = socket_wait(s, has_datagram, s, socket_until(s, timeout_ns));
-        if (rc == -ETIMEDOUT) /* sets no error text if the caller did not want to wait */
+        if (rc == -ETIMEDOUT) /* a caller that does not want to wait (time-out 0) gets no error text */
             return timeout_ns
                        ? base_fail(rc, "no datagram came from %s through node %u before the deadline; receive again, or allow more time",
                                    s->what, s->node)
@@ -95,7 +95,7 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
     if (d.bytes > len)
         return base_fail(-EMSGSIZE, "the next datagram from %s has %u bytes, but the buffer only %zu: call again with a larger buffer",
                          s->what, d.bytes, len);
-    ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* only the thread that receives changes `first` */
+    ring_read(s->in, s->in->first + sizeof d, buf, d.bytes); /* without the lock: only the thread that receives changes `first` */
     socket_datagram_taken(s, &d);
     return 0;
 }
@@ -104,7 +104,7 @@ int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], 
 
 struct wanted {
     struct weft_socket *s;
-    uint64_t bytes, skip; /* bytes of the record, and bytes to skip before it (struct net_datagram) */
+    uint64_t bytes, skip; /* bytes of the record, and bytes to skip before the record (struct net_datagram) */
 };
 
 /* Finds room for a record. -EAGAIN: there is no room now. */
@@ -140,7 +140,7 @@ int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip)
 int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip)
 {
     struct gateway_stream *out = s->out;
-    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* only the thread that sends changes `last` */
+    uint8_t *at = out->memory + (out->last & (out->bytes - 1)); /* without the lock: only the thread that sends changes `last` */
     if (skip >= sizeof *d)
         memcpy(at, &(struct net_datagram){.bytes = NET_DATAGRAM_SKIP}, sizeof *d);
     memcpy(skip ? out->memory : at, d, sizeof *d);
@@ -185,7 +185,7 @@ int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len
 {
     if (!(s->flags & WEFT_NET_DATAGRAMS))
         return no_datagrams(s);
-    if (s->peer[0] || !to) /* for a socket with a peer, the gateway has checked only this peer */
+    if (s->peer[0] || !to) /* a socket with a peer sends only to this peer, because the gateway has checked no other address */
         return base_fail(-EINVAL,
                          s->peer[0] ? "the socket %s sends only to the address that it was opened for: use weft_net_send()"
                                     : "the socket %s was opened without an address: give weft_net_send_to() one",

@@ -24,7 +24,7 @@ static void socket_over(struct weft_socket *s, int error)
     socket_notify(s);
 }
 
-/* Call it when the gateway no longer uses the rings. */
+/* Call this when the gateway no longer uses the rings. */
 static void socket_unserved(struct weft_socket *s)
 {
     if (!s->served)
@@ -34,7 +34,7 @@ static void socket_unserved(struct weft_socket *s)
         return;
     s->next_dead = s->g->dead;
     s->g->dead = s;
-    if (!fab_on_progress_thread()) /* the progress thread runs the upkeep itself after a message */
+    if (!fab_on_progress_thread()) /* the upkeep frees the handle; the progress thread runs the upkeep after each message anyway */
         fab_kick(s->g->w);
 }
 
@@ -80,7 +80,7 @@ static void closed_there(struct gateway *g, const struct gateway_ask *a, const s
 {
     struct weft_socket *s = a->arg;
     if (r->answered && (r->status == -ENOMEM || r->status == -EAGAIN))
-        /* There was no room for the request: the node's upkeep sends it again. */
+        /* There was no room for the request: the node's upkeep will send it again. */
         g->unclosed = s->unclosed = true;
     else if (r->answered || r->status == -ECONNRESET)
         socket_unserved(s);
@@ -110,11 +110,12 @@ static void close_there(struct weft_socket *s, bool drop)
     if (rc == -ECONNRESET)
         socket_unserved(s);
     else
-        g->unclosed = s->unclosed = true; /* the node's upkeep sends the request again */
+        g->unclosed = s->unclosed = true; /* the node's upkeep will send the request again */
     base_spin_unlock(&g->lock);
 }
 
-/* The answer to a request that this node has cancelled. Now it is known whether the gateway has the socket. */
+/* Handles the answer to a request to open a socket, after this node has cancelled the request. Now it is known whether the gateway has the
+ * socket. */
 static void opened_late(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
 {
     struct weft_socket *s = a->arg;
@@ -192,7 +193,7 @@ static int socket_new(const struct weft_socket *like, bool listens, struct weft_
     return 0;
 }
 
-/* Sends the request that opens the socket. If this fails, the handle is freed. */
+/* Sends the request that opens the socket. If sending fails, frees the handle. */
 static int socket_ask(struct weft_socket *s, weft_request *r, const void *data, weft_op *op)
 {
     r->version = WEFT_REQUEST_VERSION;
@@ -341,7 +342,7 @@ int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t de
     return rc;
 }
 
-/* Waits until the socket is open. If opening fails, closes the handle. */
+/* Waits until the socket is open. If the socket could not be opened, closes the handle. */
 static int settle(struct weft_socket *s, int64_t deadline, weft_socket **out)
 {
     int rc = fab_wait(s->g->w, socket_is_settled, s, deadline);
@@ -365,7 +366,8 @@ static int open_now(weft_node *w, uint32_t node, uint32_t kind, const weft_net_s
     if (fab_in_handler())
         return base_fail(-EDEADLK, "a handler must not wait for a socket: call weft_net_connect_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
-    int rc = socket_open(w, node, kind, spec, INT64_MAX, &s, NULL); /* this thread waits, with its own deadline */
+    /* no time-out for the request, because this thread waits with a deadline of its own */
+    int rc = socket_open(w, node, kind, spec, INT64_MAX, &s, NULL);
     fab_limit(before);
     return rc ? rc : settle(s, deadline, out);
 }
@@ -387,7 +389,7 @@ static int accept_new(struct weft_socket *listener, struct weft_socket **out, we
     return rc ? rc : socket_ask(*out, &r, NULL, op);
 }
 
-/* Gets a handle for the next connection: that of an earlier call that timed out, or a new one. */
+/* Gets a handle for the next connection: the handle of an earlier call that timed out, or a new handle. */
 static int accept_begin(struct weft_socket *listener, struct weft_socket **out)
 {
     struct gateway *g = listener->g;
@@ -416,7 +418,7 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
         return rc;
     socket_use(listener, 1);
     rc = fab_wait(g->w, socket_is_settled, s, socket_until(listener, timeout_ns));
-    if (rc == -ETIMEDOUT) { /* keep the handle, so that the next call gets the connection if it comes */
+    if (rc == -ETIMEDOUT) { /* keep the handle: if the connection comes later, the next call gets it */
         base_spin_lock(&g->lock);
         s->spare = listener->spare;
         listener->spare = s;
@@ -477,15 +479,16 @@ static int socket_close(weft_socket *s, bool drop)
     base_spin_lock(&g->lock);
     bool open = s->state == SOCKET_OPEN, ends = open && s->out && !s->out->ended && !s->out->shut && !drop;
     base_spin_unlock(&g->lock);
+    /* so that the peer sees all bytes and then the end of the stream, not a reset */
     if (ends)
-        (void)gateway_stream_send(s->out, NULL, 0, true, 0); /* the peer sees the end of the stream after all bytes, not a reset */
+        (void)gateway_stream_send(s->out, NULL, 0, true, 0);
     gateway_stream_close(s->in);
     gateway_stream_close(s->out);
     s->in = s->out = NULL;
     if (open)
-        close_there(s, drop); /* if the socket is not open yet, opened_late() does this later */
+        close_there(s, drop); /* if the socket is not open yet, opened_late() closes it at the gateway later */
     base_spin_lock(&g->lock);
-    s->closed = true; /* set last, because another thread may then free the handle */
+    s->closed = true; /* set last, because after this another thread may free the handle */
     bool served = s->served;
     base_spin_unlock(&g->lock);
     if (!served)

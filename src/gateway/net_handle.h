@@ -17,7 +17,8 @@ struct weft_socket {
     struct weft_socket *next_dead;
     /* Of a listener: handles for connections that had not come when weft_net_accept() timed out, linked by this member. */
     struct weft_socket *spare;
-    uint64_t id, there, ask; /* the socket's number at this node and at the gateway; the number of the request that opens it */
+    /* id, there: the socket's number at this node and at the gateway; ask: the number of the request that opens the socket */
+    uint64_t id, there, ask;
     uint32_t node, users;
     enum socket_state state;
     bool listens;
@@ -30,10 +31,10 @@ struct weft_socket {
     weft_gaddr memory;
     uint64_t receive_ring, send_ring;
     uint32_t flags;
-    struct gateway_stream *in, *out; /* bytes received, bytes to send; NULL: a listener */
-    int lent;                        /* the gateway's socket itself; -1: not here */
-    /* lend_asked: the socket was requested, and gateway_net_borrowed() has not returned it; lend_status: the gateway's answer,
-     * -EINPROGRESS: none yet; lend_came: the descriptor has come, or could not be received */
+    struct gateway_stream *in, *out; /* in: received bytes; out: bytes to send. NULL: the socket is a listener */
+    int lent;                        /* a duplicate of the gateway's descriptor of the socket; -1: the socket is not lent */
+    /* lend_asked: this node has requested the socket, and gateway_net_borrowed() has not returned it yet. lend_came: the descriptor has
+     * come, or could not be received. lend_status: the gateway's answer; -EINPROGRESS: no answer yet */
     bool lend_asked, lend_came;
     int lend_status;
     weft_net_fn notify;
@@ -42,13 +43,13 @@ struct weft_socket {
     char local[NET_ADDRESS_TEXT], peer[NET_ADDRESS_TEXT];
 };
 
-/* Begins to open a socket; `kind`: NET_CONNECT or NET_LISTEN. With an op it does not wait. `timeout_ns`: for the answer; 0: the node's
- * deadline; INT64_MAX: none. */
+/* Begins to open a socket; `kind`: NET_CONNECT or NET_LISTEN. With an op, does not wait. `timeout_ns`: how long the answer may take; 0:
+ * until the node's deadline; INT64_MAX: for ever. */
 int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op);
 void socket_notify(const struct weft_socket *s); /* with the lock held */
 bool socket_is_settled(void *arg);               /* `arg` is a socket. True: it is open, or could not be opened */
 int socket_error(struct weft_socket *s);
-/* The status of a socket that has ended. -EAGAIN becomes -ENOTCONN, because it would mean "nothing now", and callers would wait. */
+/* The status of a socket that has ended. -EAGAIN becomes -ENOTCONN, because callers read -EAGAIN as "no bytes now", and would wait. */
 static inline int socket_end_of(int status)
 {
     return status == -EAGAIN ? -ENOTCONN : status;
@@ -61,12 +62,12 @@ int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t de
 /* --- net_datagrams.c: for sockets with WEFT_NET_DATAGRAMS. `from` may be NULL; `to` NULL: the socket's peer --- */
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
-/* For requests by record; they do not wait. socket_next_datagram() reads the head of the next datagram, whose bytes stay in the ring from
- * s->in->first + sizeof *d on. -EAGAIN: there is none. socket_datagram_taken() removes the datagram. */
+/* For requests by record; these functions do not wait. socket_next_datagram() reads the head of the next datagram. The bytes stay in the
+ * ring, from s->in->first + sizeof *d on. -EAGAIN: there is no datagram. socket_datagram_taken() removes the datagram. */
 int socket_next_datagram(struct weft_socket *s, struct net_datagram *d);
 void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d);
-/* socket_datagram_room() finds room for a datagram of `len` bytes, whose head begins `*skip` bytes after s->out->last. -EAGAIN: there is no
- * room. The caller writes the bytes behind the head, and socket_datagram_put() sends the datagram. */
+/* socket_datagram_room() finds room for a datagram of `len` bytes; its head begins `*skip` bytes after s->out->last. -EAGAIN: there is no
+ * room. The caller writes the bytes behind the head, and then calls socket_datagram_put(), which sends the datagram. */
 int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip);
 int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip);
 /* Reads an address such as "10.0.0.1:53" or "[fd00::1]:53". -EINVAL (sets the error text). */

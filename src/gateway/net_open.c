@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define RESOLVE_NS (15 * WEFT_SECOND) /* how long resolving a name may take */
-#define TRY_NS     (3 * WEFT_SECOND)  /* how long one address is tried if others are left to try */
+#define TRY_NS     (3 * WEFT_SECOND)  /* how long to try an address if other addresses are left to try */
 #define BACKLOG    128
 
 static uint32_t own_rank(const struct net *all)
@@ -22,13 +22,13 @@ static uint32_t own_rank(const struct net *all)
     return gateway_of(all->server)->w->rank;
 }
 
-/* Answers the request for a socket that could not be opened with this thread's weft_error() text, and frees the socket. */
+/* A socket could not be opened: answers its request with this thread's weft_error() text, and frees the socket. */
 static void open_failed(struct net_socket *s, int rc)
 {
     struct gateway_call *c = s->call;
     s->call = NULL;
     s->down_over = s->up_over = true;
-    gateway_answer_error(c, rc); /* before socket_free(), which may set another error text */
+    gateway_answer_error(c, rc); /* called before net_socket_free(), which may set another error text */
     net_socket_free(s);
 }
 
@@ -60,7 +60,7 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
     }
     const uint64_t words[2] = {s->id, s->up ? s->up->id : 0};
     gateway_answer(c, 0, words, 2, text, n);
-    if (!(s->watch.events & GATEWAY_READABLE)) /* else ready() is called when the first bytes come */
+    if (!(s->watch.events & GATEWAY_READABLE)) /* if the socket is watched, ready() is called when the first bytes come */
         net_socket_move(s);
 }
 
@@ -196,8 +196,8 @@ static void connect_path(struct net_socket *s)
     if (!rc) {
         memcpy(a.sun_path, s->lookup->host, len + 1);
         set_options(fd, 0, r->arg[7], r->arg[8]);
-        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno
-                                                          : 0; /* this does not wait: -EAGAIN means that the listener's backlog is full */
+        /* connect() does not wait here: -EAGAIN means that the listener's backlog is full */
+        rc = connect(fd, (struct sockaddr *)&a, sizeof a) ? -errno : 0;
         if (!rc)
             rc = net_socket_watch(s, fd, 0);
         else
@@ -254,7 +254,7 @@ static int listen_now(struct net_socket *s)
 static void listen_go_on(struct net_socket *s)
 {
     int rc = listen_now(s);
-    /* without IPv6, listen at all addresses of IPv4 */
+    /* the system has no IPv6: listen at all addresses of IPv4 instead */
     if (rc == -EAFNOSUPPORT && !s->lookup->host[0] && !(s->flags & WEFT_NET_IPV6)) {
         freeaddrinfo(s->lookup->found);
         s->lookup->family = AF_INET;
@@ -371,7 +371,9 @@ void net_open_timeout(struct net_socket *s)
         s->call = NULL;
         s->up_over = false; /* makes net_socket_free() reset the connection */
         net_socket_free(s);
-        base_fail(-ETIMEDOUT, "the connection was reset, because the other end did not read the last bytes within 10 s of its close");
+        base_fail(
+            -ETIMEDOUT,
+            "the connection was reset, because the other end did not read the last bytes within 10 s after this end closed the connection");
         gateway_answer_error(c, -ETIMEDOUT);
     }
 }
@@ -395,7 +397,7 @@ static int check_open(const weft_request *r)
     return 0;
 }
 
-/* Askers may connect to servers on this host only if they may also start programs here, which could connect, too. */
+/* Askers may connect to servers on this host only if they may also start programs here, because such a program could connect, too. */
 static int check_near(const struct net *all, const struct gateway_call *c)
 {
     if (!(c->record.flags & WEFT_NET_LOOPBACK))
@@ -410,8 +412,8 @@ static int check_near(const struct net *all, const struct gateway_call *c)
     return 0;
 }
 
-/* Refuses characters that would deceive the rules or the log: the resolver reads "\097" as "a", and a line break could forge lines of the
- * log. */
+/* Whether a host has only allowed characters. Others could deceive the rules or the log: the resolver reads "\097" as "a", and a line break
+ * could forge lines of the log. */
 static bool is_host(const uint8_t *host, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)

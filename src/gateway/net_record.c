@@ -12,9 +12,10 @@
 struct net_record { /* a socket that a record has opened */
     struct gateway_object object;
     weft_socket *socket;
-    struct net_record *accepted; /* of a listener: the next connection, for which an accept is under way; NULL: none */
-    bool drop;                   /* the socket is closed, and bytes that are not sent are dropped */
-    bool receives, sends;        /* a record is receiving; a record is sending; under gateway.lock */
+    /* for a listener: the socket of the next connection, for which an accept is under way; NULL: no accept is under way */
+    struct net_record *accepted;
+    bool drop;            /* when the socket is closed, bytes that are not sent yet are dropped */
+    bool receives, sends; /* a record is receiving; a record is sending; under gateway.lock */
     weft_op op;
 };
 
@@ -106,7 +107,7 @@ static void put_address(uint64_t out[3], const char *text)
     memcpy(&out[1], d.address, sizeof d.address);
 }
 
-/* 0: the socket is open. -EAGAIN: not yet. */
+/* 0: the socket is open. -EAGAIN: the socket is not open yet. */
 static int net_opened(const struct net_record *n)
 {
     int rc = weft_net_error(n->socket);
@@ -123,7 +124,7 @@ static int net_tell_addresses(const struct net_record *n, weft_request *r)
     return 0;
 }
 
-/* Requests and takes the next connection. Only one thread at a time may call this. */
+/* Requests the next connection of a listener, or takes it if it has come. Only one thread at a time may call this. */
 static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 {
     struct net_record *a = n->accepted;
@@ -150,7 +151,7 @@ static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 
 /* --- bytes --- */
 
-/* Begins a record of a kind of which only one may be under way. False: another one is. */
+/* Begins a record of a kind of which only one may be under way (`*busy`). False: another one is under way. */
 static bool net_begin(struct gateway *g, bool *busy)
 {
     base_spin_lock(&g->lock);
@@ -312,7 +313,7 @@ static int net_received(struct gateway *g, struct net_record *n, weft_request *r
     return 0;
 }
 
-/* Refused while a record is sending, whose bytes the end of the stream must not overtake. */
+/* Refused while a record is sending, because the end of the stream must not overtake the bytes of that record. */
 static int net_shutdown(struct gateway *g, struct net_record *n)
 {
     if (!net_begin(g, &n->sends))
@@ -373,7 +374,7 @@ int gateway_net_submit(struct gateway *g, weft_request *r, void *data, uint64_t 
     if (!o)
         return -EBADF;
     int rc = net_do(g, (struct net_record *)(void *)o, r);
-    if (rc != GATEWAY_LATER) /* otherwise the job releases the socket */
+    if (rc != GATEWAY_LATER) /* GATEWAY_LATER: the job releases the socket */
         gateway_object_leave(g, o);
     return rc;
 }

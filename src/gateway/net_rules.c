@@ -30,7 +30,7 @@ struct net_rules {
     struct rule rule[];
 };
 
-/* The default rules, checked in this order after those of WEFT_NET_RULES. An address that matches no rule is allowed. */
+/* The default rules. They are checked in this order, after the rules of WEFT_NET_RULES. An address that matches no rule is allowed. */
 static const struct {
     const char *net, *what;
 } presets[] = {
@@ -114,7 +114,7 @@ static int rule_ports(struct rule *r, char *what)
     if (close) {
         if (close[1] && close[1] != ':' && close[1] != '/')
             return rule_wrong(r->text, "an unexpected character after ']'");
-        memmove(what, what + 1, strlen(what)); /* with the zero byte */
+        memmove(what, what + 1, strlen(what)); /* moves the final zero byte, too */
         close--;
         if (colon)
             colon--;
@@ -160,7 +160,7 @@ static bool rule_net(struct rule *r, const char *what)
     return true;
 }
 
-/* Whether `part`, the last part of a name, is a number. Then the text is an incomplete address, such as "127.1". */
+/* Whether `part`, the last part of a name, is a number. If it is, the text is not a name, but an incomplete address such as "127.1". */
 static bool is_number(const char *part)
 {
     bool hex = part[0] == '0' && part[1] == 'x';
@@ -262,8 +262,8 @@ static bool name_fits(const struct rule *r, const char *host)
     return true;
 }
 
-/* The IPv4 address that is embedded in an IPv6 address (NAT64, 6to4, SIIT, "IPv4-compatible"); NULL: none. Packets may reach the IPv4
- * address, so its rules apply, too. */
+/* The IPv4 address that is embedded in an IPv6 address (NAT64, 6to4, SIIT, "IPv4-compatible"); NULL: there is none. Packets may reach this
+ * IPv4 address, so the rules for it apply, too. */
 static const uint8_t *contained(const uint8_t *v6)
 {
     static const uint8_t translated[12] = {0, 0x64, 0xff, 0x9b}, own_translator[6] = {0, 0x64, 0xff, 0x9b, 0, 1}, compatible[12] = {0},
@@ -282,8 +282,8 @@ bool net_rules_deny_names(const struct net_rules *all)
     return false;
 }
 
-/* Whether a rule matches the target, apart from ports. An allow rule for a name matches only the name that the asker gave, since the owner
- * of a name chooses its alias. A deny rule also matches the canonical name; then `*behind` becomes true. */
+/* Whether a rule matches the target, apart from ports. An allow rule for a name matches only the name that the asker gave, because the
+ * owner of this name chooses what it is an alias of. A deny rule also matches the canonical name; then `*behind` becomes true. */
 static bool rule_fits(const struct rule *r, const struct net_target *t, bool *behind)
 {
     bool v4 = t->to->any.sa_family == AF_INET;
@@ -321,7 +321,7 @@ bool net_rules_allow(const struct net_rules *all, const struct net_target *t, ch
         if (!r->allow)
             refuse(r, behind ? t->canonical : NULL, why, len);
         if (r->allow && r->host != RULE_NET)
-            /* an allow rule for a name or for * does not override the default rules, since the owner of a name chooses its address */
+            /* an allow rule for a name or for * does not override the default rules, because the owner of a name chooses its addresses */
             named = true;
         else
             return r->allow;

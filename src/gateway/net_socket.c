@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TURNS     16u             /* how many pieces one connection moves before others get a turn */
-#define BRIEF     65536u          /* largest piece on the progress thread (gateway_server_brief()), which moves at most two */
-#define GET_TRIES 64u             /* how often a get is tested when it was started; later net_tick() tests it */
+#define TURNS     16u    /* how many pieces a connection moves before other connections may move theirs */
+#define BRIEF     65536u /* the largest piece that the progress thread moves (gateway_server_brief()); it moves at most two pieces */
+#define GET_TRIES 64u    /* how often to test a get right after its start; later net_tick() tests it */
 #define GET_NS    (100 * WEFT_US) /* time between two tests of gets */
 #define LINGER_NS (10 * WEFT_SECOND)
 
@@ -89,7 +89,7 @@ static void piece_give(struct net *all, struct net_piece *p)
     all->asker[p->asker].pieces--;
 }
 
-/* Whether few buffers are left for the asker. Then a connection whose peer does not read gives its buffer back. */
+/* Whether few buffers are left for the asker. If so, a connection whose peer does not read gives its buffer back. */
 static bool pieces_are_short(const struct net *all, uint32_t asker)
 {
     return !piece_allowed(all, asker, NET_PIECES / 8);
@@ -125,7 +125,7 @@ void net_pieces_free(struct net *all)
 
 /* --- making and closing --- */
 
-/* How many sockets this process can have for other nodes. */
+/* How many sockets this process can open for other nodes. */
 static uint32_t sockets_max(void)
 {
     uint64_t files = gateway_connections_max();
@@ -140,8 +140,8 @@ static int socket_allowed(const struct net *all, uint32_t node)
     if (used < most && (g->net_sockets ? own < g->net_sockets : gateway_share_allows(own, used, most)))
         return 0;
     return base_fail(-EMFILE,
-                     "node %u has %u sockets at node %u and cannot have more%s: close some; or start node %u with WEFT_NET_SOCKETS above "
-                     "%u, or with a higher limit of open files (ulimit -n; the present one allows %u sockets for all nodes together)",
+                     "node %u has %u sockets at node %u and cannot have more%s: close some, or start node %u with WEFT_NET_SOCKETS above "
+                     "%u, or with a higher limit of open files (ulimit -n; the present limit allows %u sockets for all nodes together)",
                      node, own, g->w->rank, g->net_sockets ? "" : ", because the rest is for others", g->w->rank, g->net_sockets, most);
 }
 
@@ -167,7 +167,7 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
 
 static void socket_move(struct net_socket *s, bool down, bool up);
 
-/* A stream has changed. After a change of `up`, do not read from a socket that is watched for bytes to read. */
+/* Called when a stream has changed. If `up` has changed, does not read from a socket that is watched for bytes to read. */
 static void on_moved(struct gateway_listener *l, struct gateway_stream *stream)
 {
     struct net_socket *s = (struct net_socket *)l;
@@ -244,7 +244,7 @@ static void up_end(struct net_socket *s)
         piece_give(s->all, s->piece);
     s->piece = NULL;
     s->wants_piece = false;
-    drop_stream(s, &s->up); /* also tells the asker, unless the asker has ended the stream */
+    drop_stream(s, &s->up); /* also tells the asker that the stream has ended, unless the asker has ended it */
 }
 
 static void down_end(struct net_socket *s, int status)
@@ -269,7 +269,7 @@ static bool is_udp(const struct net_socket *s)
     return s->flags & WEFT_NET_DATAGRAMS;
 }
 
-/* Reads one piece from the socket. False: there is nothing to read now, or no room in the ring. */
+/* Reads one piece from the socket into the ring. False: there is nothing to read now, or no room in the ring. */
 static bool down_move(struct net_socket *s)
 {
     if (is_udp(s)) {
@@ -340,7 +340,8 @@ static int up_fetch(struct net_socket *s, uint64_t n)
     return rc ? rc : 1;
 }
 
-/* Returns how many bytes can be written next, and where they are, or a negative errno. 0: none now; `*last`: the stream has ended. */
+/* Returns how many bytes can be written next, and where they are, or a negative errno. 0: no bytes now, or, if `*last` is true, the stream
+ * has ended. */
 static int64_t up_next(struct net_socket *s, const uint8_t **at, bool *last)
 {
     struct gateway_stream *up = s->up;
@@ -381,7 +382,7 @@ static bool up_broken(struct net_socket *s, int error)
 {
     socket_reset(s);
     if (!s->down_over)
-        down_end(s, error); /* so that an asker that waits for bytes does not wait for ever */
+        down_end(s, error); /* otherwise an asker that waits for bytes would wait for ever */
     up_end(s);
     return false;
 }
@@ -408,13 +409,13 @@ static bool up_datagram(struct net_socket *s, const uint8_t *at, uint64_t n, boo
     if (taken < 0 || (uint64_t)taken > all || (taken == 0 && !again))
         return up_broken(s, taken < 0 ? (int)taken : -EPROTO);
     if (taken == 0 || skip)
-        piece_drop(s); /* the piece ends within the datagram: fetch it again from the start of the datagram */
+        piece_drop(s); /* the piece ends within the datagram: fetch a piece that begins with the datagram */
     if (taken)
         up_taken(s, (uint64_t)taken);
     return true;
 }
 
-/* Writes one piece to the socket. False: there is nothing to write now, or the socket is full (`*full`), or broken. */
+/* Writes one piece to the socket. False: there is nothing to write now, or the socket is full (`*full`) or broken. */
 static bool up_move(struct net_socket *s, bool *full)
 {
     const uint8_t *at = NULL;
@@ -441,7 +442,8 @@ static bool up_move(struct net_socket *s, bool *full)
     if (put < 0 && errno == EINTR)
         return true;
     *full = put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    if (*full && s->piece && pieces_are_short(s->all, s->node)) { /* the bytes are still in the ring, and are fetched again later */
+    /* frees the buffer: its bytes are still in the ring, and are fetched again later */
+    if (*full && s->piece && pieces_are_short(s->all, s->node)) {
         piece_give(s->all, s->piece);
         s->piece = NULL;
     }
@@ -480,7 +482,7 @@ static void socket_move(struct net_socket *s, bool down, bool up)
             break;
     for (unsigned i = 0; up && !s->up_over; i++) {
         if (i == turns) {
-            /* watch for GATEWAY_WRITABLE, so that this is called again after other connections had their turn */
+            /* watch for GATEWAY_WRITABLE, so that this function is called again after other connections have moved their pieces */
             full = true;
             break;
         }
@@ -513,7 +515,7 @@ void net_socket_close(struct net_socket *s, struct gateway_call *c)
     s->closing = true;
     s->down_over = true;
     if (s->state == NET_LENT)
-        s->up_over = true; /* the asker has written all bytes itself */
+        s->up_over = true; /* while the socket was lent, the asker has written all bytes itself */
     if (s->down)
         drop_stream(s, &s->down);
     if (s->state != NET_OPEN || s->up_over) {

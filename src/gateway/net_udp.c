@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define SAY_NS WEFT_SECOND /* a socket logs dropped datagrams at most once in this time */
+#define SAY_NS WEFT_SECOND /* dropped datagrams of a socket are logged at most once in this time */
 
 int64_t net_datagram_read(struct net_datagram *out, const uint8_t *at, uint64_t have, uint64_t gap)
 {
@@ -44,7 +44,7 @@ static void datagram_dropped(struct net_socket *s, const char *to, uint32_t byte
     base_log(BASE_LOG_WARN, "net: dropped a datagram of %u bytes from node %u to %s: %s", bytes, s->node, to, why);
 }
 
-/* Converts an IPv4 address to the form that an IPv6 socket needs (::ffff:10.0.0.1). */
+/* For an IPv6 socket, converts an IPv4 address to the form ::ffff:10.0.0.1. */
 static void as_family(struct net_address *a, int family)
 {
     struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = a->v4.sin_port};
@@ -127,7 +127,7 @@ bool net_udp_receive(struct net_socket *s)
     struct iovec bytes = {record + sizeof d, sizeof record - sizeof d};
     struct msghdr m = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_name = &from, .msg_namelen = sizeof from};
     ssize_t n = recvmsg(s->watch.fd, &m, 0);
-    if (n < 0) /* other errors are about datagrams that were sent, and are ignored */
+    if (n < 0) /* EAGAIN: there is no datagram; any other error is about a datagram that was sent, and is ignored */
         return errno != EAGAIN && errno != EWOULDBLOCK;
     d.bytes = (uint32_t)n;
     if (net_address_take(&a, (struct sockaddr *)&from, m.msg_namelen)) {

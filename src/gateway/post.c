@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The most bytes of replies that are queued for a node. WEFT_REQUESTS_MAX answers take at most 72 MiB. */
+/* The most bytes of replies that may be queued for a node. (WEFT_REQUESTS_MAX answers take at most 72 MiB.) */
 #define REPLIES_MAX ((size_t)96 << 20)
 #define DATA_PLACES 1024u
 
@@ -20,7 +20,7 @@ struct post {
     struct post *next, *next_data; /* next_data: in the list in gateway_posts.data */
     struct gateway_message m;
     uint32_t node;
-    size_t len, room; /* bytes at `payload`, and the size of its memory */
+    size_t len, room; /* len: number of bytes at `payload`; room: size of the memory there */
     uint8_t *payload;
 };
 struct post_queue {
@@ -31,7 +31,7 @@ struct post_queue {
 struct gateway_posts {
     base_spin lock;
     _Atomic uint32_t kept;
-    struct post *data[DATA_PLACES]; /* for each stream the DATA message that takes up further pieces; hashed by stream */
+    struct post *data[DATA_PLACES]; /* for each stream: the queued DATA message to which further pieces are added; hashed by stream */
     struct post_queue queue[];      /* [room] */
 };
 
@@ -44,16 +44,16 @@ int gateway_posts_open(struct gateway *g)
     return 0;
 }
 
-/* How much of REPLIES_MAX a message takes. 0: it is not a reply. */
+/* How much of REPLIES_MAX a message takes. 0: the message is not a reply. */
 static size_t reply_bytes(const struct gateway_message *m, size_t len)
 {
     bool reply = m->type == GATEWAY_ANSWER || m->type == GATEWAY_CREDIT || m->type == GATEWAY_SHUT || m->type == GATEWAY_END;
     return reply ? sizeof(struct post) + len : 0;
 }
 
-/* --- DATA messages that take up what follows; with the lock --- */
+/* --- queued DATA messages to which further pieces of the stream are added; with the lock held --- */
 
-/* The place in `data` for the message that takes up the further pieces of a stream. There may be no such message. */
+/* The place in `data` for the message to which further pieces of the stream are added. There may be no such message. */
 static struct post **data_at(struct gateway_posts *p, uint32_t node, uint64_t stream)
 {
     struct post **at = &p->data[(stream ^ node * UINT64_C(0x9e3779b1)) % DATA_PLACES];
@@ -62,7 +62,7 @@ static struct post **data_at(struct gateway_posts *p, uint32_t node, uint64_t st
     return at;
 }
 
-/* From now on the message takes up no more pieces. */
+/* From now on no pieces are added to the message. */
 static void data_leave(struct gateway_posts *p, const struct post *one)
 {
     struct post **at = data_at(p, one->node, one->m.to);
@@ -75,7 +75,7 @@ static bool is_piece(const struct gateway_message *m)
     return m->type == GATEWAY_DATA && !m->word[3];
 }
 
-/* From now on the message, the last one of its stream in the queue, takes up further pieces. */
+/* From now on further pieces are added to the message, which is the last one of its stream in the queue. */
 static void data_enter(struct gateway_posts *p, struct post *one)
 {
     struct post **at = data_at(p, one->node, one->m.to);
@@ -88,7 +88,7 @@ static void data_enter(struct gateway_posts *p, struct post *one)
     *at = one;
 }
 
-/* Adds a piece of a stream to the message in the queue that contains the piece before it. False: there is none, or it would become too
+/* Adds a piece of a stream to the queued message that contains the previous piece. False: there is no such message, or it would become too
  * large. */
 static bool data_add(struct gateway_posts *p, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
 {
@@ -165,7 +165,7 @@ static bool post_here(struct gateway *g, const struct gateway_message *m, const 
 {
     if (!fab_deliver(g->w, g->w->rank, GATEWAY_HANDLER, m, sizeof *m, payload, len))
         return false;
-    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* these two types wake the server thread in another way */
+    if (m->type != GATEWAY_REQUEST && m->type != GATEWAY_CANCEL) /* requests and cancellations wake the server thread in another way */
         fab_wake_here(g->w);
     return true;
 }
@@ -197,7 +197,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     if (floods) {
         base_spin_unlock(&p->lock);
         post_free(kept);
-        fab_give_up(g->w, node, "it keeps asking services, but does not read the answers");
+        fab_give_up(g->w, node, "it keeps sending requests to services, but does not read the answers");
         return -ECONNRESET;
     }
     q->replies += reply_bytes(m, len);
@@ -207,15 +207,16 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     q->last = &kept->next;
     if (m->type == GATEWAY_DATA)
         data_enter(p, kept);
-    bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0; /* otherwise the upkeep already sends queued messages */
+    /* if it is not the first, the upkeep already sends queued messages */
+    bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0;
     base_spin_unlock(&p->lock);
     if (first)
         fab_kick(g->w);
     return 0;
 }
 
-/* One thread at a time sends the messages that are queued for a node. The message that is being sent stays first in the queue, so that none
- * overtakes it. */
+/* One thread at a time sends the messages that are queued for a node. The message that is being sent stays first in the queue, so that no
+ * other message overtakes it. */
 static void flush_one(struct gateway *g, uint32_t node)
 {
     struct gateway_posts *p = g->posts;
@@ -228,7 +229,7 @@ static void flush_one(struct gateway *g, uint32_t node)
     q->sending = true;
     for (int rc = 0; q->first && rc != -EAGAIN;) {
         struct post *first = q->first;
-        data_leave(p, first); /* it must not change while it is being sent */
+        data_leave(p, first); /* the message must not change while it is being sent */
         base_spin_unlock(&p->lock);
         rc = post_now(g, node, &first->m, first->payload, first->len);
         base_spin_lock(&p->lock);

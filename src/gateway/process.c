@@ -16,15 +16,15 @@
 #include "gateway/run.h"
 
 #define STARTS_AT_A_TIME 4u
-#define LOOK_NS          (5 * WEFT_MS)   /* between two checks of a process whose end the system cannot report by a descriptor */
-#define STOP_LOOK_NS     (500 * WEFT_MS) /* between two checks of a process that is being ended */
-#define GET_NS           (200 * WEFT_US) /* between two checks of input that is being fetched */
+#define LOOK_NS          (5 * WEFT_MS)   /* time between two checks of a process whose end the system cannot report by a descriptor */
+#define STOP_LOOK_NS     (500 * WEFT_MS) /* time between two checks of a process that is being ended */
+#define GET_NS           (200 * WEFT_US) /* time between two checks of input that is being fetched */
 
 extern char **environ;
 
 /* --- opening --- */
 
-/* Whether programs must not inherit this environment variable: it is the secret, or a weft program with this variable would join as this
+/* Whether programs must not inherit this environment variable. It is the secret, or it would make a weft program join in place of this
  * node. */
 static bool is_ours(const char *variable)
 {
@@ -145,7 +145,7 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
         return base_fail(rc, "node %u: cannot enter directory '%s' to run '%s' there: %s", node, b->directory, b->program,
                          base_strerror(rc));
     if (step == BASE_STEP_LIMITS)
-        return base_fail(rc, "node %u: a limit for '%s' cannot be set: %s; it may be above the limit of the node itself", node, b->program,
+        return base_fail(rc, "node %u: a limit for '%s' cannot be set: %s; the limit may be above the node's own limit", node, b->program,
                          base_strerror(rc));
     if (step == BASE_STEP_PROCESS)
         return base_fail(rc,
@@ -157,7 +157,7 @@ static int start_failed(const struct run *r, const struct gateway_block *b, cons
     return refuse_program(r, b, rc);
 }
 
-/* Makes a pipe: one end is for the process, the other is kept here and watched. */
+/* Makes a pipe. One end is for the process (`*theirs`). The other end is kept here, and watched. */
 static int open_pipe(struct run *r, struct gateway_watch *watch, bool in, int *theirs)
 {
     int fds[2], rc = base_pipe(fds, 0);
@@ -174,7 +174,8 @@ static int open_pipe(struct run *r, struct gateway_watch *watch, bool in, int *t
     return rc;
 }
 
-/* Opens the pseudo-terminal of a process, fds[0]. Its input has another descriptor, because a descriptor can be watched only once. */
+/* Opens the pseudo-terminal of a process: fds[0]. Input to the process goes through a duplicate, because a descriptor can be watched only
+ * once. */
 static int open_terminal(struct run *r, uint32_t flags, uint64_t size, int fds[3])
 {
     struct gateway_watches *all = gateway_server_watches(r->server);
@@ -264,7 +265,7 @@ static int execute(struct run *r, const weft_request *q, const struct gateway_bl
     char **env = gateway_environment(q->flags & WEFT_SPAWN_CLEAN_ENVIRONMENT ? NULL : r->all->environment, b->env);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of '%s'" BASE_MEMORY_HINT, b->program);
-    /* The new process gets the default action of these signals, even if this one ignores them. */
+    /* In the new process these signals have their default action, even if this process ignores them. */
     static const int defaults[] = {SIGPIPE, SIGINT,  SIGQUIT, SIGHUP,  SIGTERM, SIGCHLD,
                                    SIGUSR1, SIGUSR2, SIGALRM, SIGTSTP, SIGTTIN, SIGTTOU};
     struct base_dispositions all_default = {.count = sizeof defaults / sizeof defaults[0]};
@@ -301,7 +302,7 @@ static void run_free(struct run *r)
         atomic_store_explicit(&r->place->number, 0, memory_order_seq_cst);
     run_close(r);
     gateway_table_remove(&r->all->table, r->id);
-    if (!r->getting) /* never free `r` if a get may still write to r->buffer, because a node died */
+    if (!r->getting) /* if a node has died during a get, the get may still write to r->buffer, so `r` is never freed */
         free(r);
 }
 
@@ -332,9 +333,10 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     r->id = gateway_table_add(&all->table, r);
     rc = r->id && r->place
              ? 0
-             : base_fail(-ENOMEM,
-                         "there is no memory for another process, or there are too many, so '%s' was not started: end some processes first",
-                         b.program);
+             : base_fail(
+                   -ENOMEM,
+                   "'%s' was not started, because there is no memory for another process or there are too many processes: end some first",
+                   b.program);
     if (!rc && (rc = find_program(&b, path, sizeof path)))
         rc = refuse_program(r, &b, rc);
     if (!rc)
@@ -367,7 +369,7 @@ static bool try_start(struct processes *all, struct gateway_call *c)
     struct run *r;
     int rc = all->running < GATEWAY_PROCESSES ? run_start(all, c, &r) : -EAGAIN;
     if (all->running && (rc == -EAGAIN || rc == -EMFILE || rc == -ENFILE))
-        return false; /* the start is tried again when another process has ended */
+        return false; /* wait: the start is tried again when another process has ended */
     if (rc) {
         gateway_answer_error(c, rc);
         return true;
@@ -434,7 +436,7 @@ static void process_gone(void *state, uint32_t node)
             process_leave(r);
 }
 
-/* Checks a process: whether it has ended, whether its time is over, whether its input has arrived. Returns after how many ns to check
+/* Checks whether a process has ended, whether its time is over, and whether its input has arrived. Returns after how many ns to check
  * again. */
 static int64_t run_tick(struct run *r, int64_t now)
 {

@@ -12,8 +12,8 @@
 
 #include "gateway/run.h"
 
-/* POSIX defines only O_RDWR and O_NOCTTY for posix_openpt(). On Linux, O_CLOEXEC at once keeps programs that other threads start from
- * inheriting the descriptor. On other systems fcntl() in pty_open() sets the flags. */
+/* POSIX defines only O_RDWR and O_NOCTTY for posix_openpt(). On Linux, O_CLOEXEC is set at once, so that programs that other threads start
+ * do not inherit the descriptor. On other systems pty_open() sets the flags with fcntl(). */
 #if defined(__linux__)
 #define OPEN_FLAGS (O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK)
 #else
@@ -58,9 +58,8 @@ int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns)
     return pty_size(fd, rows, columns);
 }
 
-/* Checks the group's session first, because another session may use the number again. ESRCH: the group's leader has ended, but other
- * processes of the group live, so the number is still that of this group.
- */
+/* Checks the group's session before the signal, because another session may use the group's number again. ESRCH: the group's leader has
+ * ended, but other processes of the group live, so the number still belongs to this group. */
 void pty_signal(int fd, pid_t session, int signal)
 {
     pid_t group = tcgetpgrp(fd);

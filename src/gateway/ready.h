@@ -9,11 +9,12 @@
 
 struct ready_way {
     const char *name;
-    int (*open)(void); /* a descriptor for the calls below, closed by exec; or a negative errno */
+    int (*open)(void); /* returns a close-on-exec descriptor for the calls below, or a negative errno */
     /* From now on wait() reports `arg` while `fd` is ready for one of `events` (GATEWAY_READABLE, GATEWAY_WRITABLE), or has failed.
      * `before`: the events until now, or 0. Another thread may be in wait(). Returns 0 or a negative errno. */
     int (*change)(int at, int fd, unsigned before, unsigned events, void *arg);
-    /* Waits until a descriptor is ready. Stores the `arg` of each ready descriptor once. Returns how many, or a negative errno. */
+    /* Waits until a descriptor is ready. Stores the `arg` of each ready descriptor once. Returns how many descriptors are ready, or a
+     * negative errno. */
     int (*wait)(int at, void *ready[], int most, int64_t timeout_ns);
 };
 

@@ -51,8 +51,9 @@ static int kqueue_ready(int at, void *ready[], int most, int64_t timeout_ns)
     int64_t ns = timeout_ns < READY_MAX_NS ? timeout_ns : READY_MAX_NS;
     const struct timespec time = {.tv_sec = ns > 0 ? ns / WEFT_SECOND : 0, .tv_nsec = ns > 0 ? (long)(ns % WEFT_SECOND) : 0};
     int n = kevent(at, NULL, 0, e, most < READY_MOST ? most : READY_MOST, &time), kept = 0;
+    /* a descriptor that is ready in both directions is reported twice, but must be stored once */
     for (int i = 0; i < n; i++)
-        if (!is_among(ready, kept, e[i].udata)) /* it may be ready in both directions */
+        if (!is_among(ready, kept, e[i].udata))
             ready[kept++] = e[i].udata;
     return n < 0 ? -errno : kept;
 }

@@ -65,7 +65,7 @@ static int record_start(struct gateway *g, struct gateway_record *x, weft_op *op
         free(x);
         return 0;
     }
-    /* The data is not copied: its owner must not change it before the answer. */
+    /* The data is not copied: the owner of the data must not change it before the answer. */
     rc = gateway_ask(
         g,
         &(struct gateway_question){

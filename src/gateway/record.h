@@ -14,13 +14,13 @@
 
 #include "gateway/gateway.h"
 
-/* A record that is not answered yet. Every node can write to the record in the pool, so `r`, a copy, is checked and used. */
+/* A record that is not answered yet. Every node can write to the record in the pool, so only a copy, `r`, is checked and used. */
 struct gateway_record {
     weft_request r;
     weft_request *there; /* the record in the pool */
     const struct gateway_service *service;
     weft_gpu_call *call; /* the kernel's call; NULL: the record is a program's */
-    weft_op *op;         /* the op of the program; used if the record is answered after submit() has returned */
+    weft_op *op;         /* the program's op; completed if the record is answered after submit() has returned */
     void *data;
     uint64_t arg;
 };
@@ -29,15 +29,15 @@ struct gateway_record {
 #define GATEWAY_LATER 2
 
 /* --- record_object.c --- */
-/* Writes the answer into the record. Any thread, with or without gateway.lock. */
+/* Writes the answer into the record. Called on any thread, with or without gateway.lock. */
 void gateway_record_write(const struct gateway_record *x, int status);
-/* Answers a record for which submit() returns GATEWAY_LATER. `r` is what submit() was given; it is freed. Any thread,
- * with or without gateway.lock. */
+/* Answers a record for which submit() returns GATEWAY_LATER. `r` is the pointer that submit() got; frees `r`. Called on any thread, with or
+ * without gateway.lock. */
 void gateway_record_answer(struct gateway *g, weft_request *r, int status);
 
-/* What records name by a handle. An object that is closed is freed when no record uses it any more. */
+/* A process, socket or file that records name by a handle. A closed object is freed when no record uses it any more. */
 struct gateway_object {
-    uint64_t id; /* the handle; 0: it has none yet */
+    uint64_t id; /* the handle; 0: the object has no handle yet */
     uint16_t service;
     bool closed;
     uint32_t uses;
@@ -45,18 +45,18 @@ struct gateway_object {
     void (*free)(struct gateway *g, struct gateway_object *o, bool over);
     struct gateway_object *next_dead;
 };
-int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives it a handle. -ENOMEM */
-/* The object that the record names. It cannot be freed until gateway_object_leave(). NULL: this service has no such object. */
+int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives the object a handle. -ENOMEM */
+/* Returns the object that the record names. Until gateway_object_leave() it cannot be freed. NULL: this service has no such object. */
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r);
 void gateway_object_leave(struct gateway *g, struct gateway_object *o);
 void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
-/* Takes the handle away. The object is freed when nobody uses it any more. */
+/* Takes away the object's handle. The object is freed when nobody uses it any more. */
 void gateway_object_close(struct gateway *g, struct gateway_object *o);
 void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
 
 /* --- record_copy.c --- */
 enum gateway_copy_step { COPY_BEGINS, COPY_GETS, COPY_GOT, COPY_PUTS, COPY_FLUSHES };
-/* A copy from one address to another, of any pool or arena. */
+/* A copy from one address to another. The addresses may be in any pool or arena. */
 struct gateway_copy {
     struct gateway_copy *next;
     struct gateway *g;
@@ -65,11 +65,11 @@ struct gateway_copy {
     /* Called once, without the lock, on any thread. `status`: 0: the bytes are at `to` now; otherwise a negative errno. */
     void (*done)(struct gateway_copy *c, int status);
     enum gateway_copy_step step;
-    weft_gaddr between; /* a buffer in this node's pool, for a copy between two other nodes; WEFT_NULL: none */
+    weft_gaddr between; /* a buffer in this node's pool, for a copy between two other nodes; WEFT_NULL: there is no buffer */
     weft_op op;
     struct fab_flush flush;
 };
-/* Begins a copy, of which `to`, `from`, `bytes` and `done` are set. It does not wait. done() may be called before this returns. */
+/* Begins a copy. The caller has set `to`, `from`, `bytes` and `done`. Does not wait. done() may be called before this function returns. */
 void gateway_copy(struct gateway *g, struct gateway_copy *c);
 
 /* --- net_record.c, file_record.c: struct gateway_service --- */

@@ -23,13 +23,14 @@ struct gateway_copies {
     bool started; /* the thread was started and must be joined */
     bool runs;    /* the thread accepts copies */
     bool stop;
-    int64_t until; /* with `stop`: when to give up copies that are under way */
+    int64_t until; /* with `stop`: when to give up the copies that are under way */
     struct gateway_copy *arrived;
 };
 
 /* --- one copy --- */
 
-/* Returns a pointer to memory of this node, for operations. If it is in an arena, the arena cannot be closed until gpu_arena_release(). */
+/* Returns a pointer to memory of this node, for operations. If the memory is in an arena, the arena cannot be closed until
+ * gpu_arena_release(). */
 static void *own_memory(struct weft_node *w, weft_gaddr at, uint64_t bytes, struct gpu_arena **held)
 {
     *held = NULL;
@@ -61,7 +62,7 @@ static int copy_begin(struct gateway_copy *c)
     int rc = 0;
     if (copy_overlaps(c))
         return base_fail(-EFAULT,
-                         "the record of a request names address %#llx (%llu bytes) for its result, but the bytes to copy there overlap it: "
+                         "the record of a request names address %#llx (%llu bytes) for its result, but they overlap the bytes to copy: "
                          "use separate memory",
                          (unsigned long long)c->to, (unsigned long long)c->bytes);
     void *at = own_memory(w, c->from, c->bytes, &held);
@@ -74,7 +75,7 @@ static int copy_begin(struct gateway_copy *c)
         at = own_memory(w, c->to, c->bytes, &held);
         if (!at && weft_gaddr_node(c->to) == w->rank)
             return base_fail(-EFAULT,
-                             "the record of a request names address %#llx (%llu bytes), which is not in this node's pool or arenas",
+                             "the record of a request names address %#llx (%llu bytes); these bytes are not in this node's pool or arenas",
                              (unsigned long long)c->to, (unsigned long long)c->bytes);
         rc = at ? 0 : copy_between(c, &at);
         c->step = COPY_GETS;
@@ -87,7 +88,7 @@ static int copy_begin(struct gateway_copy *c)
     return rc;
 }
 
-/* Carries out the next step of a copy. -EINPROGRESS or -EAGAIN: call this again; else the result of the copy. */
+/* Carries out the next step of a copy. -EINPROGRESS or -EAGAIN: call this again. All else is the result of the copy. */
 static int copy_step(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;
@@ -130,12 +131,12 @@ static bool copy_looked(struct gateway_copy *c)
 
 /* --- the thread --- */
 
-/* Carries out a step of each copy, and removes complete copies from the list. True: some were complete. */
+/* Carries out a step of each copy, and removes complete copies from the list. True: at least one copy was complete. */
 static bool copies_step(struct gateway_copy **list)
 {
     bool some = false;
     for (struct gateway_copy **at = list, *c; (c = *at);) {
-        struct gateway_copy *next = c->next; /* done() frees it */
+        struct gateway_copy *next = c->next; /* read now, because done() frees the copy */
         if (!copy_looked(c)) {
             at = &c->next;
             continue;
@@ -206,9 +207,10 @@ void gateway_copy(struct gateway *g, struct gateway_copy *c)
     }
     if (copy_looked(c) || copies_hand_over(g->copies, c))
         return;
-    /* There is no thread, because the node is being closed or the system cannot start one: carry out the copy here. */
+    /* The node is being closed, or the system cannot start the thread: carry out the copy here. */
+    /* a copy that is not complete at the deadline is never freed, because the operation may still use its memory */
     for (int64_t end = fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT); !copy_looked(c) && base_now_ns() < end;)
-        weft_progress(g->w); /* after the deadline the copy is never freed, because the operation may still use its memory */
+        weft_progress(g->w);
 }
 
 int gateway_copies_open(struct gateway *g)

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define TURNS 16u /* how many reads from one pipe before other pipes get a turn */
+#define TURNS 16u /* how often to read from a pipe before other pipes are read */
 
 static bool stream_is_shut(const struct gateway_stream *s)
 {
@@ -57,7 +57,7 @@ static bool output_move(struct run *r, unsigned which)
         return false;
     }
     if (!room) {
-        gateway_watch_events(all, watch, 0); /* stop watching until there is credit */
+        gateway_watch_events(all, watch, 0); /* do not watch the pipe until the ring has room again */
         return false;
     }
     ssize_t n = s->memory ? readv(watch->fd, piece, piece[1].iov_len ? 2 : 1) : read(watch->fd, some, (size_t)room);
@@ -90,7 +90,8 @@ void run_output(struct run *r, unsigned which)
         ;
 }
 
-/* Tells the asker that the process reads no more. The ring is freed when the asker, which may be writing into it, has ended the stream. */
+/* Tells the asker that the process reads no more input. The asker may be writing into the ring, so the ring is freed when the asker has
+ * ended the stream. */
 static void input_stream_end(struct run *r)
 {
     struct gateway *g = r->in_stream->g;
@@ -114,7 +115,7 @@ void run_input_end(struct run *r)
         input_stream_end(r);
 }
 
-/* Returns how many bytes of input can be written next, and where they are. 0: none now; `*last`: the input has ended. */
+/* Returns how many bytes of input can be written next, and where they are. 0: no bytes now, or, if `*last` is true, the input has ended. */
 static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
 {
     if (r->in_stream) {
@@ -137,7 +138,7 @@ static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
     }
     if (r->used == r->have && !r->getting) {
         int rc = weft_get_nowait(w, r->buffer, r->data, n, &r->get);
-        if (rc && rc != -EAGAIN) /* end the process, whose input is incomplete */
+        if (rc && rc != -EAGAIN) /* the input is incomplete, so end the process */
             run_stop(r);
         if (rc) {
             *last = rc != -EAGAIN;

@@ -15,17 +15,17 @@ struct processes {
     struct run *runs;
     uint32_t running;
     struct gateway_call *waiting, **waiting_last;
-    char **environment; /* environment of new processes; one allocation, strings included */
+    char **environment; /* environment of new processes; the array and its strings are one allocation */
     int null;
     struct rlimit files; /* limit of open files of new processes, read before this node raises its own */
 };
 
 struct run {
-    struct gateway_listener listener; /* called when one of its streams has changed */
+    struct gateway_listener listener; /* called when one of the process's streams has changed */
     struct processes *all;
     struct gateway_server *server;
     struct run *next;
-    uint64_t id, there; /* the process's number here and at the asker */
+    uint64_t id, there; /* the process's number at this node and at the asker */
     uint32_t node;      /* the asker */
     pid_t pid;
     struct gateway_place *place; /* in the guardian's table (gateway_groups_place()) */
@@ -35,7 +35,7 @@ struct run {
     bool ended;      /* the process has ended and was waited for */
     bool signalled;  /* the asker has sent a signal that ends programs */
     bool stopped;    /* the process is being ended with all its descendants */
-    int64_t stop_by; /* when to end the process without the guardian */
+    int64_t stop_by; /* if the guardian has not ended the process by this time, this node does */
     bool timed_out;  /* the process was killed because its time was over */
     bool unread;     /* the asker was told that the process reads no more input, but has not ended the stream yet */
     int64_t kill_at;
@@ -44,7 +44,7 @@ struct run {
     /* the process's input, if the asker has given memory for it */
     weft_gaddr data;
     uint64_t data_left;
-    /* NULL: the memory at `data` is mapped. Otherwise a copy of a part of it, of which bytes `used` to `have` are not written yet. */
+    /* NULL: the memory at `data` is mapped. Otherwise a copy of a part of this memory; its bytes `used` to `have` are not written yet. */
     uint8_t *buffer;
     size_t have, used;
     bool getting;
@@ -53,26 +53,26 @@ struct run {
 
 #define RUN_PIECE 65536u
 
-void run_output(struct run *r, unsigned which); /* moves bytes from its pipe while there is room */
-void run_input(struct run *r);                  /* moves bytes to its input */
+void run_output(struct run *r, unsigned which); /* moves output from the process's pipe to the ring while there is room */
+void run_input(struct run *r);                  /* moves bytes to the process's input */
 void run_input_end(struct run *r);
 void run_listen(struct gateway_listener *l, struct gateway_stream *s);
 void run_leave(struct run *r);        /* the asker has closed its handle */
 #define RUN_STOP_NS (4 * WEFT_SECOND) /* how long the guardian may take to end a program; it usually takes a few milliseconds */
-void run_stop(struct run *r);         /* ends the process with all its descendants; end.c notices that it is done */
+void run_stop(struct run *r);         /* begins to end the process with all its descendants; end.c notices when they have ended */
 bool run_over(const struct run *r);
-void run_close(struct run *r); /* closes its pipes and streams */
+void run_close(struct run *r); /* closes the process's pipes and streams */
 
 /* --- end.c --- */
-int run_signal(struct run *r, int signal); /* what the asker sends */
+int run_signal(struct run *r, int signal); /* sends a signal of the asker to the process */
 /* Reaps the process if it has ended. After run_stop(), only when its descendants have ended. */
 void run_look(struct run *r, int64_t now);
-void run_reap_now(struct run *r);         /* kills its group, waits for it, and tells the asker */
-void run_stop_all(struct processes *all); /* ends all processes with their descendants, and waits for that */
+void run_reap_now(struct run *r);         /* kills the process group, waits for the process, and tells the asker */
+void run_stop_all(struct processes *all); /* ends all processes with their descendants, and waits until they have ended */
 
 /* --- pty.c --- */
 /* Opens a pseudo-terminal: `ours` does not block; `theirs` is for the process. Both are close-on-exec. Returns 0 or a negative errno,
- * without base_fail(); after an error the caller closes what is not -1. */
+ * without base_fail(); after an error the caller closes those of the two that are not -1. */
 int pty_open(int *ours, int *theirs, uint32_t rows, uint32_t columns);
 int pty_size(int fd, uint32_t rows, uint32_t columns); /* the foreground group gets SIGWINCH if the size has changed */
 /* Sends a signal to the foreground group, unless it is the process group of the session's leader. */

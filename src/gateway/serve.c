@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define FETCH_MOST    (UINT64_C(8) << 20) /* at most so many bytes are fetched from one asker at a time */
+#define FETCH_MOST    (UINT64_C(8) << 20) /* the most bytes that are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
 #define KEEP_NS       WEFT_MS /* after this time, the server tries again to send messages for which there was no room */
 
@@ -170,7 +170,7 @@ void gateway_server_gone(struct gateway *g, uint32_t node)
     server_wake(s);
 }
 
-/* Whether the progress thread may handle the stream: its ring is mapped, so nothing must be fetched. */
+/* Whether the progress thread may handle the stream. It may if the ring is mapped, because then nothing must be fetched. */
 static bool is_quick(const struct gateway_stream *stream)
 {
     const struct gateway_listener *l = stream->arg;
@@ -201,7 +201,7 @@ void gateway_server_unlist(struct gateway_server *s, struct gateway_stream *stre
         at = &(*at)->next_moved;
     if (stream->listed && *at)
         *at = stream->next_moved;
-    stream->listed = true; /* stays set, so that it is not listed again */
+    stream->listed = true; /* stays set, so that the stream is not listed again */
     base_spin_unlock(&s->g->lock);
 }
 
@@ -261,7 +261,8 @@ void server_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
     if (!late)
         return;
-    /* The request was cancelled before its service had it: make the server look again, and tell the services again if the asker is gone. */
+    /* The request was cancelled before its service had it. So make the server look for cancelled requests again and, if the asker is gone,
+     * tell the services once more. */
     base_spin_lock(&g->lock);
     s->some_cancelled = true;
     if (!fab_alive(g->w, node)) {
@@ -343,7 +344,7 @@ static void server_arrived(struct gateway_server *s)
     }
 }
 
-/* The next request from bucket `*at` on that its service has, and that is cancelled or from a node that is gone. */
+/* Finds, from bucket `*at` on, the next request that is cancelled or from a node that is gone, and that its service has already got. */
 static struct gateway_call *next_cancelled(struct gateway_server *s, uint32_t *at)
 {
     base_spin_lock(&s->g->lock);
@@ -432,7 +433,8 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
-/* Polls for the next request for a moment, so that an asker need not wake this thread for each request. True: something has come. */
+/* Polls for the next request for a moment, so that an asker need not wake this thread for each request. True: a request or message has
+ * come. */
 static bool server_linger(struct gateway_server *s)
 {
     int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;
@@ -448,7 +450,7 @@ static void *server_run(void *arg)
     struct gateway_server *s = arg;
     (void)fab_nowait(true);
     while (!atomic_load_explicit(&s->stop, memory_order_acquire)) {
-        /* Set before the queue is read, so that whatever arrives later wakes the thread again. */
+        /* Set before the queue is read, so that anything that arrives after the reading wakes the thread again. */
         atomic_store_explicit(&s->woken, SERVER_SLEEPS, memory_order_seq_cst);
         server_arrived(s);
         server_fetch(s);
@@ -505,7 +507,7 @@ void gateway_server_end(struct gateway *g)
     struct gateway_server *s = g->server;
     if (!s)
         return;
-    if (s->started) { /* the thread was not started if the node could not join */
+    if (s->started) { /* (the thread is not started if the node cannot join) */
         atomic_store_explicit(&s->stop, true, memory_order_release);
         server_wake(s);
         pthread_join(s->thread, NULL);

@@ -12,7 +12,7 @@
 /* The server thread sleeps until its pipe is readable. */
 enum server_woken {
     SERVER_SLEEPS, /* asleep or about to sleep: to wake it, write to the pipe */
-    SERVER_LOOKS,  /* it polls `woken` */
+    SERVER_LOOKS,  /* the thread polls `woken` */
     SERVER_WOKEN,
 };
 
@@ -34,7 +34,7 @@ struct gateway_server {
     struct gateway_call *arrived, **arrived_last;
     struct gateway_stream *moved;
     uint32_t *outstanding; /* [size] */
-    uint8_t *gone;         /* [size]: the node is gone, which the server thread has not handled yet */
+    uint8_t *gone;         /* [size]: the node is gone, but the server thread has not handled that yet */
     bool some_gone, some_cancelled;
     /* Used only by the server thread: */
     struct gateway_call *fetching;
@@ -42,14 +42,14 @@ struct gateway_server {
     void *state[GATEWAY_SERVICES_MAX + 1];
 };
 
-/* Whether the progress thread may handle the request: its data need not be fetched. */
+/* Whether the progress thread may handle the request. It may if the data need not be fetched. */
 static inline bool call_is_quick(const struct gateway_call *c)
 {
     return c->service->quick && (c->data || !c->record.data_bytes);
 }
 void server_wake(struct gateway_server *s);
 void server_begin(struct gateway_call *c); /* passes a request to its service */
-/* Handles one stream that has changed; with `quick`, one that the progress thread may handle. False: there is none. */
+/* Handles one stream that has changed. `quick`: only a stream that the progress thread may handle. False: there is no such stream. */
 bool server_moved_one(struct gateway_server *s, bool quick);
 
 #endif

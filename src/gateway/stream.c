@@ -25,9 +25,11 @@ static int stream_add(struct gateway *g, struct gateway_stream *s)
     base_spin_lock(&g->lock);
     s->id = gateway_table_add(&g->streams, s);
     base_spin_unlock(&g->lock);
-    return s->id ? 0
-                 : base_fail(-ENOMEM, "there is no memory for the input or output of another process, or this node has too many: end some "
-                                      "processes, or close their handles");
+    return s->id
+               ? 0
+               : base_fail(-ENOMEM,
+                           "there is no memory for the input or output of another process, or this node has too many processes: end some, "
+                           "or close their handles");
 }
 
 /* Adds a copy of `s` to the table. */
@@ -116,7 +118,7 @@ void gateway_stream_close(struct gateway_stream *s)
     base_spin_unlock(&g->lock);
     if (shut) /* if the writer's number of the stream is not known yet, SHUT is sent when the first bytes arrive */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
-    if (cut) /* also after SHUT: tells the reader that its ring is not written any more */
+    if (cut) /* also sent after SHUT: tells the reader that nobody writes to its ring any more */
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
     if (s->owned) {
         fab_use(g->w, FAB_USE_STREAMS, -(int64_t)s->bytes);

@@ -5,9 +5,9 @@
  */
 #include "gateway/gateway.h"
 
-/* The turns of the message that this thread handles. NULL: turns are not collected now. */
+/* The turns that were requested while this thread handles a message. NULL: turns are not collected now. */
 static BASE_THREAD_LOCAL struct gateway_turns *collecting;
-/* This thread runs a turn. Work of that turn for other threads is left to those threads. */
+/* This thread is in run() of a turn. If run() makes work for another sleeping thread, this thread only wakes that thread. */
 static BASE_THREAD_LOCAL bool running;
 
 void gateway_turns_begin(struct gateway_turns *t)
@@ -37,7 +37,7 @@ void gateway_turns_end(struct gateway *g, struct gateway_turns *turns)
     for (struct gateway_turn *t; (t = turns->first);) {
         base_spin_lock(&g->lock);
         turns->first = t->next;
-        t->listed = false; /* before run(), because what arrives from here on needs another turn */
+        t->listed = false; /* cleared before run(), because work that arrives from here on needs another call of run() */
         t->runs++;
         base_spin_unlock(&g->lock);
         t->run(t);

@@ -22,7 +22,7 @@
 
 uint64_t gateway_connections_max(void)
 {
-    static _Atomic int64_t asked; /* when getrlimit() was called last, whose result is kept */
+    static _Atomic int64_t asked; /* when getrlimit() was called last; its result is kept for a while */
     static _Atomic uint64_t most;
     struct rlimit files;
     int64_t now = base_now_ns(), before = atomic_load_explicit(&asked, memory_order_acquire);
@@ -70,7 +70,8 @@ int gateway_accept(int listener)
 }
 
 struct gateway_watches {
-    _Atomic bool taken; /* a thread works: the one that waits, or one in its place. Only this thread uses the other fields */
+    /* a thread works here: the thread that waits, or another one in its place. Only the working thread uses the other fields */
+    _Atomic bool taken;
     const struct ready_way *way;
     int fd, count;    /* count: descriptors in `ready` that are not handled yet */
     uint64_t changes; /* how often the set of watched descriptors, or the events of one of them, has changed */
@@ -92,7 +93,7 @@ void gateway_watches_leave(struct gateway_watches *all)
 
 static void watches_take(struct gateway_watches *all)
 {
-    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread works here, for a few microseconds */
+    for (unsigned i = 0; !gateway_watches_try(all); i++) { /* another thread works here, but only for a few microseconds */
         if (i < TRIES)
             base_relax();
         else

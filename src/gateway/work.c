@@ -23,7 +23,7 @@ struct gateway_works {
     pthread_cond_t some;
     struct gateway_work *waiting, **waiting_last, *done, **done_last;
     struct works_asker *asker;                              /* [how.askers] */
-    uint32_t threads, idle, unstarted, runs, queued, users; /* users: threads, and the service */
+    uint32_t threads, idle, unstarted, runs, queued, users; /* users: how many threads, and the service, use this structure */
     bool closing;
     int wake; /* write end of the pipe; -1: closed */
     pthread_t thread[THREADS_MAX];
@@ -36,7 +36,7 @@ static struct works_asker *asker_of(struct gateway_works *all, const struct gate
     return job->asker < all->how.askers ? &all->asker[job->asker] : NULL;
 }
 
-/* Takes the first job whose asker may use one more thread. NULL: there is none. */
+/* Takes the first job whose asker may use one more thread. NULL: there is no such job. */
 static struct gateway_work *work_take(struct gateway_works *all)
 {
     for (struct gateway_work **at = &all->waiting, *job; (job = *at); at = &job->next) {
@@ -77,7 +77,7 @@ static void work_ended(struct gateway_works *all, struct gateway_work *job)
     all->runs--;
     all->queued--;
     if (all->waiting && all->idle)
-        pthread_cond_signal(&all->some); /* a job whose asker had too many threads may run now */
+        pthread_cond_signal(&all->some); /* a job that waited because its asker had too many threads may run now */
     if (all->watches)
         work_over(all, job);
 }
@@ -90,7 +90,7 @@ static void drop_all(const struct gateway_works *all, struct gateway_work *job)
     }
 }
 
-/* Removes one user; the last one frees the state. Releases the lock. */
+/* Removes one user; the last user frees the structure. Releases the lock. */
 static void works_leave(struct gateway_works *all)
 {
     bool last = --all->users == 0;
@@ -198,7 +198,7 @@ static int thread_add(struct gateway_works *all)
         all->threads++;
     else
         all->users--;
-    return all->threads ? 0 : rc; /* otherwise the existing threads run the job */
+    return all->threads ? 0 : rc; /* if there are threads, one of them will run the job */
 }
 
 int gateway_work(struct gateway_works *all, struct gateway_work *job)
@@ -257,7 +257,7 @@ void gateway_works_close(struct gateway_works *all)
         if (all->how.leaves)
             pthread_detach(all->thread[i]);
         else
-            pthread_join(all->thread[i], NULL); /* without a deadline: while a disk hangs, the process cannot end either */
+            pthread_join(all->thread[i], NULL); /* without a deadline: while a disk hangs, the process could not end anyway */
     }
     pthread_mutex_lock(&all->lock);
     works_leave(all);

@@ -102,7 +102,7 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
     l->retry_at = now + l->pause;
     snprintf(l->error, sizeof l->error, "%s: %s", what, l->ofi->lib->strerror(err < 0 ? -err : err));
     if (atomic_fetch_add_explicit(&l->errors, 1, memory_order_relaxed) == 0)
-        base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again (for WEFT_RECONNECT)", l->r.link->node, l->name, l->error);
+        base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again for the time of WEFT_RECONNECT", l->r.link->node, l->name, l->error);
     fab_kick(l->ofi->w); /* nothing else may wake the progress thread in time to try again */
 }
 
