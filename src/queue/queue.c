@@ -126,12 +126,12 @@ int weft_queue_close(weft_queue *q)
         return base_fail(
             -EBUSY, "queue '%s': %u thread%s of this node wait%s in the queue: let them return first (weft_queue_shutdown() ends claims)",
             q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
-    /* release: a drain that sees this asks whether the queue was reopened. Pairs with slot_counts(). */
+    /* release: pairs with slot_counts(). A drain that sees the shard closed asks whether the queue was reopened. */
     atomic_store_explicit(&q->own->shard.mem[SLOT_CLOSED], 1, memory_order_release);
     queue_room_leave(q);
     queue_tell_all(q, QUEUE_CLOSE);
     /* The shard's memory stays allocated until the node closes, because a thread of another node may be changing a slot. The handle stays,
-     * too, so that a call on it can see that the queue is closed. */
+     * too, so that a later call with it can see that the queue is closed. */
     base_spin_lock(&q->table.lock);
     table_clear(&q->table);
     base_spin_unlock(&q->table.lock);
@@ -145,9 +145,9 @@ void queue_set_force(weft_queue *q, uint32_t force)
     for (uint32_t i = 0; i < q->w->size; i++) {
         struct queue_view *v = queue_view_of(q, i);
         if (v && v != q->own && (force & QUEUE_REMOTE) && (v->shard.tried || queue_view_tried(v, NULL))) {
-            v->shard.mem = NULL; /* no other thread reads this: tests call the function before the queue is used */
+            v->shard.mem = NULL; /* no other thread reads this field: tests call the function before the queue is used */
             atomic_store_explicit(&q->views[i], v,
-                                  memory_order_release); /* for the handler that makes the node's next view from this one */
+                                  memory_order_release); /* pairs with the handler that makes the node's next view from this one */
             atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
         }
     }
