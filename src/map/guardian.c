@@ -21,8 +21,8 @@ static _Noreturn void guard(struct map_job *job, int fd, size_t lines)
     _exit(0);
 }
 
-/* Start the guardian before other descriptors are opened. If it inherited them, the processes at their other ends would not notice this
- * node's death. */
+/* Start the guardian before other descriptors are opened. If the guardian inherited such descriptors, the processes at their other ends
+ * would not notice this node's death. */
 int map_guardian_start(struct map_job *job, size_t lines)
 {
     int fds[2], rc = base_pipe(fds, 0);
