@@ -237,7 +237,7 @@ void gpu_pci_log_line(const char *line, const char *address, char said[PCI_SAID]
         about |= strstr(at, failures[i]) != NULL;
     if (other || !about || (!named && !strstr(at, "GSP") && !strstr(at, "RmInitAdapter")))
         return;
-    /* keep the line about the firmware: the driver's last lines only repeat that its start failed */
+    /* keep the line about the firmware, because the driver's last lines only repeat that the start failed */
     if (strstr(said, "GSP") && !strstr(at, "GSP") && !strstr(at, "Xid"))
         return;
     size_t n = 0;

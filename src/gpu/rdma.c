@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Registers arenas with the RDMA device, by a dmabuf. The device then moves data between an arena and another node's pool directly. If an
- * arena cannot be registered, its transfers are staged, and its node logs the reason and sends the errno to the other nodes.
+ * Registers arenas with the RDMA device, by a dmabuf. The device then moves data directly between an arena and another node's pool. If an
+ * arena cannot be registered, its transfers are staged. Its node logs the reason, and sends the errno to the other nodes.
  */
 #include "gpu/arena.h"
 
@@ -29,7 +29,7 @@ void rdma_open(struct arenas *c, struct gpu_arena *a)
     if (rc) {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is not registered with an RDMA device: %s; other hosts reach it through the pool",
                  (unsigned long long)a->memory.bytes, base_error());
-        base_error_clear(); /* not an error: the arena can be used without the RDMA device */
+        base_error_clear(); /* clear the error, because the arena can be used without the RDMA device */
     } else {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is registered with the RDMA device", (unsigned long long)a->memory.bytes);
     }

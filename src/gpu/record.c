@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Records that a kernel has in an arena, which the processor may be unable to read. Such a record is copied into the pool, the service
- * works on the copy, and the copy is written back before the kernel gets its answer. The last word (weft_request.answered) is written back
- * last, because kernels poll it.
+ * A kernel's record may be in an arena, which the processor may be unable to read. Such a record is copied into the pool. The service works
+ * on the copy, and the copy is written back before the kernel gets its answer. The last word (weft_request.answered) is written back last,
+ * because kernels poll it.
  */
 #include "gpu/arena.h"
 #include "gpu/ring.h"
