@@ -61,7 +61,7 @@ int weft_kernel_register(const weft_kernel *kernel)
 int weft_kernel_load(const char *file, const char *name, const weft_kernel **out)
 {
     char path[4096];
-    /* A slash, because dlopen() searches the system's directories for a name without one. */
+    /* Add a slash: dlopen() would search the system's directories for a name without a slash. */
     int n = snprintf(path, sizeof path, "%s%s", strchr(file, '/') ? "" : "./", file);
     if (n < 0 || (size_t)n >= sizeof path)
         return base_fail(-ENAMETOOLONG, "kernel %s: the path of its shared object is too long; use a shorter one", name);
