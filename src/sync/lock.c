@@ -268,7 +268,7 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     if (rc == 0 && lock_owned(w, value))
         snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
-        snprintf(whom, sizeof whom, "node %u, in whose pool it is and which is alive, to hand it over", home);
+        snprintf(whom, sizeof whom, "node %u, which is alive and has the lock in its pool, to hand it over", home);
     fab_patience_say(p, what, whom);
 }
 
@@ -354,15 +354,17 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
                          "let fewer threads wait at the same time",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
-        return base_fail(-ENOMEM,
-                         "lock %#llx: node %u, in whose pool it is, has no memory for one more waiter; end other programs on its host",
-                         (unsigned long long)word, home);
+        return base_fail(
+            -ENOMEM,
+            "lock %#llx: node %u, which has the lock in its pool, has no memory for one more waiter; end other programs on its host",
+            (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
         (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* if this fails, a grant that arrives later is released */
         return timed_out(word);
     }
     return rc ? rc
-              : base_fail(-ECONNRESET, "lock %#llx: node %u, in whose pool it is, is gone; use a lock in the pool of a node that is alive",
+              : base_fail(-ECONNRESET,
+                          "lock %#llx: node %u, which had the lock in its pool, is gone; use a lock in the pool of a node that is alive",
                           (unsigned long long)word, home);
 }
 
@@ -438,10 +440,11 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         }
         lock_leave(s, c); /* the swap may have been executed, or may still be executed */
         if (rc == -EINPROGRESS)
-            return base_fail(-ETIMEDOUT,
-                             "lock %#llx: node %u, in whose pool it is, did not answer before the deadline (is its process stopped?); if "
-                             "it grants the lock later, weft releases the lock again",
-                             (unsigned long long)word, weft_gaddr_node(word));
+            return base_fail(
+                -ETIMEDOUT,
+                "lock %#llx: node %u, which has the lock in its pool, did not answer before the deadline (is its process stopped?); if "
+                "it grants the lock later, weft releases the lock again",
+                (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;
         /* The link was broken and works again: try again. */
