@@ -168,8 +168,8 @@ typedef struct weft_name {
  * copy. The gateway writes received bytes into a ring in the asker's pool, and a request copies them from the ring. A kernel may also read
  * bytes in the ring (RECEIVED).
  *
- * A network address takes three words. The first has the port in bits 0 to 15, and in bits 16 to 23 the family: 4, 6, or 0 for no address.
- * The other two have the bytes of the address in network order, followed by zeros. */
+ * A network address takes three words. The first word has the port in bits 0 to 15, and in bits 16 to 23 the family: 4, 6, or 0 for no
+ * address. The other two words have the bytes of the address in network order, followed by zeros. */
 
 /* Begins to connect to a host. `data`: the host's name or address, of 1 to 255 bytes, without a zero byte.
  *   flags   WEFT_NET_... of weft/net.h

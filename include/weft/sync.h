@@ -50,8 +50,8 @@ WEFT_API int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, u
  * With a time-out of 0 the call tries once, which takes up to 50 ms if the word's node does not answer. If this node gets the lock after
  * the time-out, weft releases the lock, or the next weft_lock() takes it over.
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ETIMEDOUT this node did not get the lock before the
- * deadline; -ECONNRESET the word's node is gone, and the lock with it; -ENETDOWN no route to that node (tb); -ENOBUFS 1024 requests of
- * this node wait there; -ENOMEM no memory for one more waiter, here or there; -EDEADLK called from a handler. */
+ * deadline; -ECONNRESET the word's node is gone, and the lock with it; -ENETDOWN no route to that node (tb); -ENOBUFS 1024 requests of this
+ * node wait at that node; -ENOMEM no memory for one more waiter, at this node or at that node; -EDEADLK called from a handler. */
 WEFT_API int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited);
 
 /* Release a lock. First call weft_flush() for writes that the lock protects. After 0, -EPERM or -ECONNRESET this node does not hold the

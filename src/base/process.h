@@ -109,8 +109,8 @@ int base_process_kill_group(pid_t pid);
 /* --- families --- */
 /* A family is a program and all its descendants, in whatever process groups and sessions. On Linux the descendants are found by a mark that
  * they inherit (family.c). Helper processes of this library that must outlive their parent do not belong to the family
- * (base_process_set_apart(), orphans). On macOS only two kinds of descendants are found: those in the leader's process group, and those in
- * its session whose parents live. */
+ * (base_process_set_apart(), orphans). On macOS only two kinds of descendants are found: those in the leader's process group, and those
+ * with living parents in the leader's session. */
 struct base_family {
     pid_t leader; /* leads a process group, and is not reaped yet */
     bool session; /* the leader also leads a session, and all processes of the session belong to the family */

@@ -199,7 +199,7 @@ void gpu_tasks_end(struct gpu_workers *all); /* call it when the serving thread 
 
 /* --- record.c; called by the serving thread --- */
 struct gpu_record;
-struct gpu_records { /* records whose requests are not complete, oldest first */
+struct gpu_records { /* records of requests that are not complete, oldest first */
     struct gpu_record *first, **end;
 };
 /* Begins a request whose record is in an arena of this node. */

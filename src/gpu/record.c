@@ -12,7 +12,7 @@
 enum record_step { RECORD_FETCH, RECORD_CALLED, RECORD_STORE, RECORD_STORE_LAST, RECORD_DONE };
 
 struct gpu_record {
-    struct gpu_record *next; /* in the list of records whose requests are not complete */
+    struct gpu_record *next; /* link of the list of records of requests that are not complete */
     struct gpu_request *q;
     const struct gpu_service *service;
     struct gpu_arena *arena;

@@ -32,7 +32,7 @@ struct gpu_server {
     int (*check)(void *device); /* NULL: the back end has no check(), or the check has failed already */
     void *device;
     uint32_t failed_now;        /* requests that have failed since the last log line */
-    struct gpu_records records; /* records in arenas, whose requests are not complete */
+    struct gpu_records records; /* records in arenas, of requests that are not complete */
     _Atomic uint64_t *notice;
     uint64_t epoch; /* the membership epoch at which `notice` was last written */
     /* asked, served: how many turns were requested, and how many are done; the thread reads the rings while the two differ */

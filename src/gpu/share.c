@@ -19,7 +19,7 @@
 #define PATIENCE_MOST  (5 * WEFT_SECOND) /* how long to wait for memory that was requested */
 #define PATIENCE_GIVER WEFT_SECOND       /* how long an owner that has connected may send nothing */
 
-/* Whether the node is on this host, and was there when the cluster started. Nodes that joined later have no entry in the kernels'
+/* Whether the node is on this host, and started together with this node. Nodes that joined later have no entry in the kernels'
  * tables. */
 static bool is_here(const struct arenas *c, uint32_t node)
 {

@@ -23,7 +23,7 @@
 #define SPAN_SLACK_BYTES 128u /* how many bytes beyond a chunk's end a thread may load */
 
 #define SPAN_BLOCK_BYTES (SPAN_THREADS * SPAN_GRAIN) /* bytes for one block of wc or grep */
-/* bytes for one block of histogram, whose result has 1 KiB */
+/* bytes for one block of histogram; the block's result has 1 KiB */
 #define SPAN_HISTOGRAM_BYTES (64u << 10)
 
 enum span_function { SPAN_WC, SPAN_HISTOGRAM, SPAN_HASH, SPAN_GREP, SPAN_FUNCTIONS };

@@ -57,7 +57,7 @@ struct gpu_spans {
 struct buffer {
     void *lane;
     uint8_t *there;        /* the chunk, in the device's memory */
-    uint8_t *line;         /* memory of the pass for a chunk whose bytes are not attached */
+    uint8_t *line;         /* memory of the pass, for a chunk that is not in attached memory */
     uint8_t *result;       /* the result, in memory of the pass */
     uint64_t result_there; /* the kernels' address of `result` */
     uint64_t at;           /* where the chunk begins in the span */

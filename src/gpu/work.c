@@ -286,8 +286,8 @@ static void look_for_life(weft_gpu_worker *k, int64_t now)
     k->stalled = false;
 }
 
-/* Gives tasks back to the queue that no block has done in time. If it is not known whether a block has taken the task, the time starts when
- * some block last showed activity. */
+/* Tasks that no block has done in time go back to the queue. If it is not known whether a block has taken a task, the time starts when some
+ * block last showed activity. */
 static void look_at_tasks(weft_gpu_worker *k, int64_t now)
 {
     uint32_t hung = 0, waiting = 0;

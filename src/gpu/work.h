@@ -29,7 +29,7 @@ struct weft_gpu_worker {
     bool open; /* under the lock */
     uint64_t mask;
     struct work_task *tasks;
-    uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
+    uint32_t *done; /* the slots of tasks that are done; written by the serving thread; as many entries as slots */
     void *memory;   /* the memory of the following members, shared with kernels */
     size_t bytes;
     weft_device_task_slot *slots;

@@ -225,7 +225,7 @@ static bool put_again(struct asker *f, const struct map_ask *ask, int begun, int
     if (stop || !weft_alive(job->w, node))
         return false;
     if (begun != -ETIMEDOUT && begun != -ENETDOWN && !*rc)
-        *rc = begun; /* room and a route were there, so the put would fail again: the next try sends only the answer */
+        *rc = begun; /* neither room nor a route was missing, so the put would fail again: the next try sends only the answer */
     base_sleep_ns(PUT_AGAIN);
     return true;
 }

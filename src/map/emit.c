@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The output. Large chunks are written directly from the pool, and small ones are gathered in a buffer. The file of --output gets its name
+ * The output. Large chunks are written directly from the pool. Small chunks are gathered in a buffer. The file of --output gets its name
  * only when it is complete.
  */
 #include "map/job.h"
@@ -170,7 +170,7 @@ int map_emit_close(struct map_emit *e)
         snprintf(from, sizeof from, "/proc/self/fd/%d", e->fd);
         snprintf(path, len, "%s.weft-%d", e->final_path, (int)getpid());
         unlink(path);
-        e->temporary_path = path; /* from here on a signal handler removes the file */
+        e->temporary_path = path; /* from now on a signal handler removes the file */
         if (linkat(AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW))
             rc = emit_refused(e, errno, "name");
     }

@@ -3,8 +3,8 @@
  * Nodes on this machine: forks of the owner, which share the board with it.
  *
  * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but its children do not. So each command has a
- * process group, whose number is on the board. When a worker dies, the owner kills the groups of that worker's commands. When the owner
- * dies, the workers kill the groups.
+ * process group of its own. The group's number is on the board. When a worker dies, the owner kills the groups of that worker's commands.
+ * When the owner dies, the workers kill the groups.
  */
 #include "cluster/cluster.h"
 #include "map/job.h"

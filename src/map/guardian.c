@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The guardian of a node that is apart (on another host than the owner). It is a child process in a session of its own, so that a signal to
- * the node's process group does not reach it. A pipe tells it when the node has ended. Then it kills the process groups of the node's
- * commands, whose numbers are on the board.
+ * the node's process group does not reach it. A pipe tells it when the node has ended. Then the guardian kills the process groups of the
+ * node's commands. The numbers of these groups are on the board.
  */
 #include "map/job.h"
 

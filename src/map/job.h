@@ -86,7 +86,7 @@ struct map_input {
     uint64_t start, size; /* bytes [start, size) are the input; not used for a stream */
     uint64_t device, inode;
 };
-#define MAP_INPUTS_OPEN 256u /* how many inputs stay open for the whole job; further ones are opened when needed */
+#define MAP_INPUTS_OPEN 256u /* so many inputs stay open for the whole job; further inputs are opened when they are needed */
 
 /* The one input that a thread keeps open until it needs another input. */
 struct map_held {
@@ -263,7 +263,7 @@ void map_slot_renew(struct map_slot *slot, int64_t *next);
 /* --- cached.c: inputs that their home reads once for all nodes --- */
 /* A number that identifies the file with this device and inode. */
 uint64_t map_identity(uint64_t device, uint64_t inode);
-/* Before the node is opened: let it offer the file service for the inputs whose home it is. */
+/* Call this before the node is opened: the node will offer the file service for the inputs of which it is the home. */
 int map_homes_serve(const struct map_job *job);
 int map_homes_offer(struct map_job *job); /* when the node is open and the inputs are known: offer these inputs */
 /* Owner only: waits until other homes offer their inputs, and reads the size and identity of these inputs. */
@@ -537,8 +537,8 @@ struct map_job {
 /* --- run.c: find the kernel that the options name; -EINVAL: there is no such kernel --- */
 int map_choose_kernel(struct map_job *job);
 
-/* --- owner.c: the work of node 0. Returns the exit status, or a negative errno whose error text was not printed. After an error, or if
- * job->over is not set, threads and nodes are still running. --- */
+/* --- owner.c: the work of node 0. Returns the exit status. If its error text was not printed yet, returns a negative errno instead. After
+ * an error, or if job->over is not set, threads and nodes are still running. --- */
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Maps a piece of a file into memory, for kernels, if the piece is too large for the pool. Reading a mapped file that was truncated raises
- * SIGBUS. The handler here maps zeros in place of the missing pages, so that only the piece fails.
+ * SIGBUS. This file's signal handler maps zeros in place of the missing pages, so that only the piece fails.
  */
 #include "map/job.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Unlinked files for what does not fit in memory. They have no name, so they vanish however the job ends. Forked nodes inherit their
- * descriptors. The disk space of a piece is freed when the piece is no longer needed.
+ * Unlinked files for data that does not fit in memory. These files have no name, so they vanish however the job ends. Forked nodes inherit
+ * the files' descriptors. The disk space of a piece is freed when the piece is no longer needed.
  */
 #include "map/job.h"
 

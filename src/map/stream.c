@@ -104,7 +104,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     size_t held = keep;
     while (!rc) {
         size_t fresh = 0, want = room - held;
-        /* Read in large steps up to the nominal end, then in small ones, because bytes behind the end must be kept for the next piece. */
+        /* Read in large steps up to the nominal end, then in small steps, because bytes behind the end must be kept for the next piece. */
         if (seen + held >= block && want > MAP_STEP_BYTES)
             want = MAP_STEP_BYTES;
         else if (seen + held < block && want > block - seen - held)

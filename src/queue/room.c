@@ -181,7 +181,7 @@ static void room_handle(weft_node *w, uint32_t from, const void *header, size_t 
         return;
     memcpy(&m, header, sizeof m);
     struct weft_queue *q = enter_named(room, m.key, m.name);
-    if (!q) { /* not open here: only an ASK is answered */
+    if (!q) { /* the queue is not open at this node: only an ASK is answered */
         if (m.type == QUEUE_ASK)
             say_none(w, from, &m);
         return;

@@ -349,7 +349,7 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
         max = (lag + 1) / 2;
     uint64_t p = tail - lag;
     struct look look;
-    look.count = 0; /* `words` is not set: that would cost more than the rest of a claim here */
+    look.count = 0; /* `words` stays uninitialized: setting it would cost more than the rest of a claim */
     look.from = 0;
     look.next = 1;                              /* most often the first slot is ready */
     uint64_t end = p + (max < lag ? max : lag); /* where the claim ends if all slots are ready */

@@ -134,7 +134,7 @@ static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
 
 /* How to reach a shard that this process cannot load from and store to. Each function returns 0 or a negative errno. After an error, the
  * operation must not touch `out` and `in` any more, because they are on the caller's stack. A load has at most SLOT_LOAD_WORDS. */
-#define SLOT_LOOK       16u /* slots whose state words a claimer reads at once */
+#define SLOT_LOOK       16u /* a claimer reads the state words of so many slots at once */
 #define SLOT_LOAD_WORDS ((SLOT_LOOK - 1) * SLOT_WORDS + 1)
 struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
@@ -183,8 +183,8 @@ int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t
  * SLOT_TASK_WORDS. Returns how many were placed. */
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count);
 
-/* Worker `user`: claim up to `max` tasks, and with `half` at most half of the ready ones. Skips slots whose submitter is not below `nodes`.
- * Returns how many were claimed. */
+/* Worker `user`: claim up to `max` tasks, and with `half` at most half of the ready ones. Skips a slot if its submitter is not below
+ * `nodes`. Returns how many were claimed. */
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half);
 
 /* Starts to load the slot's memory, for a call that changes the slot soon. */

@@ -122,7 +122,7 @@ struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, 
 static BASE_COLD int take_idle_elsewhere(struct queue_view *v)
 {
     if (fab_in_handler() || queue_view_silent(v))
-        return 0; /* the claimer there looks again by itself soon */
+        return 0; /* a claimer of that node looks again by itself soon */
     int64_t before = queue_limit(0);
     int swapped = slot_header_swap(&v->shard, SLOT_IDLE, 1, 0);
     fab_limit(before);

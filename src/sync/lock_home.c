@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The home's side of the lock (lock.h): the queue of waiters, in order of arrival. All of this file runs in handlers and hooks of the node
- * in whose pool the word is. The word is untrusted, because every node can write to every pool. The home only compares it with claims; no
- * memory access depends on its value.
+ * The home's side of the lock (lock.h): the queue of waiters, in order of arrival. All of this file runs in handlers and hooks of the home,
+ * which is the node with the word in its pool. The word is untrusted, because every node can write to every pool. The home only compares it
+ * with claims; no memory access depends on its value.
  */
 #include <stdlib.h>
 

@@ -38,7 +38,7 @@ struct queue {
 struct channel {
     struct ibv_comp_channel base;
     uint32_t id;
-    struct ibv_cq *cq; /* the completion queue whose events come from this channel */
+    struct ibv_cq *cq; /* the completion queue that this channel reports events of */
 };
 struct completions {
     struct ibv_cq base;

@@ -235,7 +235,7 @@ static int to_rtr(struct verbs_qp *q, const struct verbs_address *peer, bool rel
     if (routed(&q->here, peer)) {
         attr.ah_attr.is_global = 1;
         memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the entry whose GID this node has sent to the peer */
+        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the entry of the GID that this node has sent to the peer */
         attr.ah_attr.grh.hop_limit = qp_thunderbolt(q->device) ? 1 : 64;
     }
     if (reliable)
