@@ -379,7 +379,7 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 int base_memory_dmabuf(int fd, uint64_t bytes)
 {
     (void)fd, (void)bytes;
-    return base_fail(-ENODEV, "macOS has no dmabufs, so this kind of memory cannot be used here");
+    return base_fail(-ENODEV, "macOS has no dmabufs, so this kind of memory does not work on macOS");
 }
 
 int base_memory_fd_check(int fd, uint64_t bytes)

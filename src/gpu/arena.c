@@ -64,11 +64,11 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     uint64_t offset = weft_gaddr_offset(addr), most = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
     if (most == 0)
-        return base_fail(-EFAULT, "address %#llx: node %u has no arena in space %u; the arena may be closed, or not known here yet",
+        return base_fail(-EFAULT, "address %#llx: node %u has no arena in space %u; the arena is closed, or this node does not know it yet",
                          (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
         return base_fail(-EFAULT,
-                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of node %u, which has the offsets "
+                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of node %u; the arena has the offsets "
                          "from %llu to below %llu",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)most);
@@ -111,7 +111,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     while (s < ARENA_SPACES && c->own[s])
         s++;
     if (!rc && s == ARENA_SPACES)
-        rc = base_fail(-ENOSPC, "this node has %u arenas, the most there can be: close a GPU whose arenas are no longer needed",
+        rc = base_fail(-ENOSPC, "this node has %u arenas, which is the most: close a GPU whose arenas are no longer needed",
                        ARENA_SPACES - 1);
     if (!rc) {
         a->space = s;
@@ -155,11 +155,12 @@ int arena_free(struct arenas *c, weft_gaddr addr)
 {
     pthread_rwlock_rdlock(&c->table_lock);
     struct gpu_arena *a = own_open(c, weft_gaddr_space(addr));
-    int rc = a ? mem_free(a->books, weft_gaddr_offset(addr))
-               : base_fail(-EFAULT,
-                           "cannot free address %#llx: this node has no arena in space %u; call this on the node that owns the arena, and "
-                           "before the arena is closed",
-                           (unsigned long long)addr, weft_gaddr_space(addr));
+    int rc =
+        a ? mem_free(a->books, weft_gaddr_offset(addr))
+          : base_fail(-EFAULT,
+                      "cannot free address %#llx: this node has no arena in space %u; call weft_free() on the node that owns the arena, "
+                      "before the arena is closed",
+                      (unsigned long long)addr, weft_gaddr_space(addr));
     pthread_rwlock_unlock(&c->table_lock);
     return rc;
 }

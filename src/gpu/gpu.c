@@ -135,9 +135,8 @@ static void close_one(weft_gpu *g, int64_t deadline)
         dismantle(g);
         return;
     }
-    base_log(
-        BASE_LOG_WARN,
-        "a GPU was closed while its kernels run: their unfinished requests get no results; wait for the kernels before weft_gpu_close()");
+    base_log(BASE_LOG_WARN, "a GPU was closed while its kernels run: unfinished requests of these kernels get no results; wait for the "
+                            "kernels before weft_gpu_close()");
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -499,7 +498,7 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already; open it again with weft_gpu_open()");
     int rc = g->backend->run
                  ? run_begin(g)
-                 : base_fail(-ENOTSUP, "weft_gpu_run() runs C functions, which only the GPU `host` can do, not %s", g->backend->name);
+                 : base_fail(-ENOTSUP, "weft_gpu_run() runs C functions; only the GPU `host` can do that, not %s", g->backend->name);
     if (g->backend->run)
         rc = run_end(g, rc ? rc : g->backend->run(g->device, &g->here, kernel, blocks, arg));
     gpu_exit(g);

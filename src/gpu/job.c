@@ -166,7 +166,7 @@ static int job_wait(struct arenas *c, uint32_t node)
     if (has_room(&r))
         return fab_refuse_node(c->w, node);
     if (fab_in_handler())
-        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory, the most possible, are under way; start fewer in a handler",
+        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory are under way, which is the most; start fewer in a handler",
                          node, ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)

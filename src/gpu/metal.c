@@ -307,7 +307,7 @@ static int metal_compile(struct metal_open *m, const char *text, const char *nam
         return base_fail(-EINVAL, "the kernel's text does not compile: %.400s", metal_error_text(error));
     function = METAL_SEND(void *, (void *), library, "newFunctionWithName:", wanted);
     if (!function)
-        rc = base_fail(-EINVAL, "the kernel's text has no function %.60s: name one that it has", name);
+        rc = base_fail(-EINVAL, "the kernel's text has no function %.60s: name a function that it has", name);
     if (!rc) {
         m->pipeline = METAL_SEND(void *, (void *, void **), m->device, "newComputePipelineStateWithFunction:error:", function, &error);
         if (!m->pipeline)

@@ -68,7 +68,7 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
     if (rc == -ECONNABORTED && !atomic_exchange_explicit(&a->rdma_why, -EACCES, memory_order_relaxed)) {
         base_log(BASE_LOG_WARN,
                  "the RDMA device cannot access the GPU's memory of space %u, although the memory was registered: from now on the "
-                 "memory's data goes through the pool, which is slower (with WEFT_GPU_RDMA=no it always does)",
+                 "memory's data goes through the pool, which is slower (WEFT_GPU_RDMA=no: data always goes through the pool)",
                  a->space);
         atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
     }

@@ -403,7 +403,7 @@ int gpu_serve_wait(struct gpu_server *s, int64_t deadline)
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
             return base_fail(-ETIMEDOUT, "requests of a kernel were not complete at the deadline, because a node does not answer (is its "
-                                         "process stopped?); the next call waits for them first");
+                                         "process stopped?); the next call first waits for these requests");
         base_futex_wait(&s->served, served, left < WEFT_SECOND ? left : WEFT_SECOND);
     }
     return 0;
@@ -418,7 +418,7 @@ int gpu_serve_turn(struct gpu_server *s, int64_t deadline)
     base_futex_wake(&s->asked, 1);
     rc = gpu_serve_wait(s, deadline);
     if (!rc && s->error)
-        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stat() counts them", base_strerror(s->error));
+        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stat() counts such requests", base_strerror(s->error));
     return rc;
 }
 

@@ -273,8 +273,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "one GPU can have access to at most %u ranges of memory at the same time, and this would be one more",
-                         REGIONS);
+        return base_fail(-ENOSPC, "the GPU has access to %u ranges of memory already, which is the most", REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)

@@ -48,7 +48,7 @@ int weft_kernel_register(const weft_kernel *kernel)
     if (weft_kernel_find(kernel->name)) {
         rc = base_fail(-EEXIST, "kernel %s: that name is taken: choose another", kernel->name);
     } else if (n == ADDED_MAX) {
-        rc = base_fail(-ENOSPC, "kernel %s: this process has registered %u kernels, the most there can be: register fewer", kernel->name,
+        rc = base_fail(-ENOSPC, "kernel %s: this process has registered %u kernels, which is the most: register fewer", kernel->name,
                        ADDED_MAX);
     } else {
         added[n] = kernel;

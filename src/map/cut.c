@@ -104,8 +104,7 @@ static int take_homes(struct map_job *job, const char *text)
             continue;
         uint32_t node = (uint8_t)text[i] - (uint32_t)MAP_HOME_FIRST;
         if (i >= job->input_count || node >= job->nodes || !strchr(job->options->files[i], ':'))
-            return base_fail(-EPROTO,
-                             "the list of the files' nodes from the launcher is invalid; run the same version of weft on all hosts");
+            return base_fail(-EPROTO, "the launcher sent an invalid list of the files' nodes; run the same version of weft on all hosts");
         struct map_input *in = &job->inputs[i];
         in->name = job->options->files[i];
         in->path = strchr(in->name, ':') + 1;

@@ -90,7 +90,7 @@ int map_gpu_check(struct map_job *job)
             if (gpu_spans_has(k))
                 snprintf(names + len, sizeof names - len, "%s%s", len ? ", " : "", k->name);
         }
-        return base_fail(-EINVAL, "kernel %s cannot run on GPUs; those that can are %s", job->kernel->name, names);
+        return base_fail(-EINVAL, "kernel %s cannot run on GPUs; kernels that can: %s", job->kernel->name, names);
     }
     if (o->dry_run || !strcmp(o->gpu, "host"))
         return 0;

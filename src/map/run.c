@@ -100,10 +100,10 @@ static int check_stats_file(const struct map_options *o)
     const char *path = o->stats_file;
     int rc = check_writable("--stats-file", path);
     if (!rc && same_file(path, o->output, STDOUT_FILENO))
-        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output; name another one", path);
+        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output; name another file", path);
     for (uint32_t i = 0; i < o->file_count && !rc; i++)
         if (same_file(path, strcmp(o->files[i], "-") ? o->files[i] : NULL, STDIN_FILENO))
-            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input; name another one", path);
+            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input; name another file", path);
     return rc;
 }
 

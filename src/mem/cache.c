@@ -365,7 +365,7 @@ static int alloc_large(struct mem_pool *p, uint64_t bytes, uint64_t align, uint6
 static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
 {
     if (!bytes)
-        return base_fail(-EINVAL, "a buffer of 0 bytes was requested; the smallest has 1");
+        return base_fail(-EINVAL, "a buffer of 0 bytes was requested; request at least 1 byte");
     if (align & (align - 1) || align > MEM_ALIGN_MAX)
         return base_fail(-EINVAL, "a buffer with alignment %llu was requested: the alignment must be a power of two, at most %llu",
                          (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);

@@ -294,7 +294,7 @@ int weft_renew(weft_queue *q, weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "it is not known whether its lease was renewed: renew it again");
+        return claim_refused(q, v, rc, "it is not known whether the lease was renewed: renew the claim again");
     claim->private_[CLAIM_STATE] = now; /* set last: a call that fails must leave the caller's claim as it was */
     return 0;
 }
@@ -310,7 +310,7 @@ int weft_release(weft_queue *q, const weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "its claim is released when that node answers");
+        return claim_refused(q, v, rc, "the claim is released when that node answers");
     queue_wake(q, v);
     return 0;
 }

@@ -37,7 +37,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     q->own = queue_view_make(q, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
-        return base_fail(-ENOMEM, "queue '%s': no memory for this node's part of it" BASE_MEMORY_HINT, q->name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for this node's part of the queue" BASE_MEMORY_HINT, q->name);
     }
     fab_use(w, FAB_USE_TASKS, (int64_t)slot_shard_bytes(slots));
     slot_format(&q->own->shard);
@@ -64,7 +64,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     if (len == 0 || len >= QUEUE_NAME_BYTES)
         return base_fail(-EINVAL, "queue name '%s': it must have 1 to %u bytes", name ? name : "", QUEUE_NAME_BYTES - 1);
     if (slots > SLOT_COUNT_MAX || (slots & (slots - 1)))
-        return base_fail(-EINVAL, "queue '%s': %u slots: it must be a power of two, at most %u", name, slots, SLOT_COUNT_MAX);
+        return base_fail(-EINVAL, "queue '%s': %u slots: the number must be a power of two, at most %u", name, slots, SLOT_COUNT_MAX);
     if (config->lease_ns < 0)
         return base_fail(-EINVAL, "queue '%s': a lease of %lld ns: it must be positive, or 0 for the default", name,
                          (long long)config->lease_ns);

@@ -80,7 +80,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE || slots > SLOT_COUNT_MAX ||
         offset < FAB_NULL_BYTES || offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
         base_log(BASE_LOG_WARN,
-                 "queue '%s': node %u announced an invalid part of the queue, which is ignored; run the same version of weft on all hosts",
+                 "queue '%s': node %u sent an invalid address of its part of the queue, which is ignored; run the same version of weft on "
+                 "all hosts",
                  q->name, from);
         return;
     }
@@ -145,10 +146,10 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     memcpy(m, payload, payload_len);
     for (uint32_t i = 0; i < count; i++) {
         if (m[i].slot >= q->own->shard.slots || (m[i].then != SLOT_FREE && m[i].then != SLOT_READY)) {
-            base_log(
-                BASE_LOG_WARN,
-                "queue '%s': node %u asked about a task that cannot exist, which is ignored; run the same version of weft on all hosts",
-                q->name, from);
+            base_log(BASE_LOG_WARN,
+                     "queue '%s': node %u sent a request about a task that cannot exist; the request is ignored; run the same version of "
+                     "weft on all hosts",
+                     q->name, from);
             continue;
         }
         ready = slot_settle(&q->own->shard, m[i].slot, m[i].from, m[i].to, (enum slot_status)m[i].then) || ready;

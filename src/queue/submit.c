@@ -249,7 +249,7 @@ BASE_INLINE int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
     base_spin_unlock(&t->lock);
     return BASE_UNLIKELY(none)
                ? base_fail(-ENOENT,
-                           "queue '%s': this node waits for no task, because it has reaped all that it submitted: submit tasks first",
+                           "queue '%s': this node has no outstanding task: it has reaped all tasks that it submitted; submit tasks first",
                            q->name)
                : (int)n;
 }

@@ -188,8 +188,8 @@ static void barrier_give_up(struct weft_node *w, struct sync *s)
 static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 {
     return base_fail(-ETIMEDOUT,
-                     "%s: node %u (pid %d) has not arrived, or waits for a node that has not; call again to continue this barrier", what,
-                     node, w->links[node].pid);
+                     "%s: node %u (pid %d) has not arrived, or waits for a node that has not arrived; call again to continue this barrier",
+                     what, node, w->links[node].pid);
 }
 
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)

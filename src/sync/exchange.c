@@ -130,7 +130,7 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
             x->gave[from] = true;
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
             return base_fail(-ECONNRESET,
-                             "this exchange has failed: a node is gone, and node %u has begun the next exchange already; the next one is "
+                             "this exchange has failed: a node is gone, and node %u has begun the next exchange already; that exchange is "
                              "among the remaining nodes",
                              from);
     }

@@ -310,7 +310,7 @@ static int wait_for_answer(struct lock_claim *c, struct fab_patience *p)
 
 static int timed_out(weft_gaddr word)
 {
-    return base_fail(-ETIMEDOUT, "lock %#llx: another thread or node held it until the deadline; try again, or allow more time",
+    return base_fail(-ETIMEDOUT, "lock %#llx: another thread or node held the lock until the deadline; try again, or allow more time",
                      (unsigned long long)word);
 }
 
@@ -350,7 +350,7 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
         return 0;
     if (refused && many)
         return base_fail(-ENOBUFS,
-                         "lock %#llx: %u requests of this node already wait for locks in the pool of node %u, the most that it accepts: "
+                         "lock %#llx: %u requests of this node already wait for locks in the pool of node %u, which is the most: "
                          "let fewer threads wait at the same time",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)

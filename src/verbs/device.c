@@ -182,7 +182,7 @@ static void visit(struct verbs_device *d, const struct verbs_library *lib, struc
     if (!d->context) {
         int code = verbs_code(0, false, &raw);
         device_judge(d, code, "cannot be opened: errno %d (%s)%s", raw, base_strerror(code),
-                     code == -EACCES || code == -EPERM ? "; /dev/infiniband/uverbs* must be open to you" : "");
+                     code == -EACCES || code == -EPERM ? "; this user must be allowed to open /dev/infiniband/uverbs*" : "");
         return;
     }
     if ((rc = lib->query_device(d->context, &d->attr))) {

@@ -52,7 +52,7 @@ static int greet(struct verbs_guard *g, const char *command)
     if (hello.magic == EEXIST)
         return -EEXIST;
     if (hello.magic == EUSERS)
-        return base_fail(-EUSERS, "the guard of RDMA devices already serves as many programs as it can: end one of them");
+        return base_fail(-EUSERS, "the guard of RDMA devices already serves as many programs as it can: end one of these programs");
     if (hello.magic != GUARD_MAGIC)
         return base_fail(-ENOENT, "the guard (WEFT_GUARD is '%s') did not start: %s; set WEFT_GUARD to the path of the command weft",
                          command, hello.magic < 4096 ? base_strerror((int)hello.magic) : "this is another program");
@@ -179,10 +179,10 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
                              : rc == -ENOTSOCK ? "the file is not a socket: set WEFT_GUARD_SOCKET to another path"
                                                : base_strerror(rc));
         else if (!command[0])
-            return base_fail(
-                rc,
-                "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one; set WEFT_GUARD=weft",
-                path);
+            return base_fail(rc,
+                             "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD has no command that would start a guard; set "
+                             "WEFT_GUARD=weft",
+                             path);
         else
             again = (rc = start_and_greet(g, command, path)) == -EEXIST;
         if (!rc)

@@ -71,8 +71,9 @@ static void guard_give_back(struct guard *g)
                          base_strerror(err));
         }
     if (n)
-        base_log(BASE_LOG_INFO, "the program ended without freeing its RDMA devices: the guard did it (%u domains, %u objects)", domains,
-                 n);
+        base_log(BASE_LOG_INFO,
+                 "the program ended without freeing its objects of RDMA devices: the guard has freed them (%u domains, %u objects)",
+                 domains, n);
 }
 
 /* Sleeps until a device or the program has work for the guard. Checks once more for work before it sleeps: work that arrived before
@@ -128,7 +129,8 @@ static void guard_run(struct guard *g)
         }
         if (g->broken) {
             base_log(BASE_LOG_WARN,
-                     "a program sent the guard an invalid request: %s; what it uses of the RDMA devices is freed. Run the same version of "
+                     "a program sent the guard an invalid request: %s; the guard frees the program's objects of RDMA devices. Run the same "
+                     "version of "
                      "weft for the program and for WEFT_GUARD",
                      g->broken);
             return;

@@ -139,7 +139,7 @@ int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct v
         return base_fail(-EOPNOTSUPP, "device %s has no %s queue pairs; use another device (WEFT_DEVICE)", d->name,
                          type_text(options->type));
     if (d->chosen.gid.index > UINT8_MAX)
-        return base_fail(-ERANGE, "%s: GID index %u is too large for a queue pair: set one up to 255 (WEFT_GID_INDEX)", d->name,
+        return base_fail(-ERANGE, "%s: GID index %u is too large for a queue pair: set an index up to 255 (WEFT_GID_INDEX)", d->name,
                          d->chosen.gid.index);
     int rc = base_random(&psn, sizeof psn);
     if (rc)
