@@ -87,7 +87,7 @@ static inline int base_failure(int code)
 }
 const char *base_error(void);
 void base_error_clear(void);
-/* strerror, thread-safe, for a negative or positive errno. */
+/* As strerror(), but thread-safe, and for a negative or positive errno. */
 const char *base_strerror(int code);
 
 /* Overwrites a secret with zeros. The compiler cannot remove this store, although nobody reads the zeros. */

@@ -120,7 +120,7 @@ static bool piece_near(struct arenas *c, struct arena_job *j, struct arena_piece
     return true;
 }
 
-/* Chooses the memory through which the piece's data goes at both nodes. False: some of it is not free now. */
+/* Chooses the memory through which the piece's data goes at both nodes. False: no memory is free now at one of them. */
 static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piece *p, int *why)
 {
     uint64_t left = j->length - j->begun;

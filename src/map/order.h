@@ -22,7 +22,8 @@ struct map_order {
     const char *gpu;         /* as in map_options; NULL: no GPU. Only with a kernel */
     char **argv;             /* [argc], then NULL */
     char **name;             /* [names]: names of the inputs; there are no names if no argument needs them */
-    char **serve; /* [served], for each input: NODE:PATH if one node reads the input for all nodes, else "". NULL: no input is read so */
+    char **serve; /* [served], for each input: NODE:PATH if one node reads the input for all nodes, else "". NULL: no input is read in this
+                     way */
 };
 
 /* Serialize an order. The caller frees `*out`. */

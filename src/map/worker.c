@@ -368,8 +368,8 @@ static void wait_to_look(struct map_job *job)
     }
 }
 
-/* Wait for a piece that suits this node, and claim it. Only one idle slot waits for the queue, since that wait polls; the others sleep
- * until that slot stops waiting. Returns 1 or an error. */
+/* Wait for a piece that suits this node, and claim it. Only one idle slot waits for the queue, since that wait polls. The other idle slots
+ * sleep until that slot stops waiting. Returns 1 or an error. */
 static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);

@@ -92,8 +92,8 @@ static inline void fetch_whole(const struct slot_shard *s, uint64_t position)
     base_fetch_to_write(m + SLOT_WORDS / 2);
 }
 
-/* For a call that goes through `count` slots from position `p` on: fetches the first of them. Does nothing for a single slot, or for a
- * shard that is reached through the fabric. */
+/* For a call that goes through `count` slots from position `p` on: fetches the first slots. Does nothing for a single slot, or for a shard
+ * that is reached through the fabric. */
 static inline void fetch_first(const struct slot_shard *s, uint64_t p, uint64_t count)
 {
     for (uint64_t i = 0; s->mem && count > 1 && i < SLOT_AHEAD && i < count; i++)
@@ -512,7 +512,7 @@ static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return true;
 }
 
-/* Take back all slots of a node that is gone, or those of incarnations up to `incarnation` of its queue. */
+/* Take back slots of a node: all slots if it has died, otherwise only the slots of incarnations up to `incarnation` of its queue. */
 static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, uint32_t incarnation)
 {
     uint32_t requeued = 0;

@@ -37,8 +37,9 @@ static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
 enum lock_verb {
     LOCK_REQUEST = 1, /* to the home: this claim waits for the lock */
     LOCK_GRANT,       /* from the home: the claim has the lock; `flag`: the former holder died */
-    LOCK_RELEASE,     /* to the home: the claim releases the lock; `flag`: it inherited the lock from a dead holder and did not use it */
-    LOCK_CANCEL,      /* to the home: the claim no longer waits */
+    LOCK_RELEASE, /* to the home: the claim releases the lock; `flag`: the claim has inherited the lock from a dead holder, and has not used
+                     it */
+    LOCK_CANCEL,  /* to the home: the claim no longer waits */
     LOCK_REFUSE, /* from the home: the claim cannot be queued; `flag`: the claim's node has too many requests at the home; else: the home is
                     out of memory */
 };
