@@ -135,7 +135,7 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thr
 {
     __threadfence_system();
 }
-/* A release for cells: a reader that sees a cell that this thread stores after this call also sees all that the thread wrote before the call. */
+/* A release: a reader that sees a cell that this thread stores after this call also sees all that the thread wrote before the call. */
 WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     __threadfence_system();
@@ -298,7 +298,7 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thr
 {
     /* weft_device_load_cell() acquires */
 }
-/* A release for cells: a reader that sees a cell that this thread stores after this call also sees all that the thread wrote before the call. */
+/* A release: a reader that sees a cell that this thread stores after this call also sees all that the thread wrote before the call. */
 WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     /* weft_device_store_cell() releases */
