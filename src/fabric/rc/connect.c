@@ -42,7 +42,7 @@ struct rc_call {
     uint32_t kind, generation;
     uint32_t connected; /* RC_CALL: the sender's queue pair is connected to the receiver's */
     uint32_t reserved;
-    /* RC_CALL: how many of the receiver's frames have arrived and were processed, over all earlier queue pairs */
+    /* RC_CALL: how many of the receiver's frames have arrived (received) and were processed (taken), over all earlier queue pairs */
     uint32_t received[RC_LANES], taken[RC_LANES];
     struct verbs_address address; /* RC_CALL */
     char text[256];               /* RC_FAILED: the reason */
@@ -143,10 +143,10 @@ void rc_leave(struct rc_link *l)
         ended = connect_has_ended(l);
     }
     rc_take_all(rc);
-    if (!ended) { /* some receives may be lost: add as many new ones */
+    if (!ended) { /* this queue pair's receives may be lost: add as many new receives */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
-                 "device %s does not report LAST_WQE_REACHED for a broken queue pair: a break may cost some receive buffers%s%s",
+                 "device %s does not report when a broken queue pair is done, so each break of a link may cost some receive buffers%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
@@ -198,7 +198,7 @@ static void connect_failed(struct rc_link *l, const char *why)
     if (limit == 0) {
         rc_break(l, "%s", why);
     } else if (now - l->since_ns >= limit) {
-        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network between", why,
+        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network that leads to it", why,
                  (double)limit / 1e9);
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
@@ -263,10 +263,10 @@ static void connect_up(struct rc_link *l)
     }
     base_spin_unlock(&l->lock);
     if (!sane || err) {
-        rc_break(
-            l, "%s",
-            err ? base_error()
-                : "it sent an invalid number of received messages while it connected again; run the same version of weft on all hosts");
+        rc_break(l, "%s",
+                 err ? base_error()
+                     : "while connecting again, it reported an impossible number of received messages; run the same version of weft on all "
+                       "hosts");
         return;
     }
     l->state = RC_UP;
@@ -374,7 +374,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     if (m.kind == RC_CALL) {
         called(l, &m);
     } else if (m.generation != l->generation) {
-        return; /* of an older generation */
+        return; /* the message is about an older queue pair */
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
@@ -410,13 +410,13 @@ static int64_t look_for_standstill(struct rc_link *l, int64_t now)
     base_spin_lock(&l->lock);
     bool waits = l->up && l->signalled > l->done;
     if (rc_stands_still(s, &l->qp, waits, l->done, now)) {
-        /* If the peer's progress thread answers, the peer posts receives. Then a pending frame should complete. */
+        /* Ask the peer's progress thread: if it answers, the peer still posts receives, so a pending frame should complete. */
         ask = !s->asked && frames_wait(l);
         s->asked = s->asked || ask;
         if (!s->asked || (s->answered_ns && now - s->answered_ns > RC_STANDSTILL_LOOK))
             rc_lose_locked(l, RC_STANDSTILL, l->rc->device->name, (long long)(s->still_ns / WEFT_SECOND));
     } else if (l->up && !waits && l->posted > l->done && l->posted == l->posted_then) {
-        /* no pending request asked for a completion: post a read behind them, whose completion shows progress */
+        /* no pending request has asked for a completion: post a read behind these requests, because its completion shows progress */
         rc_flush_locked(l);
     }
     l->posted_then = l->posted;
