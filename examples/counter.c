@@ -41,12 +41,12 @@ int main(void)
 
     for (int i = 0; i < TIMES; i++)
         check(weft_counter_add(w, counter, 1, NULL), "add");
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* after it, all nodes have added */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* after the barrier, all nodes have added */
 
     check(weft_counter_read(w, counter, &sum), "read");
     if (weft_rank(w) == 0)
         printf("%u nodes added 1 to the counter %d times each: %llu\n", weft_size(w), TIMES, (unsigned long long)sum);
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* no node leaves while another still reads */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* no node leaves while another node still reads */
     check(weft_close(w), "close");
     return 0;
 }

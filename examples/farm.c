@@ -3,16 +3,16 @@
  * farm: node 0 submits 1000 tasks to a queue, all nodes work on them, and node 0 adds up the results. A task counts the primes among 10000
  * numbers, so the sum is the number of primes below ten million.
  *
- * It shows the work queue, and that the result is right even if a node is killed: another node does the tasks that it had claimed, and no
- * task counts twice.
+ * It shows the work queue, and that the result is right even if a node is killed: other nodes do the tasks that the killed node had
+ * claimed, and no task counts twice.
  *
  * Run:
  *     weft run -n 4 -- ./farm
  * It prints:
  *     1000 tasks done: 664579 primes below 10000000
  *
- * The same with a node that kills itself while it has claimed tasks; you may also use `kill -9` on any node except node 0. The exit
- * status is then 137, that of the killed node. `weft run` and the survivors report the death on standard error.
+ * The same with a node that kills itself while it has claimed tasks. You may also use `kill -9` on any node except node 0. The exit status
+ * is then 137, the status of the killed node. `weft run` and the survivors report the death on standard error.
  * Run:
  *     weft run -n 4 -- ./farm 2
  * It prints:
@@ -86,7 +86,7 @@ static void lead(weft_queue *q)
         sent += n;
     }
     for (int got = 0; got < TASKS;) {
-        int worked = work(q, 0); /* -ETIMEDOUT: there is no task to claim now */
+        int worked = work(q, 0); /* -ETIMEDOUT: no task can be claimed now */
         int n = weft_reap(q, done, TASKS, worked > 0 ? 0 : 10 * WEFT_MS);
         if (n != -ETIMEDOUT)
             check(n, "reap");

@@ -34,7 +34,7 @@ int main(void)
     check(weft_open(&w, NULL), "open");
     uint32_t me = weft_rank(w), nodes = weft_size(w);
 
-    if (me == 0) { /* the board has a counter of the greetings, then a line for each node */
+    if (me == 0) { /* the board is a counter of greetings, followed by a line for each node */
         size_t bytes = (1 + nodes) * LINE;
         check(weft_alloc(w, bytes, &board), "alloc");
         memset(weft_ptr(w, board, bytes), 0, bytes);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * kernel_fetch: a kernel fetches a page over HTTP, through the gateway, node 0. Node 1, where the kernel runs, needs no network. The bytes
- * of the page are copied into an arena, which is memory of the GPU, and the kernel reads them there.
+ * of the page are copied into an arena, which is memory of the GPU, and the kernel reads them from the arena.
  *
  * Shown: weft_device_net_connect(), _send(), _receive() and _close() (weft/device_net.h). The kernel runs on the GPU `host`; a kernel for
  * CUDA makes the same calls (tests/gpu/fetch.cu). Without a URL, the kernel fetches a page of a small server that this program starts on
@@ -143,7 +143,8 @@ static void run_kernel(weft_node *w, const char *url)
         exit(1);
     }
     char head[200] = "";
-    check(weft_get_blocking(w, head, job.page, sizeof head - 1), "get"); /* the arena is longer than `head`, and its unused bytes are 0 */
+    /* the arena is longer than `head`; bytes of the arena that the kernel has not written are 0 */
+    check(weft_get_blocking(w, head, job.page, sizeof head - 1), "get");
     head[strcspn(head, "\r\n")] = '\0';
     printf("%s\nthe page has %llu bytes, %llu lines and %llu words\n", head, (unsigned long long)(job.bytes - job.head_bytes),
            (unsigned long long)job.lines, (unsigned long long)job.words);

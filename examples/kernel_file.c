@@ -36,7 +36,7 @@ static void check(int rc, const char *what)
 /* --- the kernel --- */
 
 struct job {
-    /* addresses: `pieces` in the arena, the others in the pool; there is a record for each block */
+    /* addresses: `pieces` is in the arena, the other memory in the pool; `records` has one record for each block */
     uint64_t records, path, path_bytes, pieces;
     int rc[BLOCKS]; /* result of each block */
     uint64_t lines[BLOCKS], read[BLOCKS];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * kernel_pipe: a kernel writes numbers to the standard input of a program at another node, which sorts them, and reads its output. Then it
- * starts a program that would run for long, and ends it by a signal.
+ * kernel_pipe: a kernel writes numbers to the standard input of a program at another node. The program sorts the numbers, and the kernel
+ * reads the output. Then the kernel starts a program that would run for long, and ends it by a signal.
  *
  * Shown: weft_device_process_write() and weft_device_process_signal() (weft/device_service.h). The kernel runs on the GPU `host`; a kernel
  * for CUDA makes the same calls.

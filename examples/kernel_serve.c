@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * kernel_serve: one block of a kernel is a TCP server at the gateway, node 0, and another block is its client. Node 1, where the kernel
- * runs, needs no network. The server reads the received bytes in place, in the ring, and answers with their number. The client finds the
- * server's port in memory that the server has published under a name.
+ * runs, needs no network. The server reads the received bytes in place, in the ring, and answers with the number of bytes. The client looks
+ * up a name: the server has published the memory that contains its port.
  *
  * Shown: weft_device_net_listen(), _opened(), _accept(), _received(), _taken(), _shutdown() and _abort() (weft/device_net.h), and
  * weft_device_name_publish(), _lookup() and _withdraw() (weft/device_service.h). The kernel runs on the GPU `host`; a kernel for CUDA makes

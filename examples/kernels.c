@@ -47,7 +47,7 @@ static void pass_on(const weft_device *d, void *arg)
         if (rc)
             break;
         here->number++;
-        weft_device_op op; /* the kernel must not change `here` before this is complete */
+        weft_device_op op; /* the kernel must not change `here` before this op is complete */
         rc = weft_device_put_signal(d, next, mine, 8, next + 8, 1, &op);
         if (!rc)
             rc = weft_device_wait(d, &op);

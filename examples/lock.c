@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * lock: a bank with two accounts in the memory of node 0. All nodes move money between them at the same time. The lock keeps the sum
- * unchanged.
+ * lock: a bank with two accounts in the memory of node 0. All nodes move money between the accounts at the same time. The lock keeps the
+ * sum unchanged.
  *
  * It shows weft_lock(), weft_unlock(), and the weft_flush() before the unlock, which makes the writes visible to the next holder.
  *

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * longest: a kernel for `weft map` in a shared object, which finds the longest line of the input. It is not linked with the library
- * (cc -shared -fPIC longest.c -o longest.so): the command that loads it has the functions that it calls.
+ * longest: a kernel for `weft map` in a shared object, which finds the longest line of the input. The shared object is not linked with the
+ * library (cc -shared -fPIC longest.c -o longest.so): the command that loads it has the functions that it calls.
  *
- * It shows a weft_kernel with a fold. For each piece the kernel outputs the longest line. The fold reduces these, in the order of the
- * input, to one.
+ * It shows a weft_kernel with a fold. For each piece the kernel outputs the longest line. The fold reduces these lines, in the order of the
+ * input, to one line.
  *
  * Run:
  *     weft map --block 100 --kernel-from longest.so:longest LICENSE

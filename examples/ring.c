@@ -2,8 +2,8 @@
  *
  * ring: a token goes round the nodes twice. The node that has it prints a line and passes it on.
  *
- * It shows weft_put_signal(), which writes bytes and then adds to a signal, so that a node that sees the signal also sees the bytes; and
- * weft_exchange(), by which each node gets the address at the next one.
+ * It shows weft_put_signal(), which writes bytes and then adds to a signal, so that a node that sees the signal also sees the bytes. It
+ * also shows weft_exchange(), by which each node gets an address in the next node's pool.
  *
  * Run:
  *     weft run -n 4 -- ./ring
@@ -27,7 +27,7 @@
 
 /* The data of each node, in its pool. */
 struct place {
-    uint64_t signal; /* how many times the token has arrived here */
+    uint64_t signal; /* how many times the token has arrived at this node */
     uint64_t hops;   /* the token: the number of hops so far */
 };
 
@@ -70,7 +70,7 @@ int main(void)
         check(weft_wait_until(w, mine + offsetof(struct place, signal), WEFT_GE, LAPS, NULL, WEFT_TIMEOUT_DEFAULT), "wait");
         printf("home after %u hops\n", (unsigned)place->hops);
     }
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* no node leaves while another still flushes to it */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* no node leaves while another node still flushes to it */
     check(weft_close(w), "close");
     return 0;
 }

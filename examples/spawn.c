@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * spawn: node 1 asks node 0 to run a program, and prints the program's output. The input of the program is in the memory of node 0; node 1
- * looks up a name to find its address.
+ * looks up a name to find the address of this memory.
  *
  * Shown: weft_spawn(), weft_process_read(), weft_process_wait(); weft_name_publish() and weft_name_wait(). A node offers services if
  * WEFT_SERVE is set, usually by the launcher.
@@ -77,7 +77,7 @@ int main(void)
         offer(w);
     else if (weft_rank(w) == 1)
         ask(w);
-    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 offers its services until the others need them no more */
+    check(weft_barrier(w, WEFT_TIMEOUT_DEFAULT), "barrier"); /* node 0 offers its services until the other nodes no longer need them */
     check(weft_close(w), "close");
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * stencil: heat spreads over a plate whose rows are divided among the nodes. In each step every point becomes the mean of its four
- * neighbours, so a node needs the border rows of the nodes above and below. The kernels put these rows themselves: each node runs one
+ * stencil: heat spreads over a plate. The rows of the plate are divided among the nodes. In each step every point becomes the mean of its
+ * four neighbours, so a node needs the border rows of the nodes above and below. The kernels put these rows themselves: each node runs one
  * kernel for all steps. At the end node 0 computes the plate alone and compares.
  *
  * It shows weft_device_put_signal() and weft_device_wait_at_least(), by which kernels synchronise, and weft_device_ptr(). On the GPU `host`
@@ -23,7 +23,7 @@
 
 typedef double row[COLUMNS];
 
-/* A node's part, in its pool. Step s reads plate[s % 2] and writes the other. */
+/* A node's part of the plate, in its pool. Step s reads plate[s % 2] and writes the other plate. */
 struct part {
     /* The first and the last row are border rows of the neighbours; at the edges of the whole plate they never change. */
     row plate[2][ROWS + 2];
@@ -76,7 +76,7 @@ static void spread(const weft_device *d, void *arg)
     for (uint64_t s = 0; s < STEPS && !rc; s++) {
         uint64_t next = (s + 1) % 2;
         step(here->plate[next], here->plate[s % 2], ROWS);
-        weft_device_op up, down; /* when these are complete, the rows may change */
+        weft_device_op up, down; /* when both ops are complete, the rows may change */
         if (above) {
             uint64_t there = parts[d->rank - 1];
             rc = weft_device_put_signal(d, row_of(there, next, ROWS + 1), row_of(mine, next, 1), sizeof(row),

@@ -69,7 +69,7 @@ int main(void)
     }
     check(weft_send(w, nodes - 1, READY, NULL, 0, NULL, 0, NULL), "send");
 
-    /* At each survivor one barrier fails: the current one or the next one. */
+    /* At each survivor one barrier fails: the current or the next barrier. */
     int rc = weft_barrier(w, WEFT_TIMEOUT_DEFAULT);
     if (rc != -ECONNRESET) {
         fprintf(stderr, "survive: node %u: expected a barrier that fails, got %d\n", me, rc);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * workers: one kernel on each node's GPU takes tasks from a queue and returns their results. A thread of node 0 submits the tasks, each to
- * square a number, and adds up the results.
+ * workers: one kernel on each node's GPU takes tasks from a queue and returns their results. A thread of node 0 submits the tasks and adds
+ * up the results. Each task is to square a number.
  *
  * It shows persistent workers (weft_gpu_worker_open(), weft_device_next_task(), weft_device_task_done()): each node starts one kernel for
  * all tasks. On the GPU `host` blocks are threads; a kernel for CUDA calls the same functions (tests/gpu/farm.cu).

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * Calls of weft/device.h for threads that work together, in CUDA only: by a warp (`_warp`: all its 32 threads) or a block (`_block`: all
- * its threads). Each thread of the warp or block makes the call, at the same point and with the same arguments, and each gets the same
- * result. The calls contain barriers: the operation sees all earlier stores of these threads, and after the call all threads can read
+ * Calls of weft/device.h for threads that work together, in CUDA only. `_warp` calls are for all 32 threads of a warp, `_block` calls for
+ * all threads of a block. Each thread of the warp or block makes the call, at the same point and with the same arguments, and gets the same
+ * result. The calls contain barriers: the operation sees all earlier stores of these threads, and after the call all these threads can read
  * fetched data. Waits are bounded as in weft/device.h, except that each thread waits without limit for the others to make the call.
  *
  * Put and get: if the kernel can access both ends by loads and stores (weft_device_ptr()), all threads copy directly, and the operation and
  * its op are complete when the call returns. Each thread copies 16 bytes at a time if both addresses have the same remainder modulo 16,
  * otherwise 8, 4 or 1. If the kernel cannot access both ends, the first thread submits one request to the node.
  *   - A direct copy is not ordered with requests in the ring, so an earlier weft_device_fence() has no effect on it. If the order matters,
- *     call weft_device_flush() before.
+ *     first call weft_device_flush().
  *   - A direct copy does not notice that the other node has died.
  *   - Local memory (`src` of a put, `dst` of a get) must be memory of this node; otherwise the call returns -WEFT_DEVICE_EINVAL.
  *
- * Only the op of the first thread (weft_device_first()) is used; the other threads may pass any pointer, but either all or none pass NULL.
- * If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the others wait.
+ * Only the op of the first thread (weft_device_first()) is used; the other threads may pass any pointer. Either all threads pass NULL, or
+ * no thread does. If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the other calls wait.
  *
  * For all other calls of weft/device.h, let the first thread make the call and share the result with weft_device_by_warp() or
  * weft_device_by_block():
@@ -31,7 +31,7 @@
 
 /* --- warps and blocks --- */
 
-/* share(): gives the first thread's word to all threads. meet(): a barrier that makes earlier stores of each thread visible to all. */
+/* share() gives the first thread's word to all threads. meet() is a barrier, after which all threads see each other's earlier stores. */
 struct weft_device_warp {
     static __device__ __forceinline__ uint32_t threads()
     {
@@ -72,7 +72,7 @@ struct weft_device_whole_block {
             word = v;
         __syncthreads();
         v = word;
-        __syncthreads(); /* all threads have read `word`, so it may be reused */
+        __syncthreads(); /* from here on all threads have read `word`, so it may be reused */
         return v;
     }
 };

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * The functions that kernels call: operations on the memory of all nodes. The kernel writes a request into a ring, and its node carries
- * the request out. The same source compiles as C and C++ for the GPU `host`, whose blocks are threads, as CUDA, and as Metal (compiled,
- * never run; weft/device.metal.h has the differences).
+ * The functions that kernels call: operations on the memory of all nodes. The kernel writes a request into a ring, and its node carries the
+ * request out. The same source compiles as CUDA, as Metal (compiled, never run; weft/device.metal.h has the differences), and as C and C++
+ * for the GPU `host`, whose blocks are threads.
  *
- * The program passes a weft_device to its kernel (weft_gpu_device(), weft/gpu.h). All memory is named by address (weft/types.h). Local
+ * The program passes a weft_device to its kernel (weft_gpu_device(), weft/gpu.h). Calls take memory as an address (weft/types.h). Local
  * memory, which is `src` of a put and `dst` of a get, must be in the pool or in an arena of the kernel's own node.
  *
- * Every call returns 0 or a negative error number; these are Linux's on every system. A wait ends with -WEFT_DEVICE_ETIMEDOUT after
+ * Every call returns 0 or a negative error number, which is Linux's number on every system. A wait ends with -WEFT_DEVICE_ETIMEDOUT after
  * weft_device.deadline_ns, or when the program closes the GPU.
  *
  * An operation with a weft_device_op is complete when weft_device_test() or weft_device_wait() returns its result. Until then it occupies a
@@ -41,8 +41,8 @@ WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, false, op);
 }
-/* Puts 8 bytes. This call and weft_device_flush() are the only ones that are not ordered after the thread's earlier stores. If the word
- * announces such stores to others, call weft_device_publish() first. */
+/* Puts 8 bytes. Unlike all other calls except weft_device_flush(), this call is not ordered after the thread's earlier stores. If the word
+ * announces such stores to a reader, call weft_device_publish() first. */
 WEFT_DEVICE_CALL int weft_device_put_value(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t value, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_PUT_VALUE, {dst, value, 0}, {8, 0, 0}};
@@ -111,23 +111,23 @@ WEFT_DEVICE_CALL int weft_device_compare_swap(WEFT_NEAR const weft_device *d, ui
     weft_device_request q = {WEFT_DEVICE_COMPARE_SWAP, {word, expected, desired}, {8, 0, 0}};
     return weft_device_call(d, &q, old);
 }
-/* Sends a record of WEFT_DEVICE_RECORD_BYTES, in this node's pool or arenas, to a service of this node (weft_gpu_service()). Do not use the
- * record before the answer. */
+/* Sends a record to a service of this node (weft_gpu_service()). The record has WEFT_DEVICE_RECORD_BYTES in this node's pool or arenas. Do
+ * not use it before the answer. */
 WEFT_DEVICE_CALL int weft_device_ask_start(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR weft_device_op *op)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* Like weft_device_ask_start(), but waits for the answer. Returns the answer's status; `*value` (may be NULL) receives the answer's
+/* Like weft_device_ask_start(), but waits for the answer. Returns the answer's status; `*value` (may be NULL) becomes the answer's
  * value. */
 WEFT_DEVICE_CALL int weft_device_ask(WEFT_NEAR const weft_device *d, uint32_t service, uint64_t record, WEFT_NEAR uint64_t *value)
 {
     weft_device_request q = {WEFT_DEVICE_RECORD, {record, service, 0}, {WEFT_DEVICE_RECORD_BYTES, 0, 0}};
     return weft_device_call(d, &q, value);
 }
-/* Waits until all operations that this block has started to `node` are complete and visible there. Returns the first error of operations
-   without an op since the last flush to that node. Blocks that use the same ring (weft_gpu_config.rings) share this error: only one of
-   these blocks gets it. */
+/* Waits until all operations that this block has started to `node` are complete and visible there. Returns the first error that an
+ * operation without an op has had since the last flush to that node. Blocks that use the same ring (weft_gpu_config.rings) share this
+ * error: only one of these blocks gets it. */
 WEFT_DEVICE_CALL int weft_device_flush(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     weft_device_request q = {WEFT_DEVICE_FLUSH, {node, 0, 0}, {0, 0, 0}};
@@ -142,9 +142,9 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
 
 /* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can access three kinds of
  * memory: the pools of all nodes on its host, the arenas of its own GPU, and arenas of other nodes on its host that its GPU has mapped
- * (weft_link_stats.arena_way). NULL also if the range of `bytes` bytes is not inside one pool or arena. The kernel may keep the pointer
- * while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of a microsecond. Call it before
- * a wait rather than after, so that both overlap. */
+ * (weft_link_stats.arena_way). Also NULL if the `bytes` bytes do not lie inside a single pool or arena. The kernel may keep the pointer
+ * while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of a microsecond. Make this call
+ * before a wait rather than after it, so that both overlap. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
@@ -173,7 +173,7 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
                                           WEFT_NEAR uint64_t *seen)
 {
-    /* checked here, so that these reads of `d` overlap with those in the call */
+    /* checked first, so that these reads of `d` overlap with the reads in the call */
     bool wrong = (word & 7) || (word >> 48) != d->rank || node >= d->size;
     WEFT_FAR const uint64_t *p = (WEFT_FAR const uint64_t *)weft_device_ptr(d, word, 8);
     weft_device_patience patience = {0, 0};
@@ -192,10 +192,10 @@ WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32
         if (weft_device_late(d, &patience))
             return -WEFT_DEVICE_ETIMEDOUT;
         gone = weft_device_now_and_then(&patience) &&
-               weft_device_gone(d, node); /* read the word once more: everything that the node has sent has arrived */
+               weft_device_gone(d, node); /* read the word once more, because everything that the node has sent has arrived by now */
     }
 }
-/* Like weft_device_wait_for(), but for a word to which any node may add. Ends when the value is reached, or at the deadline. */
+/* Like weft_device_wait_for(), but for a word to which any node may add. Ends only when the value is reached, or at the deadline. */
 WEFT_DEVICE_CALL int weft_device_wait_at_least(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t value, WEFT_NEAR uint64_t *seen)
 {
     return weft_device_wait_for(d, d->rank, word, value, seen);

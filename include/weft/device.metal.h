@@ -29,8 +29,8 @@
  * sees the results, and gets the status by weft_device_test(). While a kernel runs, the node does not access the rings.
  *
  * Differences from weft/device.h:
- *   - No call waits. If the ring is full, or the place of the answer is still in use, calls return -WEFT_DEVICE_EAGAIN, like their
- *     `_nowait` forms. So one kernel can post at most as many requests as the rings of its blocks have slots. weft_device_wait() and
+ *   - No call waits. Like the `_nowait` forms, calls return -WEFT_DEVICE_EAGAIN if the ring is full, or if the place of the answer is still
+ *     in use. So one kernel can post at most as many requests as its blocks' rings have slots. weft_device_wait() and
  *     weft_device_wait_at_least() poll once.
  *   - Calls that need an answer before they return fail with -WEFT_DEVICE_ENOTSUP: weft_device_flush(), weft_device_fetch_add(),
  *     weft_device_swap(), weft_device_compare_swap(), weft_device_ask(), weft_device_submit(), weft_device_claim(), weft_device_renew(),
@@ -38,12 +38,12 @@
  *   - All operations are complete when weft_gpu_run_text() returns 0. It returns the first error of the operations without an op.
  *   - There is no weft_device_next_task() and no weft_device_task_done(), because no kernel stays on the GPU.
  *   - Operations of one block to one node begin in the order of the calls only if one thread of the block makes the calls.
- *   - Stores at weft_device_ptr() become visible to others only after the kernel has ended. A kernel sees only stores of others from before
- *     its start.
+ *   - A kernel's stores at weft_device_ptr() become visible to others only after the kernel has ended. A kernel sees only those stores of
+ *     others that were made before it was started.
  *   - There are no calls for warps and blocks (weft/device.cuh).
  *   - Calls of services (programs, names, sockets, files: weft/device_service.h, device_net.h, device_file.h) submit a record and return
- *     -WEFT_DEVICE_EINPROGRESS. The same call in the next kernel returns the result, or continues what takes several requests. A name is
- *     in the thread's own memory, so copy a literal into a variable first. weft_device_file.device is called `disk`.
+ *     -WEFT_DEVICE_EINPROGRESS. The same call in the next kernel returns the result, or continues if the call takes several requests. A
+ *     name is in the thread's own memory, so copy a literal into a variable first. weft_device_file.device is called `disk`.
  *
  * Pointers: a weft_device and an op are in the thread's own memory (`thread`); addresses lead to memory that threads share (`device`).
  */

@@ -8,8 +8,8 @@
  *
  * The gateway reads a piece of a file from its disk once, however many nodes and kernels read it. weft_device_file_read() copies from the
  * gateway's memory straight to `dst`, in any pool or arena of any node. If several nodes of other hosts have the file open, they get whole
- * pieces from each other, as weft/file.h describes: then the bytes go through this node's pool, where they are checked. If a call reads
- * more than one piece, or calls read one piece after the other, the next four pieces are read ahead.
+ * pieces from each other, as weft/file.h describes. Then the bytes go through this node's pool, where they are checked. The next four
+ * pieces are read ahead if a call reads more than one piece, or if successive calls read one piece after the other.
  *
  * Waiting. A request to read never waits for the disk, because that would delay the requests behind it in the ring. Instead the call
  * repeats the request, at most until weft_device.deadline_ns. Requests to open, write and sync are answered when they are done. On Metal, a
@@ -31,7 +31,7 @@ typedef struct weft_device_file {
     uint64_t handle;
     uint64_t bytes;
 #if defined(WEFT_DEVICE_METAL)
-    uint64_t disk, inode; /* `device` is a word of Metal's language */
+    uint64_t disk, inode; /* `disk` is the file's device; the name `device` is a word of Metal's language */
 #else
     uint64_t device, inode;
 #endif
@@ -81,8 +81,8 @@ WEFT_DEVICE_CALL int weft_device_file_open(WEFT_NEAR const weft_device *d, uint6
     return 0;
 }
 
-/* Reads `len` bytes from `offset` on, or fewer at the end of the file, to `dst`. `*got` is the number of bytes read, also after an error.
- * -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
+/* Reads `len` bytes from `offset` on to `dst`, or fewer bytes if the file ends before. `*got` is the number of bytes read, also after an
+ * error. -WEFT_DEVICE_ESTALE: the file has changed since it was opened. */
 WEFT_DEVICE_CALL int weft_device_file_read(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_NEAR const weft_device_file *f,
                                            uint64_t dst, uint64_t len, uint64_t offset, WEFT_NEAR uint64_t *got)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The parts of weft/device.h that differ between CUDA, Metal and C: loads and stores with their memory orders, atomics of the device, the
- * clock, a pause. Functions whose names end in `_own` access memory that only the device uses. The other loads and stores access the host's
- * memory, which the node reads or writes, too.
+ * clock, a pause. Functions with names that end in `_own` access memory that only the device uses. The other loads and stores access the
+ * host's memory, which the node also reads or writes.
  */
 #ifndef WEFT_DEVICE_MEMORY_H
 #define WEFT_DEVICE_MEMORY_H
@@ -20,8 +20,8 @@
 #include "types.h"
 #endif
 
-/* Metal's pointers name a kind of memory. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the thread's own
- * variables. */
+/* Metal's pointers have a kind of memory in their type. WEFT_FAR: memory of the GPU or the host, which threads share. WEFT_NEAR: the
+ * thread's own variables. */
 #if defined(WEFT_DEVICE_METAL)
 #define WEFT_FAR          device
 #define WEFT_NEAR         thread
@@ -135,7 +135,7 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thr
 {
     __threadfence_system();
 }
-/* Cells that this thread stores after this call become visible after everything that the thread has written or read before the call. */
+/* A release: a reader that sees a cell that this thread stores after this call also sees all that the thread wrote before the call. */
 WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     __threadfence_system();
@@ -144,10 +144,10 @@ WEFT_DEVICE_CALL void weft_device_tell(uint64_t *p, uint64_t v) /* stores a word
 {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* Loads several cells. Later reads of this thread are ordered after these loads. The result may be a mixture of old and new bytes if the
- * node changes the cells meanwhile; afterwards read a word that tells whether it did. The loads are plain, because a multiprocessor
- * combines and overlaps plain loads, but serves volatile loads one after another. The thread's last acquire has removed older bytes from
- * the cache. */
+/* Loads several cells. Later reads of this thread are ordered after these loads. If the node changes the cells meanwhile, the result may be
+ * a mixture of old and new bytes. So afterwards read a word that shows whether the node has changed them. The loads are plain, because a
+ * multiprocessor combines and overlaps plain loads, but serves volatile loads one after another. The thread's last acquire has removed
+ * older bytes from the cache. */
 WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t cells, uint64_t *out)
 {
     for (uint32_t i = 0; i < cells; i++)
@@ -160,14 +160,14 @@ WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
-/* Pauses before the first read of an answer. A read of the host's memory takes longer than the host's answer, so a read that is slightly
- * too early costs another whole read. */
+/* Pauses before the first read of an answer. If that read comes slightly too early, a second one is needed, and a read of the host's memory
+ * takes longer than the host's answer. */
 WEFT_DEVICE_CALL void weft_device_first_look(void)
 {
     for (long long start = clock64(); clock64() - start < 480;)
         ;
 }
-#define WEFT_DEVICE_LOOKS 16u /* number of polls of a wait before it reads the clock and sleeps between polls */
+#define WEFT_DEVICE_LOOKS 16u /* after so many polls, a wait reads the clock, and sleeps between polls */
 WEFT_DEVICE_CALL void weft_device_pause(void)
 {
     __nanosleep(200);
@@ -298,7 +298,7 @@ WEFT_DEVICE_CALL void weft_device_follow(void) /* orders later reads of this thr
 {
     /* weft_device_load_cell() acquires */
 }
-/* Cells that this thread stores after this call become visible after everything that the thread has written or read before the call. */
+/* A release: a reader that sees a cell that this thread stores after this call also sees all that the thread wrote before the call. */
 WEFT_DEVICE_CALL void weft_device_publish(void)
 {
     /* weft_device_store_cell() releases */

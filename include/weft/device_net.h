@@ -3,17 +3,17 @@
  * Calls by which GPU kernels use the network of a node, the gateway (weft/net.h): TCP and UDP. The rules and limits are those of
  * weft/net.h. weft/device_service.h explains records and errors. The same source can be compiled as C, C++, CUDA and Metal.
  *
- * A socket has a number as its handle. All kernels of this node may use it until it is closed: one thread at a time may receive, and one
- * may send. The end of a kernel does not close its sockets.
+ * A socket has a number as its handle. All kernels of this node may use the socket until it is closed. One thread at a time may receive,
+ * and one thread may send. The end of a kernel does not close its sockets.
  *
  * Waiting. A request never waits for the network, because that would delay the requests behind it in the ring. Instead the calls repeat the
- * request, at most until weft_device.deadline_ns. After -WEFT_DEVICE_ETIMEDOUT a call may be repeated: nothing is lost.
+ * request, at most until weft_device.deadline_ns. After -WEFT_DEVICE_ETIMEDOUT a call may be repeated: no bytes are lost.
  *
  * On Metal, weft_device_net_send() sends only as many bytes as the ring has room for, so `*put` may be less than `len`.
  *
- * Memory. The gateway receives into a ring in this node's pool, and sends from another ring there. weft_device_net_receive() copies from
- * the ring straight to `dst`, in any pool or arena of any node. weft_device_net_received() copies nothing: the kernel reads the bytes in
- * the ring.
+ * Memory. The gateway receives into a ring in this node's pool, and sends from another ring in this pool. weft_device_net_receive() copies
+ * from the ring straight to `dst`, in any pool or arena of any node. weft_device_net_received() copies nothing: the kernel reads the bytes
+ * in the ring.
  */
 #ifndef WEFT_DEVICE_NET_H
 #define WEFT_DEVICE_NET_H
@@ -72,7 +72,7 @@ WEFT_DEVICE_CALL int weft_device_net_abort(WEFT_NEAR const weft_device *d, uint6
     return weft_device_request_ask(d, record);
 }
 
-/* Waits until a socket is open, and stores its own address and its peer's. `own` and `peer` may be NULL. */
+/* Waits until a socket is open, and stores the socket's own address and the peer's address. `own` and `peer` may be NULL. */
 WEFT_DEVICE_CALL int weft_device_net_opened(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket,
                                             WEFT_NEAR weft_device_net_address *own, WEFT_NEAR weft_device_net_address *peer)
 {
@@ -90,7 +90,7 @@ WEFT_DEVICE_CALL int weft_device_net_begun(WEFT_NEAR const weft_device *d, uint6
 {
     int rc = weft_device_net_opened(d, record, socket, NULL, NULL);
     WEFT_FAR const weft_request *r = (WEFT_FAR const weft_request *)weft_device_ptr(d, record, WEFT_REQUEST_BYTES);
-    if (rc && r && weft_device_load(&r->answered) == r->id) /* otherwise the node still uses the record */
+    if (rc && r && weft_device_load(&r->answered) == r->id) /* if the record is not answered, the node still uses it */
         (void)weft_device_net_abort(d, record, socket);
     return rc;
 }
@@ -143,8 +143,8 @@ WEFT_DEVICE_CALL int weft_device_net_accept(WEFT_NEAR const weft_device *d, uint
     return rc;
 }
 
-/* Waits for bytes, and receives at most `len` bytes to `dst`. `*got` is their number; 0: the peer will send no more. With datagrams:
- * receives one, which may have 0 bytes. */
+/* Waits for bytes, and receives at most `len` bytes to `dst`. `*got` is the number of received bytes; 0: the peer will send no more. With
+ * datagrams: receives one datagram, which may have 0 bytes. */
 WEFT_DEVICE_CALL int weft_device_net_receive(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, uint64_t dst, uint64_t len,
                                              WEFT_NEAR uint64_t *got)
 {
@@ -211,15 +211,15 @@ WEFT_DEVICE_CALL int weft_device_net_send_to(WEFT_NEAR const weft_device *d, uin
     return weft_device_request_poll(d, record, r);
 }
 
-/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving goes on. */
+/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving remains possible. */
 WEFT_DEVICE_CALL int weft_device_net_shutdown(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket)
 {
     WEFT_FAR weft_request *r = weft_device_net_record(d, record, WEFT_NET_SHUTDOWN, socket);
     return r ? weft_device_request_poll(d, record, r) : -WEFT_DEVICE_EFAULT;
 }
 
-/* Waits for bytes, and leaves them in the ring. `*at` is their address in this node's pool, `*bytes` the number of contiguous bytes; 0: the
- * peer will send no more. The bytes stay in the ring until weft_device_net_taken(). Not for datagrams. */
+/* Waits for bytes, and leaves them in the ring. `*at` becomes the address of the bytes, in this node's pool, and `*bytes` the number of
+ * contiguous bytes; 0: the peer will send no more. The bytes stay in the ring until weft_device_net_taken(). Not for datagrams. */
 WEFT_DEVICE_CALL int weft_device_net_received(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t socket, WEFT_NEAR uint64_t *at,
                                               WEFT_NEAR uint64_t *bytes)
 {

@@ -3,10 +3,10 @@
  * The rings by which kernels send requests to their node, and the calls that put a request into a ring and wait for its answer. A kernel's
  * author needs weft_device_op, weft_device_test(), weft_device_wait() and weft_device_leave(); the operations are in weft/device.h.
  *
- * A ring is an array of slots of 32 bytes in the host's memory. A request takes one slot or two. A thread of a kernel takes the slot's
- * number by an atomic of the device. Then it writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes with
- * every round of the ring and tells the node whether the cell is new. So cells are never cleared, and may arrive in any order. Node and
- * kernels never write the same word, because an atomic of the processor and an atomic of the device are not atomic against each other.
+ * A ring is an array of slots of 32 bytes in the host's memory. A request takes one slot or two. A thread of a kernel takes the number of a
+ * slot by an atomic of the device. Then the thread writes the slot's two cells of 16 bytes, each by one store. One bit of each cell changes
+ * with every round of the ring, and shows the node whether the cell is new. So cells are never cleared, and may arrive in any order. Node
+ * and kernels never write the same word, because an atomic of the processor and an atomic of the device are not atomic against each other.
  */
 #ifndef WEFT_DEVICE_RING_H
 #define WEFT_DEVICE_RING_H
@@ -63,8 +63,8 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_FLUSH        11u /* low: node */
 #define WEFT_DEVICE_TASK_DONE    12u /* low: the task's number; cell 1: low: result, high: its length; cell 2: low: worker, status */
 #define WEFT_DEVICE_RECORD       13u /* low: address of the record; cell 1: low: number of the service */
-/* Requests of WEFT_DEVICE_RECORD and the following kinds are completed by other threads of the node. In the following four kinds the length
- * is the number of tasks, and `high` of cell 1 is the queue's number. */
+/* Other threads of the node complete requests of WEFT_DEVICE_RECORD and of the following four kinds. In these four kinds the length is the
+ * number of tasks, and `high` of cell 1 is the queue's number. */
 #define WEFT_DEVICE_SUBMIT   14u /* low: address of the tasks; cell 1: low: address for their ids, or 0 */
 #define WEFT_DEVICE_CLAIM    15u /* low: address for the leases */
 #define WEFT_DEVICE_COMPLETE 16u /* low: address of the leases; cell 1: low: address of the results */
@@ -97,31 +97,31 @@ WEFT_DEVICE_CALL uint64_t weft_device_round(uint64_t ticket, uint64_t mask)
 }
 
 /* One ring. Kernels write `slots`, and the node reads them. The node writes `taken` and `answers`, and kernels read them. The other fields
- * are for kernels only. In an answer, `low` is the value. The lower half of `high` is the status; the upper half has the low 32 bits of the
- * request's number + 1. */
+ * are for kernels only. In an answer, `low` is the value. The lower half of `high` is the status, and the upper half is the low 32 bits of
+ * the request's number + 1. */
 typedef struct weft_device_ring {
     WEFT_FAR weft_device_slot *slots;
-    WEFT_FAR const uint64_t *taken;           /* number of slots that the node has read; these are free again */
+    WEFT_FAR const uint64_t *taken;           /* number of slots that the node has read, and that are free again */
     WEFT_FAR const weft_device_cell *answers; /* indexed by the request's first slot */
     uint64_t mask;                            /* number of slots (a power of two) minus 1 */
     WEFT_FAR uint64_t *next;                  /* number of the next slot; a request has the number of its first slot */
     WEFT_FAR uint64_t *taken_seen;            /* the last read value of `taken` */
-    WEFT_FAR uint64_t *guess;                 /* a former value of `next`, a starting point for attempts */
+    WEFT_FAR uint64_t *guess;                 /* a former value of `next`, with which an attempt starts */
     WEFT_FAR uint32_t *awaited;               /* for each slot: 1 until the answer to its last request was read */
 } weft_device_ring;
 
 typedef struct weft_device {
     uint32_t rank, size; /* the node's rank and the cluster's size */
     uint32_t rings;      /* block b uses ring b modulo the number of rings */
-    uint32_t block;      /* C: which block this is; CUDA: blockIdx.x is added to it */
+    uint32_t block;      /* C: the number of this block; CUDA: blockIdx.x is added to this number */
     int64_t deadline_ns; /* maximum wait of a call */
     WEFT_FAR weft_device_ring *ring;
     WEFT_FAR const uint64_t *pool; /* [size]: the kernel's address of each node's pool; 0: the kernel cannot load and store there */
     WEFT_FAR const uint64_t *pool_bytes;
-    WEFT_FAR const uint64_t *arena; /* [size][16][2]: for each space the kernel's address and its bytes; 0: the kernel cannot load and store
-                                       there; space 0 is the pool */
-    WEFT_FAR const uint64_t
-        *notice; /* written by the node: word 0: not 0 when the GPU is being closed; from word 1 on a bit for each node: it is gone */
+    WEFT_FAR const uint64_t *arena;  /* [size][16][2]: for each space (0: the pool) the kernel's address and the number of bytes; 0: the
+                                        kernel cannot load and store there */
+    WEFT_FAR const uint64_t *notice; /* written by the node. Word 0: not 0 when the GPU is being closed. From word 1 on: one bit for each
+                                        node, 1 if the node is gone */
 } weft_device;
 
 /* An operation under way. Fields are private. */
@@ -145,13 +145,13 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
 
 /* --- requests --- */
 
-/* The clock of a wait. Initialize it with zeros, and call weft_device_late() between polls, which returns true if the deadline has passed
- * or the GPU is being closed. */
+/* The clock of a wait. Initialize it with zeros, and call weft_device_late() between polls: that returns true if the deadline has passed or
+ * the GPU is being closed. */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
 } weft_device_patience;
-/* True at every 16th poll, when a waiting thread also reads rarely changing words. */
+/* True at every 16th poll. A waiting thread then also reads words that change rarely. */
 WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patience *p)
 {
     return p->looks % 16 == 0;
@@ -197,8 +197,8 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_FAR const weft_device_ring *r, uin
     }
 }
 #else
-/* Whether `slots` slots are free from number `ticket` on. Without `ask` the call does not read the host's memory, so its result may be
- * false although there is room. */
+/* Whether `slots` slots are free from number `ticket` on. Without `ask` the call does not read the host's memory, so it may return false
+ * although the slots are free. */
 WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, uint64_t ticket, uint32_t slots, bool ask)
 {
     int64_t last = (int64_t)(ticket + slots), size = (int64_t)(r->mask + 1);
@@ -209,23 +209,23 @@ WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, u
     uint64_t taken = weft_device_load(r->taken); /* pairs with the release in gpu_ring_publish() */
     if (last - (int64_t)taken > size)
         return false;
-    weft_device_store_own(r->taken_seen, taken); /* may replace a newer value of another thread, which only costs another read */
+    weft_device_store_own(r->taken_seen, taken); /* this may overwrite a newer value of another thread, which only costs a further read */
     return true;
 }
 
-#define WEFT_DEVICE_ASKS 4u /* a waiting thread reads the host's memory in one of so many polls for room */
-/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: there is no room, and `wait` is false. Numbers are taken only when there is
- * room, because taken slots must be filled. If `place` is not NULL, the call also tries to reserve the place for the answer, and stores in
- * `*place` whether this succeeded; both atomics are issued together. The first attempt uses a number from a cache, which may be old. Then
- * the compare-and-swap fails and returns the right number. */
+#define WEFT_DEVICE_ASKS 4u /* a thread that waits for free slots reads the host's memory at one of so many polls */
+/* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: the slots are not free, and `wait` is false. Numbers are taken only when the
+ * slots are free, because taken slots must be filled. If `place` is not NULL, the call also tries to reserve the place for the answer, and
+ * stores in `*place` whether this succeeded; both atomics are issued together. The first attempt uses a number from a cache, which may be
+ * old. Then the compare-and-swap fails and returns the right number. */
 WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots, bool wait,
                                          WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
     weft_device_patience p = {0, 0};
     uint64_t t = weft_device_load_guess(r->guess);
     for (;;) {
-        /* Each waiting thread reads the host's memory only in some polls and shares the result. Otherwise these reads would fill the bus,
-         * which the requests need. */
+        /* Each waiting thread reads the host's memory only at some polls, and shares the result. Otherwise these reads would fill the bus
+         * that the requests need. */
         if (weft_device_has_room(r, t, slots, p.looks % WEFT_DEVICE_ASKS == 0)) {
             bool raised = false;
             uint64_t was = place ? weft_device_swap_and_raise(r->next, t, t + slots, &r->awaited[t & r->mask], &raised)
@@ -256,7 +256,7 @@ WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FA
 #endif
 
 #if defined(__CUDACC__)
-/* weft_device_reserve() for all active threads of a warp with the same kind of request: one of them takes the numbers for all. */
+/* weft_device_reserve() for all active threads of a warp with the same kind of request: one thread takes the numbers for all. */
 WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots,
                                                   bool wait, WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
@@ -281,7 +281,7 @@ WEFT_DEVICE_CALL int weft_device_reserve_together(WEFT_NEAR const weft_device *d
     *ticket = __shfl_sync(same, first, leader) + (uint64_t)before * slots;
     if (place)
         *place = false;
-    /* there may be room for one request */
+    /* there may be free slots for a single request */
     return rc == -WEFT_DEVICE_EAGAIN ? weft_device_reserve(d, r, slots, wait, ticket, place) : rc;
 }
 #else
@@ -304,7 +304,7 @@ WEFT_DEVICE_CALL void weft_device_fill(WEFT_FAR const weft_device_ring *r, uint6
     weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
 }
 
-/* Reserves the place for an answer. The place is free when its former answer was read. */
+/* Reserves the place for an answer. The place is free when the answer before was read from it. */
 WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint64_t ticket, bool wait)
 {
     weft_device_patience p = {0, 0};
@@ -317,7 +317,8 @@ WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR 
     return 0;
 }
 
-/* Whether the kernel's later reads must be ordered after the operation, because it reads memory or may announce data to the kernel. */
+/* Whether the kernel's later reads must be ordered after an operation of this kind, because the operation reads memory or may announce data
+ * to the kernel. */
 WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
 {
     return kind == WEFT_DEVICE_GET || kind == WEFT_DEVICE_FETCH_ADD || kind == WEFT_DEVICE_SWAP || kind == WEFT_DEVICE_COMPARE_SWAP ||

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
  * Calls by which GPU kernels use services (weft/service.h): programs and names. For sockets see weft/device_net.h, for files
- * weft/device_file.h. The same source can be compiled as C, C++, CUDA and Metal, as that of weft/device.h.
+ * weft/device_file.h. Like weft/device.h, the source can be compiled as C, C++, CUDA and Metal.
  *
  * Each call fills a record (weft/request.h) and submits it to the kernel's node. `record` is the address of WEFT_REQUEST_BYTES in that
- * node's pool, or in an arena of the kernel's GPU, aligned to 8 bytes (better to 64: then the record shares no cache line). Kernels read
- * and write a record in an arena faster, but the node copies it from and to the GPU, which takes some microseconds. One thread at a time
- * uses a record. When a call has returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, wait first until
- * the record's `answered` equals its `id`, because until then the node may still write to it.
+ * node's pool, or in an arena of the kernel's GPU. It must be aligned to 8 bytes; with 64, the record shares no cache line. Kernels read
+ * and write a record in an arena faster, but the node copies such a record from and to the GPU, which takes some microseconds. One thread
+ * at a time uses a record. When a call has returned, its record may be used again. If the call has returned -WEFT_DEVICE_ETIMEDOUT, first
+ * wait until the record's `answered` equals its `id`: until then the node may still write to the record.
  *
  * On Metal (compiled, never run) no call waits. A call submits its record and returns -WEFT_DEVICE_EINPROGRESS. Make the same call, with
- * the same record and arguments, in the next kernel: it returns the result, or -WEFT_DEVICE_EINPROGRESS if there is none yet or the call
- * needs more than one request. The last word of `result` and `reserved` in the record tell that it has begun, so fill a new record with
- * zeros.
+ * the same record and arguments, in the next kernel: this call returns the result, or -WEFT_DEVICE_EINPROGRESS if there is no result yet or
+ * the call needs more than one request. The record's `reserved` and the last word of `result` show whether a request has begun, so fill a
+ * new record with zeros.
  *
  * A process handle is a number that all kernels of this node may use, but only one call at a time may use the same handle. Errors are
  * negative, with Linux's numbers; weft/service.h lists them.
@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 #if defined(WEFT_DEVICE_METAL)
-/* Whether a request of this kind was submitted with the record, and its result was not returned yet. */
+/* Whether a request of this kind was submitted with the record, and its result has not been returned yet. */
 WEFT_DEVICE_CALL bool weft_device_request_begun(WEFT_FAR const weft_request *r, uint32_t service, uint32_t kind)
 {
     return r->reserved && r->service == service && r->kind == kind;
@@ -74,7 +74,7 @@ WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uin
         int rc = weft_device_ask_start(d, WEFT_REQUEST_SERVICE, record, &op);
         if (rc)
             return rc;
-        r->result[4] = op.ticket; /* free until the kernel has ended; later overwritten by the node */
+        r->result[4] = op.ticket; /* the node uses this word only after the kernel has ended */
         r->result[5] = op.ring;
         r->reserved = 1;
         weft_device_leave(d, &op);
@@ -84,11 +84,11 @@ WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uin
     op.ticket = r->result[4];
     op.ring = (uint32_t)r->result[5];
     if (!answered && *weft_device_ring_of(d, &op)->taken <= op.ticket)
-        return -WEFT_DEVICE_EINPROGRESS; /* submitted in this kernel */
+        return -WEFT_DEVICE_EINPROGRESS; /* the request was submitted in this kernel */
     r->reserved = 0;
     if (answered)
         return r->status;
-    /* The node has not accepted the record. The reason is in the answer's place, unless a later answer has overwritten it. */
+    /* The node has not accepted the record. The reason is in the place of the answer, unless a later answer has overwritten the reason. */
     uint64_t low, high;
     weft_device_load_cell(weft_device_answer_of(d, &op), &low, &high);
     return (uint32_t)(high >> 32) == (uint32_t)(op.ticket + 1) ? (int)(uint32_t)high : -WEFT_DEVICE_EFAULT;
@@ -112,7 +112,8 @@ WEFT_DEVICE_CALL int weft_device_request_poll(WEFT_NEAR const weft_device *d, ui
     return weft_device_request_ask(d, record);
 #else
     weft_device_patience p = {0, 0};
-    for (uint32_t pauses = 1;; pauses = pauses < 32 ? 2 * pauses : pauses) { /* many waiting blocks must not keep the node busy */
+    /* pause longer each time, so that many waiting blocks do not keep the node busy */
+    for (uint32_t pauses = 1;; pauses = pauses < 32 ? 2 * pauses : pauses) {
         int rc = weft_device_request_ask(d, record);
         if (rc != -WEFT_DEVICE_EAGAIN)
             return rc;
@@ -223,8 +224,8 @@ WEFT_DEVICE_CALL int weft_device_process_read(WEFT_NEAR const weft_device *d, ui
     return rc;
 }
 
-/* Writes bytes from `data`, in this node's pool, to the standard input of the process: as many of the `bytes` bytes as there is room for,
- * at least 1. `*put` is the number of written bytes. With `bytes` 0 the call ends the input. */
+/* Writes bytes from `data`, in this node's pool, to the standard input of the process: as many of the `bytes` bytes as the ring has room
+ * for, at least 1. `*put` is the number of written bytes. With `bytes` 0 the call ends the input. */
 WEFT_DEVICE_CALL int weft_device_process_write(WEFT_NEAR const weft_device *d, uint64_t record, uint64_t handle, uint64_t data,
                                                uint64_t bytes, WEFT_NEAR uint64_t *put)
 {
@@ -286,7 +287,7 @@ WEFT_DEVICE_CALL int weft_device_name_publish(WEFT_NEAR const weft_device *d, ui
     return weft_device_request_ask(d, record);
 }
 
-/* Looks a name up. With `wait`, repeats the request until the name is published; a single waiting request would delay later requests in the
+/* Looks up a name. With `wait`, repeats the request until the name is published: a request that waits would delay later requests in the
  * ring. */
 WEFT_DEVICE_CALL int weft_device_name_lookup(WEFT_NEAR const weft_device *d, uint64_t record, uint32_t node, WEFT_NEAR const char *name,
                                              bool wait, WEFT_NEAR uint64_t *addr, WEFT_NEAR uint64_t *bytes)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels and work queues: calls that submit, claim and complete tasks, and persistent workers, whose blocks take tasks that the node has
- * claimed ahead. Included by weft/device.h.
+ * Calls of kernels for work queues: to submit, claim and complete tasks, and for persistent workers, whose blocks take tasks that the node
+ * has claimed in advance. Included by weft/device.h.
  */
 #ifndef WEFT_DEVICE_TASKS_H
 #define WEFT_DEVICE_TASKS_H
@@ -17,21 +17,22 @@ extern "C" {
 
 /* --- work queues: like the calls of the same names in weft/queue.h --- */
 
-/* `queue` is a number from weft_gpu_queue(). A call handles at most WEFT_DEVICE_TASKS tasks; with more it fails with -WEFT_DEVICE_EINVAL.
- * The arrays of tasks, ids, leases and results are in this node's own pool or in one of its arenas. Kernels read and write an array in an
- * arena faster, but the GPU copies the array from and to the node, which takes some microseconds. Do not use the arrays before the answer
- * has arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write to them, until the GPU is closed. The errors are those of
+/* `queue` is a number from weft_gpu_queue(). A call takes at most WEFT_DEVICE_TASKS tasks; with more it fails with -WEFT_DEVICE_EINVAL. The
+ * arrays of tasks, ids, leases and results must be in the pool or in an arena of the kernel's node. Kernels read and write an array in an
+ * arena faster, but the GPU copies such an array from and to the node, which takes some microseconds. Do not use the arrays before the
+ * answer has arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write to them, until the GPU is closed. The errors are those of
  * weft/queue.h, and also: -WEFT_DEVICE_ENOENT there is no queue of this number; -WEFT_DEVICE_EFAULT memory outside the pool and the arenas;
  * -EIO the GPU has failed.
  *
- * The `_start` calls make one attempt. On success, the `value` of the op is the number of tasks. If there is no room or no task is ready,
- * the op ends with -WEFT_DEVICE_EAGAIN. If the ring of requests is full, a `_start` call waits for room, or without `wait` returns
- * -WEFT_DEVICE_EAGAIN.
+ * A `_start` call posts one request, for a single attempt. After success, the op's `value` is the number of tasks. If the queue has no free
+ * slot, or no task is ready, the op ends with -WEFT_DEVICE_EAGAIN. The call itself only waits if the kernel's ring of requests is full:
+ * with `wait` until the ring has a free slot; without `wait` it returns -WEFT_DEVICE_EAGAIN.
  *
- * The other calls wait for room or a task at most weft_device.deadline_ns, and for each answer at most the same time again. */
+ * The other calls wait until the queue has a free slot or a ready task, at most for weft_device.deadline_ns. They wait for each answer at
+ * most as long again. */
 
-/* The node that claims a task sees payloads that the kernel has stored before. If the kernel has put a payload to another node, call
- * weft_device_flush() before this call. */
+/* The node that claims a task sees payloads that the kernel has stored before this call. If the kernel has put a payload to another node,
+ * first call weft_device_flush(). */
 WEFT_DEVICE_CALL int weft_device_submit_start(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids,
                                               bool wait, WEFT_NEAR weft_device_op *op)
 {
@@ -71,23 +72,24 @@ WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_
             return -WEFT_DEVICE_ETIMEDOUT;
     }
 }
-/* Submits as many tasks, from the start of the array, as there is room for, at least 1. Returns their number. `ids` may be 0.
- * -WEFT_DEVICE_ETIMEDOUT: there was no room, or no answer arrived; in the second case the tasks may have been submitted. */
+/* Submits as many tasks, from the start of the array, as the queue has free slots for, at least 1. Returns the number of submitted tasks.
+ * `ids` may be 0. -WEFT_DEVICE_ETIMEDOUT: the queue had no free slot, or no answer arrived. In the second case the tasks may have been
+ * submitted. */
 WEFT_DEVICE_CALL int weft_device_submit(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t tasks, uint32_t count, uint64_t ids)
 {
     weft_device_request q = {WEFT_DEVICE_SUBMIT, {tasks, ids, 0}, {count, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* Claims up to `max` tasks, at least 1, and returns their number. If a task takes longer than the queue's lease, renew the lease in time
- * (weft_device_renew()); persistent workers do this by themselves. -WEFT_DEVICE_ESHUTDOWN: no task is ready, and no more will come.
- * -WEFT_DEVICE_ETIMEDOUT: the node may have claimed tasks, which become ready again when their leases end. */
+/* Claims up to `max` tasks, at least 1, and returns the number of claimed tasks. If a task takes longer than the queue's lease, renew the
+ * lease in time (weft_device_renew()); persistent workers do this by themselves. -WEFT_DEVICE_ESHUTDOWN: no task is ready, and no more will
+ * come. -WEFT_DEVICE_ETIMEDOUT: the node may have claimed tasks, which become ready again when their leases end. */
 WEFT_DEVICE_CALL int weft_device_claim(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t max)
 {
     weft_device_request q = {WEFT_DEVICE_CLAIM, {leases, 0, 0}, {max, queue, 0}};
     return weft_device_ask_queue(d, &q);
 }
-/* Posts a request about several claims, and returns the number of claims with success. Bit i of `*which` (may be NULL) is set if claim i
- * was one of them. */
+/* Posts a request about several claims, and returns for how many it succeeded. In `*which` (may be NULL) bit i is set if it succeeded for
+ * claim i. */
 WEFT_DEVICE_CALL int weft_device_ask_bits(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, WEFT_NEAR uint64_t *which)
 {
     uint64_t bits = 0;
@@ -109,7 +111,8 @@ WEFT_DEVICE_CALL int weft_device_complete(WEFT_NEAR const weft_device *d, uint32
     return weft_device_ask_bits(d, &q, accepted);
 }
 /* Renews `count` claims, like weft_renew(): changes the leases at `leases`. Returns how many claims this node still holds. In `*held` (may
- * be NULL) bit i is set if claim i is still held. A claim is not held if it is lost, or if the node with its task does not answer. */
+ * be NULL) bit i is set if claim i is still held. A claim does not count as held if it is lost, or if the node with its task does not
+ * answer. */
 WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t queue, uint64_t leases, uint32_t count,
                                        WEFT_NEAR uint64_t *held)
 {
@@ -120,8 +123,8 @@ WEFT_DEVICE_CALL int weft_device_renew(WEFT_NEAR const weft_device *d, uint32_t 
 /* --- persistent workers: kernels that do tasks until there are no more --- */
 #if !defined(WEFT_DEVICE_METAL)
 
-/* While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes a number without checking for its task
- * (weft_device_next_task()). */
+/* While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes a number without checking whether the task of that number
+ * has arrived (weft_device_next_task()). */
 #ifndef WEFT_DEVICE_TASKS_SURE
 #define WEFT_DEVICE_TASKS_SURE 512u
 #endif
@@ -135,8 +138,8 @@ typedef struct weft_device_task_slot {
 } __attribute__((aligned(128))) weft_device_task_slot;
 
 #define WEFT_DEVICE_BEATS 1024u
-/* A ring of tasks that the node has claimed ahead (weft_gpu_worker_open()). The node writes `slots`, `filled` and `ended`; kernels write
-   the rest. A block takes the number of a task by an atomic of the device (weft_device_next_task()). */
+/* A ring of tasks that the node has claimed in advance (weft_gpu_worker_open()). The node writes `slots`, `filled` and `ended`; kernels
+ * write the other words. A block takes the number of a task by an atomic of the device (weft_device_next_task()). */
 typedef struct weft_device_worker {
     uint64_t number; /* the worker's number */
     uint64_t mask;   /* number of slots (a power of two) minus 1 */
@@ -154,8 +157,8 @@ typedef struct weft_device_task {
     uint64_t number; /* private */
 } weft_device_task;
 
-/* Reads the task of this number. The caller has loaded, with acquire, a `filled` above the number. False: the node has taken the task back,
- * or has skipped the number. */
+/* Reads the task of this number. Before, the caller must have loaded a `filled` above the number, with acquire. False: the node has taken
+ * the task back, or has skipped the number. */
 WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k, uint64_t number, WEFT_NEAR weft_device_task *out)
 {
     union {
@@ -166,17 +169,17 @@ WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k
     weft_device_load_words(s->task, 4, u.words);
     out->task = u.task;
     out->number = number;
-    return weft_device_load(&s->number) == number + 1; /* otherwise the words may belong to other tasks */
+    return weft_device_load(&s->number) == number + 1; /* if the number has changed, the words may belong to other tasks */
 }
 
-/* Waits until task `t` is in the ring. Without `drawn`, the thread has not taken the number `t` yet, so the call only polls once and may
- * return -WEFT_DEVICE_EAGAIN. */
+/* Waits until task `t` is in the ring. `drawn` is false if the thread has not taken the number `t` yet; then the call only polls once, and
+ * may return -WEFT_DEVICE_EAGAIN. */
 WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k, uint64_t t, bool drawn,
                                             WEFT_NEAR weft_device_patience *p)
 {
     uint64_t *beat = &k->beats[weft_device_block(d) % WEFT_DEVICE_BEATS];
     while (t >= weft_device_load_passed(k->filled_seen)) {
-        uint64_t ended = weft_device_load(k->ended); /* read before `filled`, so that tasks from before the end are still taken */
+        uint64_t ended = weft_device_load(k->ended); /* read before `filled`, so that tasks that came before the end are still taken */
         uint64_t filled = weft_device_load(k->filled);
         if (t < filled) {
             weft_device_store_passed(k->filled_seen, filled);
@@ -193,15 +196,15 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
     return 0;
 }
 
-/* Takes the next task of a worker, and waits for one if there is none. Each call takes one task. If the threads of a block work on a task
- * together, let one thread call this and share the result. -WEFT_DEVICE_ESHUTDOWN: there are no more tasks, because the worker was closed
- * or its queue was shut down. -WEFT_DEVICE_ETIMEDOUT: no task has arrived for weft_device.deadline_ns.
-
+/* Takes the next task of a worker; if there is no task, waits for one. If the threads of a block work on a task together, let one thread
+ * make this call and share the result. -WEFT_DEVICE_ESHUTDOWN: there are no more tasks, because the worker was closed or its queue was shut
+ * down. -WEFT_DEVICE_ETIMEDOUT: no task has arrived for weft_device.deadline_ns.
+ *
  * While more than WEFT_DEVICE_TASKS_SURE tasks are in the ring, a thread takes its number by an addition, which always succeeds. Otherwise
  * the thread waits for the task and then takes the number by a compare-and-swap, so that no number is lost if the wait ends. With many
- * threads the compare-and-swap is slow, because only one of them succeeds at a time. If more threads than WEFT_DEVICE_TASKS_SURE add at the
- * same time, a thread may take the number of a task that has not arrived yet, and waits for it. If this wait ends too early, the node gives
- * the task back to the queue after weft_gpu_worker_config.task_ns. */
+ * threads the compare-and-swap is slow, because only one thread succeeds at a time. If more than WEFT_DEVICE_TASKS_SURE threads add at the
+ * same time, a thread may take the number of a task that has not arrived yet. The thread then waits for this task. If this wait ends too
+ * early, the node gives the task back to the queue after weft_gpu_worker_config.task_ns. */
 WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *worker,
                                            WEFT_NEAR weft_device_task *out)
 {
@@ -220,14 +223,15 @@ WEFT_DEVICE_CALL int weft_device_next_task(WEFT_NEAR const weft_device *d, WEFT_
         if (!sure && weft_device_swap_own(k->next, t, t + 1) != t)
             continue;
         if (t % WEFT_DEVICE_TASKS_LOOK == 0)
-            weft_device_store_passed(k->filled_seen, weft_device_load(k->filled)); /* replacing a newer value is harmless */
+            weft_device_store_passed(k->filled_seen, weft_device_load(k->filled)); /* overwriting a newer value is harmless */
         if (weft_device_read_task(k, t, out))
             return 0;
     }
 }
 
 /* Completes a task: its submitter gets `status`, `result` and `result_len` as from weft_complete(). A node that sees the completion also
- * sees all earlier stores of this thread, and stores of other threads of the block before a barrier. Does not wait for the completion. */
+ * sees all earlier stores of this thread, and stores that other threads of the block made before a barrier. The call does not wait for the
+ * completion. */
 WEFT_DEVICE_CALL int weft_device_task_done(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_worker *k,
                                            WEFT_NEAR const weft_device_task *task, int32_t status, uint64_t result, uint64_t result_len)
 {

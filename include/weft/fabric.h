@@ -2,17 +2,17 @@
  *
  * Operations on the memory of any node of the cluster, and messages between nodes.
  *
- * Waiting. Operations are asynchronous: a call starts an operation, and the program waits for its end later. Each takes an optional
- * weft_op, the "op". The caller owns it, and keeps it until weft_test() or weft_wait() reports that the operation is complete. An
- * operation without an op (NULL) is complete after the next weft_flush() to its node. Until an operation is complete, its buffers belong
- * to weft.
+ * Waiting. Operations are asynchronous: a call starts an operation, and the program waits for its end later. Each call takes an optional
+ * weft_op, the "op". The caller owns the op, and keeps it until weft_test() or weft_wait() reports that the operation is complete. An
+ * operation without an op (NULL) is complete after the next weft_flush() to its node. Until an operation is complete, its buffers belong to
+ * weft.
  *
  * Errors. An operation fails in the call that starts it, or later as the result of its op; the lists of errors below contain both. A call
  * that returns an error has started nothing, unless its comment says otherwise, and its op may be used again at once. A call with an
  * address that does not exist (no such node, space or range) returns -EFAULT before anything happens.
  *
- * Full queues. If too much is queued for the target node, a call waits for room, and delivers messages meanwhile. At the default deadline
- * of this node it returns -ETIMEDOUT. The limits for each target node are:
+ * Full queues. If too much is queued for the target node, a call waits until there is room, and delivers messages meanwhile. At this node's
+ * default deadline, the call returns -ETIMEDOUT. The limits for each target node are:
  * - shm: 1 MiB of messages. Puts, gets and atomics never wait.
  * - rc: 16 KiB of requests for puts and gets (about 100), 256 unanswered atomics and signals, and 1 MiB of messages.
  * - tb, ofi: 1 MiB of messages, and 1 MiB of all other operations.
@@ -21,23 +21,24 @@
  * In a handler, calls do not wait but queue more than these limits. They return -ENOBUFS beyond 64 MiB, over rc beyond 256 atomics and
  * signals, and beyond 1024 operations on memory of GPUs.
  *
- * Order. Puts, also those with a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once,
+ * Order. Puts, with or without a signal, are unordered until a weft_fence() to their node. Messages from one node to another arrive once,
  * in the order in which they were sent.
  *
  * Nodes that are gone. A node that has left or died is gone: operations to it end with -ECONNRESET. Over Thunderbolt (tb) a node can be
  * alive but out of reach, because its cables are unplugged. Operations to it end with -ENETDOWN, and may have happened or not. If such an
- * operation was started without an op, the next weft_flush() that reaches the node returns -ECONNABORTED. New operations work when a cable
- * is plugged in again.
+ * operation was started without an op, the next weft_flush() that reaches the node returns -ECONNABORTED. When a cable is plugged in again,
+ * new operations work.
  *
  * Broken RDMA connections. If a connection breaks while its node is alive, weft repairs it within WEFT_RECONNECT. Operations wait
- * meanwhile. If this fails, the node counts as dead. Messages, signals, and atomics that a processor carries out still happen once and in
- * order. For other operations that were under way, a repair has these consequences:
+ * meanwhile. If this fails, the node counts as dead. Messages, signals, and those atomics that a processor carries out still happen once
+ * and in order. For other operations that were under way, a repair has these consequences:
  * - A put may write its bytes twice. This matters only if the receiver learns of the put from a later plain put, and then writes to the
  *   same memory. It does not matter if the sender has waited for the put's completion, or if the receiver learns of the put from a
  *   message, from weft_put_signal(), or from an atomic that a processor carries out.
  * - A get may be repeated, and then reads later bytes.
- * - An atomic that a device carries out (weft_link_stats.native_atomics) ends with -ECONNABORTED, and may have happened or not. So does a
- *   request that a device refuses. If the operation was started without an op, the next weft_flush() to that node returns -ECONNABORTED.
+ * - An atomic that a device carries out (weft_link_stats.native_atomics) ends with -ECONNABORTED, and may have happened or not. A request
+ *   that a device refuses ends in the same way. If the operation was started without an op, the next weft_flush() to that node returns
+ *   -ECONNABORTED.
  *
  * Several RDMA devices. Puts and gets of WEFT_STRIPE bytes or more are spread over all devices that lead to the node. The rules above stay
  * the same.
@@ -84,8 +85,8 @@ WEFT_API int weft_compare_swap(weft_node *w, weft_gaddr word, uint64_t expected,
 WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old, weft_op *op);
 
 /* Put `len` bytes, and then add `add` to the 8-byte word at `signal`, on the same node. When that node sees the new value, the bytes have
- * arrived, too. The node can wait for the word by weft_wait_until(). If several puts use one word, its value does not tell which of them
- * have arrived: use a word for each, or weft_fence(). If `len` is 0, the call only adds to the word, and ignores `dst`.
+ * arrived, too. The node can wait for the word by weft_wait_until(). If several puts use one word, its value does not show which puts have
+ * arrived: use one word for each put, or weft_fence(). If `len` is 0, the call only adds to the word, and ignores `dst`.
  *
  * After an error nothing has been added to the word. Over rc, however, the bytes may still be written: do not change `src` before the next
  * weft_flush().
@@ -132,8 +133,8 @@ WEFT_API int weft_handle(weft_node *w, uint32_t id, weft_handler_fn fn, void *ar
  * GPU's memory without an op has failed, the call returns that operation's error, such as -EFAULT. */
 WEFT_API int weft_flush(weft_node *w, uint32_t node, int64_t timeout_ns);
 
-/* Order operations: those before the fence are visible at `node` before those after it. The call does not wait, except for operations on
- * that node's GPU memory (weft/gpu.h).
+/* Order operations: operations before the fence become visible at `node` before operations after it. The call does not wait, except for
+ * operations on that node's GPU memory (weft/gpu.h).
  * Errors: -EFAULT no such node; -ECONNRESET the node is gone; -ETIMEDOUT operations on GPU memory were not complete before the deadline;
  * -EDEADLK the call would wait for such operations in a handler. */
 WEFT_API int weft_fence(weft_node *w, uint32_t node);
@@ -148,9 +149,9 @@ WEFT_API int weft_test(weft_node *w, weft_op *op);
  * the operation ended with this error, which the comment of the call that started it explains. */
 WEFT_API int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns);
 
-/* Deliver messages that have arrived, and run their handlers. Returns the number of handled messages and other events. Does nothing in a
- * handler, and returns 0. A program need not call this, because a thread of weft does the same, but calls in a loop deliver messages
- * sooner. Errors: none. */
+/* Deliver messages that have arrived, and run their handlers. Returns the number of handled messages and other events. In a handler the
+ * call does nothing, and returns 0. A program need not make this call, because a thread of weft does the same, but calls in a loop deliver
+ * messages sooner. Errors: none. */
 WEFT_API int weft_progress(weft_node *w);
 
 typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
@@ -167,18 +168,19 @@ WEFT_API int weft_wait_until(weft_node *w, weft_gaddr word, weft_cmp cmp, uint64
 
 /* How this node reaches another node (the peer), and counts since weft_open(). */
 typedef struct weft_link_stats {
-    char transport[16];      /* "shm", "rc", "tb", "ofi" */
-    uint64_t staged_puts;    /* pieces of puts that needed an additional copy, because they were outside this node's pool. Small puts, which
-                                are inside their requests, do not count */
-    uint64_t staged_gets;    /* the same for gets */
+    char transport[16];   /* "shm", "rc", "tb", "ofi" */
+    uint64_t staged_puts; /* pieces of puts that needed an additional copy, because their bytes were outside this node's pool. Small puts do
+                             not count: their bytes are inside the request */
+    uint64_t staged_gets; /* pieces of gets that needed such a copy */
     uint64_t native_atomics; /* atomics that the peer's device does, atomically with the peer's processor. They do not wake waiters */
     uint64_t breaks;         /* rc: queue pairs that broke */
-    uint64_t connects;       /* rc: queue pairs that were created for the peer; 0: none was needed yet */
+    uint64_t connects;       /* rc: queue pairs that were created for the peer; 0: no queue pair was needed yet */
     char devices[112];       /* RDMA devices of this node that lead to the peer: "rdma_en2, rdma_en3"; "": none */
     uint32_t via;            /* the next node on the route to the peer; the peer itself if the route is direct; UINT32_MAX: no route now */
     uint32_t cables;         /* tb: cables that lead to the peer; 0: only a route through other nodes, or no route */
-    uint64_t frames_sent, frames_retransmitted;    /* tb, ofi: frames sent, and how many of them were sent again */
-    uint64_t frames_received, frames_damaged;      /* tb, ofi: frames received. Damaged ones are dropped, and the peer sends them again */
+    uint64_t frames_sent, frames_retransmitted; /* tb, ofi: frames sent, and how many of them were sent again */
+    uint64_t frames_received, frames_damaged;   /* tb, ofi: frames received, and how many of them were damaged. Damaged frames are dropped,
+                                                   and the peer sends them again */
     uint64_t bulk_sent_bytes, bulk_received_bytes; /* tb: bytes of large puts and gets that were transferred without a copy */
     uint64_t bulk_rejected;                        /* tb: pieces that arrived damaged or out of order, and were sent again */
     uint64_t bulk_repairs;                         /* tb: how often a queue pair for large data was repaired after a loss */
@@ -197,9 +199,9 @@ typedef struct weft_link_stats {
 WEFT_API int weft_link_stat(weft_node *w, uint32_t node, weft_link_stats *out, size_t bytes);
 
 /* The following calls start an operation and wait for its end, up to the node's default deadline. After -ETIMEDOUT the operation may still
- * happen. Then a buffer of up to WEFT_BLOCKING_BYTES outside the pool may be reused at once. Do not touch any other buffer until
- * weft_flush() has returned or the node is gone. In a handler these calls return -EDEADLK and start nothing, except over shm, where they do
- * not wait. */
+ * happen. Then the program may reuse at once a buffer of up to WEFT_BLOCKING_BYTES that is outside the pool. Do not touch other buffers
+ * until weft_flush() has returned or the node is gone. In a handler these calls return -EDEADLK and start nothing. Over shm they work in a
+ * handler, too, because they do not wait. */
 #define WEFT_BLOCKING_BYTES 256u
 
 /* weft_put() and weft_get() that wait for completion.

@@ -1,34 +1,35 @@
 /* SPDX-License-Identifier: MIT
  *
- * Read and write files of another node, the gateway. A node is a gateway if its WEFT_SERVE names the service `file`. The gateway keeps
- * bytes that it has read in a cache in its pool. Nodes on its host read this memory; other nodes get the bytes over the network. So a file
+ * Read and write files of another node, the gateway. A node is a gateway if its WEFT_SERVE contains the service `file`. The gateway has a
+ * cache in its pool for bytes that it has read. Nodes on its host read this memory; other nodes get the bytes over the network. So a file
  * is read from the disk once, however many nodes read it.
  *
  * Other hosts. If a program reads a file of another host in order, its node fetches the next pieces in advance. The node keeps copies of
  * pieces in at most an eighth of its pool, until it has had no such file open for some seconds. If several nodes of other hosts have a file
- * open, the gateway sends each piece about once, and the other nodes get copies from each other. They check such copies by a hash. If the
- * node with the copy is gone, does not answer for 5 s, or no longer has it, they get the piece from the gateway. A node waits at most 1 s
- * for a copy that another node is getting.
+ * open, the gateway sends each piece about once, and these nodes get copies of the piece from each other. They check such copies by a hash.
+ * If the node with a copy is gone, does not answer for 5 s, or no longer has the copy, the piece comes from the gateway. A node waits at
+ * most 1 s for a copy that another node is getting.
  *
  * Cache. Files are cached in pieces of WEFT_FILE_PIECE bytes. The cache takes at most WEFT_FILE_CACHE bytes of the gateway's pool, by
- * default a quarter. When it is full, the pieces that were not used for the longest time are dropped. A piece that a node is reading stays
- * for at most 5 s, and a mapped piece stays until it is unmapped. At most half of the cache can be mapped or pinned. A gateway has at most
- * 4096 open files, and reads its disks with at most 4 threads.
+ * default a quarter. When the cache is full, the pieces that were not used for the longest time are dropped. A piece that a node is reading
+ * stays for at most 5 s, and a mapped piece stays until it is unmapped. At most half of the cache can be mapped or pinned. A gateway has at
+ * most 4096 open files, and reads its disks with at most 4 threads.
  *
  * Changes. A handle always reads the same contents of a file, a generation. If size, modification time or inode of the file changes, a new
- * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. The gateway reads a file only when its
- * last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds: then any later change has another time. The
- * gateway does not notice a change that keeps size, time and inode: a program may set the time back, or write to a mapped file (mmap(2))
- * before the system updates the time. The gateway checks the disk whenever a file is opened. On Linux it also gets reports of changes
- * (inotify). On other systems, on network file systems that another machine changes, and beyond the user's limit of inotify watches, it
- * compares the file with the disk once a second while the file is read.
+ * generation begins, and calls that read return -ESTALE. No call mixes bytes of two generations. The gateway reads a file only when the
+ * file's last change is at least 20 ms old, or 2 s on file systems that keep only whole seconds. Then any later change has another time.
+ * The gateway does not notice a change that keeps size, time and inode: a program may set the time back, or may write to a mapped file
+ * (mmap(2)) before the system updates the time. The gateway checks the disk whenever a file is opened. On Linux it also gets reports of
+ * changes (inotify). On other systems, on network file systems that another machine changes, and beyond the user's limit of inotify
+ * watches, the gateway compares the file with the disk once a second while the file is read.
  *
  * Paths. The gateway opens files as its own user. If its WEFT_FILE_ROOT is set, only files below that directory can be opened: no symbolic
- * link and no `..` leads out of it. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has offered by weft_file_offer() can
- * be opened. Only regular files can be opened. Any node of the cluster may use the gateway: set WEFT_SECRET to control who can join.
+ * link and no `..` leads out of that directory. If WEFT_FILE_ROOT is `-`, only files that the gateway's program has offered by
+ * weft_file_offer() can be opened. Only regular files can be opened. Any node of the cluster may use the gateway: set WEFT_SECRET to
+ * control who can join.
  *
  * When the node that has opened a file, the asker, leaves or dies, the gateway closes the file; pinned files stay pinned. When the gateway
- * leaves or dies, calls end with -ECONNRESET; bytes that are mapped can still be read.
+ * leaves or dies, calls end with -ECONNRESET. Mapped bytes can still be read.
  */
 #ifndef WEFT_FILE_H
 #define WEFT_FILE_H
@@ -74,8 +75,8 @@ typedef struct weft_file_info {
  * in a handler. Other errors of open(2) may be returned as well. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 
-/* Like weft_file_open(), but does not wait: the op is complete when the file is open and `*out` is set, or when opening has failed; at the
- * latest at the node's deadline. Do not call weft_close() before the op is complete.
+/* Like weft_file_open(), but does not wait: the op is complete when the file is open and `*out` is set, or when opening has failed, and at
+ * the latest at the node's default deadline. Do not call weft_close() before the op is complete.
  * Errors: -EINVAL the path is empty, or a flag is unknown; -ENAMETOOLONG the path has more than WEFT_FILE_PATH_MAX bytes; -EFAULT there is
  * no such node; -ENOMEM no memory; -EAGAIN no thread can be started; -ECONNRESET this node is being closed. The other errors of
  * weft_file_open() are results of the op. */
@@ -100,9 +101,9 @@ WEFT_API uint32_t weft_file_node(const weft_file *f);
 WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int64_t timeout_ns);
 
 /* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is the number of bytes read, also after an error; 0 without
- * an error: `offset` is not below the file's size. If a program reads a file in order, weft reads the next 4 pieces ahead; if the file is
- * on another host, it requests the next 12 and gets 8 of them. There is no reading ahead in a call that does not begin where the last one
- * ended.
+ * an error: `offset` is not below the file's size. If a program reads a file in order, weft reads the next 4 pieces ahead. If the file is
+ * on another host, weft requests the next 12 pieces and gets 8 of them. A call that does not begin where the last call ended reads nothing
+ * ahead.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
@@ -111,25 +112,25 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
 /* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf` and `*got` is set, or after an error. Do not use
- * `buf` and `got` before. Only one such call of a handle may be under way: for several, open the file several times. A node works on four
- * such calls at a time; further ones wait.
+ * `buf` and `got` before that. A handle may have only one such call under way; for several calls, open the file several times. A node works
+ * on four such calls at a time; further calls wait.
  * Errors: -EBUSY another call reads or writes through this handle; -ENOMEM no memory; -EAGAIN no thread can be started; -ECONNRESET this
  * node is being closed. The other errors of weft_file_read() are results of the op. */
 WEFT_API int weft_file_read_start(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, weft_op *op);
 
-/* Bytes of a file in memory, from an offset to the end of the piece that contains the offset. Do not write to them. */
+/* Bytes of a file in memory, from an offset to the end of the piece that contains the offset. Do not write to these bytes. */
 typedef struct weft_file_view {
     const void *at;
     size_t bytes;
-    weft_gaddr addr; /* address of the bytes: in the gateway's pool, or if the gateway is on another host, in this node's pool */
+    weft_gaddr addr; /* address of the bytes: in the gateway's pool or, if the gateway is on another host, in this node's pool */
     uint64_t own[2]; /* used by weft */
 } weft_file_view;
 
 /* Gives access to bytes of the file in memory, from `offset` to the end of the piece. On the gateway's host the bytes are in the gateway's
- * cache; on other hosts they are a copy in this node's pool, which saves the second copy of weft_file_read(). The bytes do not change until
- * weft_file_unmap(), even if the file does. If pieces are mapped one after another on the gateway's host, weft maps the next two ahead,
- * unless more than a quarter of the cache would then be mapped or pinned. On another host it gets the next 8 ahead, if the file is open for
- * reading only, and as long as views and copies take less than an eighth of this node's pool.
+ * cache. On other hosts they are a copy in this node's pool; weft_file_read() would make a second copy. The bytes do not change until
+ * weft_file_unmap(), even if the file does. If pieces are mapped one after another on the gateway's host, weft maps the next two pieces
+ * ahead, unless more than a quarter of the cache would then be mapped or pinned. On another host weft gets the next 8 pieces ahead, if the
+ * file is open for reading only, and as long as views and copies take less than an eighth of this node's pool.
  * Errors: -EINVAL `offset` is not below the file's size; -ESTALE the file has changed since it was opened; -ENOBUFS half of the gateway's
  * cache is mapped or pinned; -EIO and other errors of pread(2): the gateway could not read the file; -ENOMEM no memory at this node or at
  * the gateway, or no room in the pool; -EAGAIN too many requests are outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has
@@ -165,8 +166,8 @@ WEFT_API int weft_file_sync(weft_file *f, int64_t timeout_ns);
 WEFT_API int weft_file_write_start(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, weft_op *op);
 WEFT_API int weft_file_sync_start(weft_file *f, weft_op *op);
 
-/* Pins the file: all pieces that were read stay in the cache until weft_file_unpin(), or until the file changes, even if the file is closed
- * or this node is gone.
+/* Pins the file: all pieces that were read stay in the cache, even if the file is closed or this node is gone. This ends with
+ * weft_file_unpin(), or when the file changes.
  * Errors: -ENOBUFS more than half of the gateway's cache would be mapped or pinned; -ESTALE the file has changed since it was opened;
  * -EAGAIN too many requests are outstanding; -ENOMEM no memory; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline;
  * -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
@@ -178,7 +179,7 @@ WEFT_API int weft_file_pin(weft_file *f, int64_t timeout_ns);
  * before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeout_ns);
 
-/* Closes the file, and ends the access to its mapped bytes. Does not wait. NULL is allowed.
+/* Closes the file, and ends the access to the file's mapped bytes. Does not wait. NULL is allowed.
  * Errors: -EBUSY a thread waits in another call with this handle, or an operation on it is not complete. */
 WEFT_API int weft_file_close(weft_file *f);
 
@@ -188,7 +189,7 @@ typedef struct weft_file_cache {
     uint64_t limit_bytes, cached_bytes;
     uint64_t mapped_bytes, pinned_bytes; /* mapped: the sizes of mapped pieces; pinned_bytes: the sizes of all pinned files */
     uint64_t hits;                       /* requests for pieces that were already cached or being read */
-    uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and their bytes */
+    uint64_t disk_reads, disk_bytes;     /* pieces that were read from the disk, and the bytes of these pieces */
     uint64_t dropped;                    /* pieces that were dropped to make room */
     uint64_t open_files, readers;        /* files that are open or cached; handles that nodes have open */
     uint64_t given_bytes;                /* bytes of pieces that nodes of other hosts were told to get from this cache */
@@ -212,7 +213,7 @@ typedef struct weft_file_cached {
     bool pinned, stale;
 } weft_file_cached;
 
-/* Stores facts about one file that is open or cached. Set `*next` to 0 before the first call. If it is not 0 after a call, there are more
+/* Describes one file that is open or cached. Set `*next` to 0 before the first call. If `*next` is not 0 after a call, there are more
  * files: call again. `bytes` is sizeof *out.
  * Errors: -ENOENT no file, or no further one, is open or cached; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are
  * outstanding; -ENOMEM no memory; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels: named functions that `weft map` runs on pieces of a file, inside the nodes. weft has some of its own. `weft map --kernel-from
- * FILE.so:NAME` runs a kernel that a shared object defines: see examples/longest.c. (Functions on a GPU are also called kernels;
- * weft/gpu.h is about those.)
+ * Kernels: named functions that `weft map` runs on pieces of a file, inside the nodes. weft has some built-in kernels. `weft map
+ * --kernel-from FILE.so:NAME` runs a kernel that a shared object defines: see examples/longest.c. (Functions on a GPU are also called
+ * kernels; weft/gpu.h is about those.)
  */
 #ifndef WEFT_KERNEL_H
 #define WEFT_KERNEL_H
@@ -24,7 +24,7 @@ WEFT_API int weft_out_write(weft_out *out, const void *bytes, size_t len);
 typedef struct weft_span {
     const uint8_t *bytes;
     size_t len;
-    uint64_t offset; /* of bytes[0] in its input */
+    uint64_t offset; /* offset of bytes[0] in the input */
 } weft_span;
 
 typedef struct weft_kernel {
@@ -36,9 +36,9 @@ typedef struct weft_kernel {
     /* Processes one piece. Returns 0 or a negative errno. Runs on any node, and in several threads at the same time, so the function must
      * not use global variables. `arg` is the argument of the kernel, or NULL. */
     int (*run)(const weft_span *in, const char *arg, weft_out *out);
-    /* For a kernel that combines the outputs of all pieces into one result; set all three fields or none. Then `weft map` does not print
-     * the outputs, but calls `fold` for each, in the order of the input. `fold` adds the output to `state`, which has state_bytes bytes
-     * that are zero at first. At the end `finish` writes the result. Both return 0 or a negative errno. */
+    /* Only for a kernel that combines the outputs of all pieces into one result; set all three fields or none of them. `weft map` then does
+     * not print the outputs, but calls `fold` for each output, in the order of the input. `fold` adds the output to `state`, which has
+     * state_bytes bytes that are zero at first. At the end `finish` writes the result. Both return 0 or a negative errno. */
     size_t state_bytes;
     int (*fold)(void *state, const void *output, size_t len);
     int (*finish)(const void *state, weft_out *out);
@@ -57,7 +57,7 @@ WEFT_API int weft_kernel_load(const char *file, const char *name, const weft_ker
 /* The kernel of that name, built-in or registered; NULL if there is none. */
 WEFT_API const weft_kernel *weft_kernel_find(const char *name);
 
-/* The kernel that follows `after` in the list of all kernels; NULL at the end. With NULL as its argument: the first kernel. */
+/* The kernel that follows `after` in the list of all kernels; NULL at the end. For NULL: the first kernel. */
 WEFT_API const weft_kernel *weft_kernel_next(const weft_kernel *after);
 
 #ifdef __cplusplus

@@ -9,7 +9,7 @@
  * A cluster can grow. If all first nodes set `grow`, other nodes may join later, with `join`. Each new node gets a new number: one more
  * than the highest number so far. No number is reused, so a memory address of a node that is gone never leads to the memory of another
  * node. Numbers go up to 65535, and at most 1024 nodes can be alive at the same time. Memory, messages, locks, queues and services work
- * between all nodes. Barriers and exchanges are for the nodes that started together, and Thunderbolt (tb) connects only those.
+ * between all nodes. Only the nodes that started together can use barriers and exchanges, and Thunderbolt (tb) connects only these nodes.
  */
 #ifndef WEFT_NODE_H
 #define WEFT_NODE_H
@@ -26,8 +26,8 @@ extern "C" {
 #define WEFT_POOL_PREFAULT 0x4u /* weft_open() touches every page, so that later uses do not cause page faults */
 
 /* The settings of a node. Set `bytes` and the fields that you want, and leave the others zero: weft_config c = {.bytes = sizeof c}. For a
- * field that is zero, weft uses the environment variable in parentheses, else the hostfile, else the default. `weft config` lists all. The
- * strings may be freed after weft_open(). */
+ * field that is zero, weft uses the environment variable in parentheses, else the hostfile, else the default. `weft config` lists all
+ * settings. The strings may be freed after weft_open(). */
 typedef struct weft_config {
     size_t bytes;            /* sizeof(weft_config): tells a later library which fields this program knows */
     const char *coord;       /* where node 0 listens: "HOST:PORT" or "unix:PATH" or "unix:@NAME" (WEFT_COORD) */
@@ -42,14 +42,14 @@ typedef struct weft_config {
     int64_t join_timeout_ns; /* maximum wait for the other nodes when joining (WEFT_JOIN_TIMEOUT) */
     int64_t reconnect_ns;    /* maximum time to repair a broken RDMA connection; negative: not repaired (WEFT_RECONNECT) */
     const char *grow; /* "HOST:PORT" of this host, at which other nodes may join the running cluster. Nodes of one host may set the same
-                         address: one of them at a time listens there (WEFT_GROW) */
+                         address: one node at a time listens at it (WEFT_GROW) */
     const char *join; /* join a running cluster: the `grow` addresses of its nodes, separated by commas. One answer is enough. Leave `rank`,
                          `size` and `coord` zero (WEFT_JOIN) */
 } weft_config;
 
-/* Join the cluster, and store the handle of this node in `*out`. The call returns when every node has connected to every other one. After
- * the join time-out it fails, and weft_error() names the nodes that are missing. `config` may be NULL. After an error `*out` is NULL, and
- * there is nothing to free.
+/* Join the cluster, and store the handle of this node in `*out`. The call returns when every node has connected to every other node. After
+ * the join time-out it fails, and weft_error() says which nodes are missing. `config` may be NULL. After an error `*out` is NULL, and there
+ * is nothing to free.
  *
  * With `join`, the call returns when this node and all members have connected. If a member dies meanwhile, the call tries again.
  * Errors: -EINVAL a setting or `config->bytes` is wrong, or the nodes' settings do not agree; -E2BIG `config` has fields set that this
@@ -63,12 +63,12 @@ WEFT_API int weft_open(weft_node **out, const weft_config *config);
 
 /* Leave the cluster, and free the node with its pool. Other nodes cannot access the pool any more. The call first waits until all
  * operations of this node are complete and its messages have arrived. At the default deadline, the call stops waiting and closes the node
- * anyway. NULL is allowed. Other threads must not use `w` during this call or after it. If the call fails, nothing has changed.
+ * anyway. NULL is allowed. Other threads must not use `w` during this call or after it. A call that fails has changed nothing.
  *
  * A program that uses Thunderbolt devices should always call this. Otherwise the device may keep the program's protection domain until the
- * host restarts, and a device has only 11 of them. weft also frees the domain at exit(), and at each of the signals SIGTERM, SIGINT,
- * SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. It cannot free the domain at SIGKILL,
- * _exit(), exec() or a crash. If WEFT_GUARD is set, a second process, the guard, frees the domain in these cases.
+ * host restarts, and a device has only 11 protection domains. weft also frees the domain at exit(), and at each of the signals SIGTERM,
+ * SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2 and SIGXCPU that the program does not handle. It cannot free the domain at
+ * SIGKILL, _exit(), exec() or a crash. If WEFT_GUARD is set, a second process, the guard, frees the domain in these cases.
  * Errors: -EBUSY a thread waits in a call of this node; -EINVAL the node is closed already (weft cannot notice this if a node that was
  * opened later has the same handle); -EDEADLK called from a handler. */
 WEFT_API int weft_close(weft_node *w);
@@ -87,8 +87,8 @@ WEFT_API uint32_t weft_alive_count(const weft_node *w);      /* this node includ
  * (weft_alive() is true for the node). It runs on a thread of weft. It must not wait, and must not close the node. */
 typedef void (*weft_member_fn)(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg);
 
-/* Install a weft_member_fn, which stays until weft_close(). A node can have at least 8 such functions. They are not called for earlier
- * changes: afterwards check with weft_alive().
+/* Install a weft_member_fn, which stays until weft_close(). A node can have at least 8 such functions. The functions are not called for
+ * earlier changes: after installing one, check the nodes with weft_alive().
  * Errors: -EINVAL `fn` is NULL; -ENOSPC too many callbacks are installed; -ENOMEM no memory for the callback. */
 WEFT_API int weft_on_change(weft_node *w, weft_member_fn fn, void *arg);
 

@@ -26,9 +26,9 @@ WEFT_API int weft_alloc_aligned(weft_node *w, size_t bytes, size_t align, weft_g
  * is free already. */
 WEFT_API int weft_free(weft_node *w, weft_gaddr addr);
 
-/* A pointer to the `bytes` bytes at an address, for ordinary loads and stores. The memory must be in a pool of this host: of this node, or
- * of another node of the host. NULL for other memory, or if the range is not inside the pool. The pointer is valid until weft_close(), even
- * if the other node dies. */
+/* A pointer to the `bytes` bytes at an address, for ordinary loads and stores. The memory must be in the pool of this node or of another
+ * node on this host. NULL for other memory, or if the range is not inside the pool. The pointer is valid until weft_close(), even if the
+ * other node dies. */
 WEFT_API void *weft_ptr(weft_node *w, weft_gaddr addr, size_t bytes);
 
 /* The address of memory inside this node's pool; WEFT_NULL for memory elsewhere. */
@@ -39,8 +39,8 @@ typedef struct weft_pool_stats {
     uint64_t live_bytes;         /* allocated now, rounded up to size classes */
     uint64_t live_buffers;       /* buffers allocated now */
     uint64_t largest_free_bytes; /* the largest buffer that could be allocated now */
-    uint32_t regions_used;       /* memory regions (ibv_mr) in use on the device with the most; over tb including those for frames */
-    uint32_t regions_budget;     /* memory regions that this device allows; 0: no device */
+    uint32_t regions_used;       /* memory regions (ibv_mr) in use, on the device with the most; over tb including the regions for frames */
+    uint32_t regions_budget;     /* memory regions that this device allows; 0: there is no device */
     /* Parts of live_bytes that weft itself has allocated. */
     uint64_t network_bytes; /* rings of sockets at a gateway (weft/net.h) */
     uint64_t stream_bytes;  /* rings of the input and output of processes (weft/service.h) */

@@ -3,13 +3,13 @@
  * A work queue hands out tasks to the nodes of a cluster. A task is a unit of work, described by 64 bytes. Any node submits tasks, and any
  * node claims them, carries them out and completes them. Every node that uses a queue opens it by its name.
  *
- * A claim lasts for a limited time, the lease, which the node can renew. When the lease ends or the node dies, the task becomes ready
- * again. So a task may run more than once, but its submitter gets exactly one completion: the queue refuses completions by nodes that have
- * lost their claim.
+ * A claim lasts for a limited time, the lease. The node that has the claim can renew the lease. When the lease ends or the node dies, the
+ * task becomes ready again. So a task may run more than once, but its submitter gets exactly one completion: the queue refuses completions
+ * by nodes that have lost their claim.
  *
  * The tasks of a queue are in the pools of the nodes; the part in one node's pool is that node's shard. If a node dies, tasks of other
- * nodes in its shard are submitted again automatically, to other shards. If a submitter dies, its tasks are dropped. Tasks are taken
- * roughly in the order in which they were submitted, but not exactly.
+ * nodes that are in its shard are submitted again automatically, to other shards. If a submitter dies, its tasks are dropped. Tasks are
+ * taken roughly in the order in which they were submitted, but not exactly.
  *
  * After weft_queue_close() every call with the handle returns -EBADF. weft_close() frees the handle.
  */
@@ -27,9 +27,9 @@ typedef struct weft_queue weft_queue;
 typedef struct weft_queue_config {
     size_t bytes;     /* sizeof(weft_queue_config): weft_queue_config c = {.bytes = sizeof c, .slots = 64} */
     uint32_t slots;   /* slots in this node's shard: a power of two, at most 2^20; 0: 4096 */
-    int64_t lease_ns; /* duration of a claim of a task in this node's shard without renewal; 0: 60 s. The end may be noticed up to 50 ms
-                         late, and with 2^20 slots a few seconds late */
-    bool submit_only; /* this node holds no shard */
+    int64_t lease_ns; /* how long a claim of a task in this node's shard lasts without renewal; 0: 60 s. The end may be noticed up to 50 ms
+                         late, with 2^20 slots a few seconds late */
+    bool submit_only; /* this node has no shard */
 } weft_queue_config;
 
 /* A task. weft copies these 64 bytes, and uses only `tag`, which it returns with the completion. */
@@ -66,24 +66,26 @@ typedef struct weft_done {
 WEFT_API int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *config, weft_queue **out);
 
 /* Close the queue on this node. Tasks that this node has submitted are dropped, and tasks that it has claimed are ready again. Tasks of
- * other nodes in its shard are moved to other shards. The shard's memory is free again after weft_close(). NULL is allowed.
+ * other nodes that are in this node's shard are moved to other shards. The shard's memory is free again after weft_close(). NULL is
+ * allowed.
  *
- * This node may open a queue of the same name again at once. It gets a new, empty shard.
+ * This node may open a queue of the same name again at once. The node then gets a new, empty shard.
  * Errors: -EBUSY a thread of this node waits in the queue (nothing is closed); -EBADF the queue is closed already; -EDEADLK called from a
  * handler. */
 WEFT_API int weft_queue_close(weft_queue *q);
 
-/* Submit tasks from the start of the array, as many as there is room for, and return their number, at least 1. The call waits only if there
- * is no room for any task, with WEFT_TIMEOUT_DEFAULT up to the default deadline. `ids` (may be NULL) receives the tasks' numbers.
+/* Submit tasks from the start of the array, as many as there are free slots for, and return the number of submitted tasks, at least 1. The
+ * call waits only if no slot is free, with WEFT_TIMEOUT_DEFAULT up to the default deadline. `ids` (may be NULL) receives the tasks'
+ * numbers.
  * Errors: -EINVAL no tasks; -ETIMEDOUT no room in any shard before the deadline; -ENOMEM no memory for more outstanding tasks; -EDEADLK it
  * would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t *ids, int64_t timeout_ns);
 
-/* Wait for tasks, claim up to `max` of them, and return the number of claimed tasks, at least 1. With WEFT_TIMEOUT_DEFAULT the call waits
- * up to the default deadline. Tasks in this node's shard come first; claiming from a shard on another host takes a round trip. If a node
- * does not answer, the call may take 200 ms, even with a shorter time-out. With a time-out of 0, -ETIMEDOUT does not change weft_error().
- * Errors: -EINVAL `max` is 0; -ETIMEDOUT nothing was ready before the deadline; -ESHUTDOWN nothing is ready after weft_queue_shutdown();
- * -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
+/* Wait for ready tasks, claim up to `max` tasks, and return the number of claimed tasks, at least 1. With WEFT_TIMEOUT_DEFAULT the call
+ * waits up to the default deadline. Tasks in this node's shard come first; claiming from a shard on another host takes a round trip. If a
+ * node does not answer, the call may take 200 ms, even with a shorter time-out. With a time-out of 0, -ETIMEDOUT does not change
+ * weft_error(). Errors: -EINVAL `max` is 0; -ETIMEDOUT nothing was ready before the deadline; -ESHUTDOWN nothing is ready after
+ * weft_queue_shutdown(); -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns);
 
 /* The result of a task. The submitter gets all fields but `reserved` unchanged, so an errno has the number of the worker's system. */
@@ -107,15 +109,15 @@ WEFT_API int weft_complete(weft_queue *q, const weft_lease *claims, const weft_r
  * shard on another host; -EBADF the queue is closed. */
 WEFT_API int weft_renew(weft_queue *q, weft_lease *claim);
 
-/* Give a claimed task back, so that any node can claim it at once. If the node with the task does not answer, the task becomes ready when
+/* Give back a claimed task, so that any node can claim it at once. If the node with the task does not answer, the task becomes ready when
  * that node continues.
  * Errors: -ESTALE this node does not hold the claim any more; -ETIMEDOUT, -ECONNABORTED, -ENETDOWN the node that has the task did not
  * answer, the connection to it broke, or no route leads to it; -ENOMEM no memory to ask it; -EDEADLK in a handler, and the task is in a
  * shard on another host; -EBADF the queue is closed. */
 WEFT_API int weft_release(weft_queue *q, const weft_lease *claim);
 
-/* Wait for completions of tasks that this node has submitted, store up to `max` of them, and return their number, at least 1. With a
- * time-out of 0, -ETIMEDOUT does not change weft_error(). weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
+/* Wait for completions of tasks that this node has submitted, store up to `max` completions, and return how many were stored, at least 1.
+ * With a time-out of 0, -ETIMEDOUT does not change weft_error(). weft/types.h explains how long the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -EINVAL `max` is 0; -ENOENT this node has no outstanding task; -ETIMEDOUT nothing was completed before the deadline; -ECONNRESET
  * no other node is left to do the work; -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);

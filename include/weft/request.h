@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests to the services of nodes (weft/service.h). The asker is the node that sends a request, and the server is the node that answers
- * it. A request is a record of 256 bytes in the asker's pool. The calls of weft/service.h fill and submit records. A program may also fill
- * a record itself and submit it with weft_request_start(), and a kernel of a GPU with weft/device_service.h: the layout is always the same.
+ * Requests to the services of nodes (weft/service.h). The asker is the node that sends a request; the server is the node that answers the
+ * request. A request is a record of 256 bytes in the asker's pool. The calls of weft/service.h fill and submit records. A program may also
+ * fill a record itself and submit it with weft_request_start(). Kernels of GPUs use weft/device_service.h. The layout is always the same.
  *
  *   bytes      field       who writes it
  *     0 -   3  version     the asker: WEFT_REQUEST_VERSION
@@ -21,12 +21,12 @@
  *   244 - 247  reserved    nobody; on Metal the kernel (weft/device_service.h)
  *   248 - 255  answered    the asker's node, last: the `id` of the request, when it is answered
  *
- * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Records name memory by address (weft/types.h),
- * not by pointer. A record is aligned to 8 bytes. Align it to 64 bytes where you can: then the asker and its node never write to the same
- * cache line. Do not change the record until the request is answered. weft reads the asker's fields and `data` while the request is
- * submitted; if `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has come,
- * the asker's node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered` also sees `result` and
- * `status`. The result of the op is the same error with this system's number.
+ * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Memory is given by address (weft/types.h), not by
+ * pointer. A record is aligned to 8 bytes. Align it to 64 bytes where you can: then the asker and its node never write to the same cache
+ * line. Do not change the record until the request is answered. weft reads the asker's fields and `data` while the request is submitted; if
+ * `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has come, the asker's
+ * node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered` also sees `result` and `status`. The
+ * result of the op is `status`, with this system's error number.
  */
 #ifndef WEFT_REQUEST_H
 #define WEFT_REQUEST_H
@@ -81,17 +81,17 @@ typedef struct weft_request {
  * other requests about the program take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
 /* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: Linux's number of the signal
- * that ended it, or 0; result[2]: bit 0 is set if the server killed it because its time was over (arg[2] of the start). result[3]: ns of
- * user time; result[4]: ns of system time; result[5]: bytes of the largest resident set; these three include the children that the process
- * has waited for. */
+ * that ended the process, or 0; result[2]: bit 0 is set if the server killed the process because its time was over (arg[2] of the start).
+ * result[3]: ns of user time; result[4]: ns of system time; result[5]: bytes of the largest resident set. The last three results include
+ * the children that the process has waited for. */
 #define WEFT_PROCESS_WAIT 2u
-/* Finds output that has arrived; -EAGAIN: there is none now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address of
- * the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
+/* Finds output that has arrived; -EAGAIN: there is no output now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address
+ * of the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
 /* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: number of
  * bytes. */
 #define WEFT_PROCESS_TAKE 4u
-/* Writes bytes at `data`, at most `data_bytes` and as many as there is room for, to the standard input (WEFT_SPAWN_STDIN). -EAGAIN: no room
+/* Writes the bytes at `data` to the standard input (WEFT_SPAWN_STDIN): as many of the `data_bytes` as there is room for. -EAGAIN: no room
  * now. result[0]: number of bytes written. If `data_bytes` is 0, the input ends. */
 #define WEFT_PROCESS_WRITE 5u
 /* Sends signal arg[0], which has Linux's number, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground
@@ -104,9 +104,9 @@ typedef struct weft_request {
 #define WEFT_PROCESS_WINDOW 8u
 
 #define WEFT_SPAWN_CLEAN_ENVIRONMENT 0x1u  /* the process inherits nothing of the server's environment */
-#define WEFT_SPAWN_DETACHED          0x2u  /* the process goes on if the asker dies or closes the handle; it ends with the server */
+#define WEFT_SPAWN_DETACHED          0x2u  /* the process goes on if the asker dies or closes the handle; it ends when the server ends */
 #define WEFT_SPAWN_STDOUT            0x4u  /* standard output is sent to the asker; otherwise it goes to /dev/null */
-#define WEFT_SPAWN_STDERR            0x8u  /* standard error is sent to the asker as a stream of its own; otherwise to /dev/null */
+#define WEFT_SPAWN_STDERR            0x8u  /* standard error is sent to the asker as a stream of its own; otherwise it goes to /dev/null */
 #define WEFT_SPAWN_STDERR_TO_STDOUT  0x10u /* standard error goes to the same place as standard output */
 #define WEFT_SPAWN_STDIN             0x20u /* the asker writes standard input (WEFT_PROCESS_WRITE); otherwise it is /dev/null */
 #define WEFT_SPAWN_STDIN_DATA        0x40u /* standard input is memory: arg[4] bytes at address arg[3] */
@@ -137,10 +137,11 @@ typedef struct weft_process_limit {
 
 #define WEFT_NAME_BYTES 64u /* a name has 1 to 63 bytes and ends with a zero byte. In requests it is in arg[4] to arg[11] */
 
-/* Publishes memory under the name. arg[0]: its address; arg[1]: its length. -EEXIST: another node has published that name. */
+/* Publishes memory under the name. arg[0]: the memory's address; arg[1]: the memory's length. -EEXIST: another node has published that
+ * name. */
 #define WEFT_NAME_PUBLISH 1u
-/* Looks the name up. result[0]: address; result[1]: length; result[2]: the node that published it. -ENOENT: there is no such name; with the
- * flag WEFT_NAME_WAIT the server answers when the name is published. */
+/* Looks up the name. result[0]: address; result[1]: length; result[2]: the node that published the name. -ENOENT: there is no such name.
+ * With the flag WEFT_NAME_WAIT the server answers when the name is published. */
 #define WEFT_NAME_LOOKUP 2u
 /* Removes the name. -EPERM: another node has published it. */
 #define WEFT_NAME_WITHDRAW 3u
@@ -153,7 +154,7 @@ typedef struct weft_process_limit {
 typedef struct weft_name {
     char name[WEFT_NAME_BYTES];
     uint64_t addr, bytes;
-    uint32_t owner; /* the node that has published it */
+    uint32_t owner; /* the node that has published the name */
     uint32_t zero;
 } weft_name;
 
@@ -164,13 +165,13 @@ typedef struct weft_name {
  * now, the answer is -EAGAIN, and the asker sends it again later.
  *
  * Bytes are sent from and received to any address in a pool or an arena of any node. A request that copies bytes is answered after the
- * copy. The gateway writes received bytes into a ring in the asker's pool, from which they are copied. A kernel may also read bytes in the
- * ring (RECEIVED).
+ * copy. The gateway writes received bytes into a ring in the asker's pool, and a request copies them from the ring. A kernel may also read
+ * bytes in the ring (RECEIVED).
  *
- * A network address takes three words. The first has the port in bits 0 to 15, and in bits 16 to 23 the family: 4, 6, or 0 for no address.
- * The other two have the bytes of the address in network order, followed by zeros. */
+ * A network address takes three words. The first word has the port in bits 0 to 15, and in bits 16 to 23 the family: 4, 6, or 0 for no
+ * address. The other two words have the bytes of the address in network order, followed by zeros. */
 
-/* Begins to connect to a host. `data`: its name or address, of 1 to 255 bytes, without a zero byte.
+/* Begins to connect to a host. `data`: the host's name or address, of 1 to 255 bytes, without a zero byte.
  *   flags   WEFT_NET_... of weft/net.h
  *   timeout_ns   how long opening the connection may take; 0: WEFT_DEADLINE
  *   arg[0]  the port
@@ -187,26 +188,26 @@ typedef struct weft_name {
 #define WEFT_NET_LISTEN 2u
 /* Accepts a connection of a listener. -EAGAIN: no connection waits now. result[0]: a handle. */
 #define WEFT_NET_ACCEPT 3u
-/* Closes a socket; the handle is invalid from then on. Bytes in the ring are still sent. If arg[0] is 1, they are dropped instead, and the
- * connection is reset. */
+/* Closes a socket; the handle is invalid from then on. Bytes in the ring are still sent. If arg[0] is 1, these bytes are dropped instead,
+ * and the connection is reset. */
 #define WEFT_NET_CLOSE 4u
 /* Checks once whether the socket is open. -EAGAIN: not yet; other errors: why it could not be opened. result[0] to result[2]: the socket's
  * own address at the gateway. result[3] to result[5]: the peer's address. */
 #define WEFT_NET_OPENED 5u
 /* Receives at most arg[1] bytes (not 0) to the address arg[0]. -EAGAIN: no bytes have arrived. result[0]: number of bytes; 0: the peer will
- * send no more. With datagrams: receives one, which may have 0 bytes; result[1] to result[3]: the address of its sender.
- * -EMSGSIZE: the datagram is larger than arg[1], and can be received by another request; result[0]: its size. -EBUSY: another request is
+ * send no more. With datagrams: receives one datagram, which may have 0 bytes; result[1] to result[3]: the address of the sender.
+ * -EMSGSIZE: the datagram is larger than arg[1]; another request can receive it. result[0]: the datagram's size. -EBUSY: another request is
  * receiving from this socket. */
 #define WEFT_NET_RECEIVE 6u
 /* Sends at most arg[1] bytes (not 0) from the address arg[0]. -EAGAIN: the ring has no room now. result[0]: number of bytes. With
  * datagrams: sends all bytes as one datagram; arg[2] to arg[4]: the receiver's address, for a socket without a peer. -EBUSY: another
  * request is sending on this socket. */
 #define WEFT_NET_SEND 7u
-/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving goes on. -EAGAIN: the connection is not open yet, or
- * another request is sending. */
+/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving remains possible. -EAGAIN: the connection is not open
+ * yet, or another request is sending. */
 #define WEFT_NET_SHUTDOWN 8u
-/* Finds contiguous received bytes in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: their address, in the asker's
- * own pool; result[1]: number of bytes; 0: the peer will send no more. The bytes stay in the ring until TAKEN. */
+/* Finds contiguous received bytes in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: address of the bytes, in the
+ * asker's own pool; result[1]: number of bytes; 0: the peer will send no more. The bytes stay in the ring until TAKEN. */
 #define WEFT_NET_RECEIVED 9u
 /* Frees the first arg[0] received bytes in the ring. */
 #define WEFT_NET_TAKEN 10u
@@ -216,10 +217,10 @@ typedef struct weft_name {
 /* Files of a node, the gateway (weft/file.h has the rules, limits and errors). OPEN returns a handle, which only the asker's node can use;
  * the other requests take it in `handle`. Any number of requests may use one handle at the same time. */
 
-/* Opens a file. `data`: its path, of 1 to WEFT_FILE_PATH_MAX bytes, without a zero byte.
+/* Opens a file. `data`: the file's path, of 1 to WEFT_FILE_PATH_MAX bytes, without a zero byte.
  *   flags   WEFT_FILE_WRITE and others of weft/file.h
  * result[0]: a handle; result[1]: the file's size; result[2], result[3]: device and inode; result[4]: modification time, in ns since 1970;
- * result[5]: the number of its generation at the gateway. */
+ * result[5]: the number of the file's generation at the gateway. */
 #define WEFT_FILE_OPEN 1u
 /* Reads at most arg[1] bytes (not 0) from the file's offset arg[2] to the address arg[0], in a pool or an arena of any node. A request
  * reads at most to the end of a piece (WEFT_FILE_PIECE). The bytes are copied straight from the gateway's cache, or from a copy of the
@@ -237,7 +238,7 @@ typedef struct weft_name {
 #define WEFT_FILE_CLOSE 6u
 
 #if defined(__METAL_VERSION__)
-#define WEFT_LAYOUT(what) /* Metal has no offsetof; the layout is checked when this is compiled as C */
+#define WEFT_LAYOUT(what) /* Metal has no offsetof; the layout is checked when this header is compiled as C */
 #elif defined(__cplusplus)
 #define WEFT_LAYOUT(what) static_assert(what, #what)
 #else

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: MIT
  *
- * Services: work that a node does for other nodes on request. `process` starts programs, and `name` stores addresses of memory under
- * names; weft/net.h and weft/file.h have two more. A node offers the services that its environment variable WEFT_SERVE lists
+ * Services: work that a node does for other nodes on request. `process` starts programs, and `name` stores addresses of memory under names.
+ * weft/net.h and weft/file.h describe two more services. A node offers the services that its environment variable WEFT_SERVE lists
  * ("process,name"; by default none). The node that offers a service is the server, and the node that uses it is the asker. A node may use
  * its own services.
  *
  * Security. A node that offers `process` lets every node of the cluster run programs as its own user. Set WEFT_SECRET to control who can
  * join.
  *
- * Calls whose names end in _start do not wait for the answer. Their op is complete when the work is done (weft_test(), weft_wait()); the
- * caller owns it and keeps it until then. If the server does not answer, the op ends with -ETIMEDOUT after its time-out, and weft asks the
- * server to cancel the request.
+ * Calls whose names end in _start do not wait for the answer. The op of such a call is complete when the work is done (weft_test(),
+ * weft_wait()); the caller owns the op and keeps it until then. If the server does not answer within the time-out, the op ends with
+ * -ETIMEDOUT, and weft asks the server to cancel the request.
  *
  * Every request is a record of the form that weft/request.h defines. The calls of this header fill and send records themselves.
  *
- * Limits. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps 4 KiB for each, and for each asker 8
- * MiB of larger `data`. A server runs at most 1024 programs at a time; further ones wait. A program needs 64 KiB in the asker's pool for
- * each output, by default, and 64 KiB in the server's pool for its input. If one side of a stream is slow, the other one waits: no bytes
- * are lost. A server stores at most 65536 names. By default an asker may have up to three times as many of them as are still free, so
- * there is always room for others; WEFT_NAMES sets a fixed limit for each asker instead.
+ * Limits. An asker has at most WEFT_REQUESTS_MAX unanswered requests at one server. The server keeps 4 KiB for each request, and for each
+ * asker 8 MiB of larger `data`. A server runs at most 1024 programs at a time; further programs wait. A program needs 64 KiB in the asker's
+ * pool for each output, by default, and 64 KiB in the server's pool for its input. If one side of a stream is slow, the other side waits:
+ * no bytes are lost. A server stores at most 65536 names. By default an asker may have up to three times as many names as are still free,
+ * so other askers always get some. WEFT_NAMES sets a fixed limit for each asker instead.
  *
- * When the asker leaves or dies, the server drops its requests, kills its programs with all their descendants, unless they are detached,
- * and removes its names. When the server leaves or dies, even by SIGKILL, operations that wait for it end with -ECONNRESET, and its
- * programs are killed.
+ * When an asker leaves or dies, the server drops the asker's requests, removes its names, and kills its programs with all their
+ * descendants, except detached programs. When the server leaves or dies, even by SIGKILL, operations that wait for it end with -ECONNRESET,
+ * and its programs are killed.
  */
 #ifndef WEFT_SERVICE_H
 #define WEFT_SERVICE_H
@@ -61,11 +61,11 @@ WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 typedef struct weft_process weft_process;
 
 typedef struct weft_spawn_spec {
-    size_t bytes;                     /* sizeof(weft_spawn_spec): weft_spawn_spec s = {.bytes = sizeof s, .program = "ls", ...} */
-    const char *program;              /* a path, or a name that is looked up in the server's PATH. No shell is used */
-    const char *const *argv;          /* the arguments from argv[0] on; ends with NULL. NULL: only the program's name */
-    const char *const *env;           /* changes: NAME=VALUE adds or replaces, NAME removes; ends with NULL. NULL: no changes */
-    const char *directory;            /* the working directory; NULL: the server's. A relative `program` is looked up from here */
+    size_t bytes;            /* sizeof(weft_spawn_spec): weft_spawn_spec s = {.bytes = sizeof s, .program = "ls", ...} */
+    const char *program;     /* a path, or a name that is looked up in the server's PATH. No shell is used */
+    const char *const *argv; /* the arguments from argv[0] on; ends with NULL. NULL: only the program's name */
+    const char *const *env; /* changes to the environment: NAME=VALUE sets a variable, NAME removes one; ends with NULL. NULL: no changes */
+    const char *directory;  /* the working directory; NULL: the server's. A relative `program` is looked up from this directory */
     const weft_process_limit *limits; /* may be NULL */
     uint32_t limit_count;             /* at most WEFT_LIMITS */
     uint32_t flags;                   /* WEFT_SPAWN_... */
@@ -81,7 +81,7 @@ typedef struct weft_spawn_spec {
 /* How a program has ended. Times and memory include children for which the program has waited. */
 typedef struct weft_exit {
     int32_t status; /* the exit status; 0 if a signal ended the program */
-    int32_t signal; /* this system's number of the signal that ended the program; 0: none; 100: one that this system does not have */
+    int32_t signal; /* this system's number of the signal that ended the program; 0: no signal; 100: unknown to this system */
     bool timed_out; /* the server killed the program because weft_spawn_spec.time_limit_ns had passed */
     int64_t user_ns, system_ns;
     uint64_t memory_bytes; /* the largest resident set */
@@ -89,9 +89,9 @@ typedef struct weft_exit {
 
 /* Starts a program on a node, and waits until it runs. The program leads a new process group. When the program ends, the rest of this group
  * is killed. All descendants of the program are killed in these cases: the asker closes the handle, leaves or dies; the time limit is over;
- * the program gets SIGKILL, or ends after SIGHUP, SIGINT, SIGQUIT or SIGTERM of the asker; the server leaves or dies. On macOS, only
- * descendants in the program's session with living parents are killed. The program inherits the server's environment, except the cluster's
- * secret and the variables that describe the node. It does not inherit the server's signal mask and handlers.
+ * the program gets SIGKILL, or ends after SIGHUP, SIGINT, SIGQUIT or SIGTERM of the asker; the server leaves or dies. On macOS, only those
+ * descendants are killed that are in the program's session and have living parents. The program inherits the server's environment, except
+ * the cluster's secret and the variables that describe the node. It does not inherit the server's signal mask and handlers.
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
  * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no
  * permission to execute the program or to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a
@@ -110,7 +110,7 @@ WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec
  * The other errors of weft_spawn() are results of the op. */
 WEFT_API int weft_spawn_start(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, weft_op *op);
 
-/* The node on which the process runs, and its process ID there; 0 before it runs. */
+/* The node on which the process runs, and the process ID on that node; 0 before the process runs. */
 WEFT_API uint32_t weft_process_node(const weft_process *p);
 WEFT_API uint32_t weft_process_pid(const weft_process *p);
 
@@ -139,8 +139,8 @@ WEFT_API int weft_process_read(weft_process *p, uint32_t which, void *buf, size_
 WEFT_API int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, weft_op *op);
 
 /* Writes to the process's standard input. Waits until all bytes are sent. `*put` (may be NULL) is the number of bytes sent, also after an
- * error. With a time-out of 0 the call sends as many bytes as there is room for. If bytes are left, it returns -ETIMEDOUT without setting
- * weft_error(). If the program could not be started, this returns the error of the start.
+ * error. With a time-out of 0 the call sends as many bytes as there is room for; if bytes are left, it returns -ETIMEDOUT without setting
+ * weft_error(). If the program could not be started, the call returns the error of the start.
  * Errors: -EINVAL the process was started without WEFT_SPAWN_STDIN; -EPIPE the process has closed its input or ended, or
  * weft_process_end_input() was called; -ETIMEDOUT not all bytes were sent before the deadline; -ECONNRESET the server is gone; -ENOMEM no
  * memory; -EDEADLK the call would wait in a handler. */
@@ -167,7 +167,7 @@ WEFT_API int weft_process_signal(weft_process *p, int signal, int64_t timeout_ns
 WEFT_API int weft_process_window(weft_process *p, uint16_t rows, uint16_t columns, int64_t timeout_ns);
 
 /* Frees the handle. If the program still runs, the server kills it with its descendants. A detached program (WEFT_SPAWN_DETACHED) goes on,
- * and its further output is lost. Pending operations end with the negative ECANCELED. NULL is allowed. The call does not wait: memory for
+ * and its further output is lost. Pending operations end with the negative ECANCELED. NULL is allowed. The call does not wait. Memory for
  * the output stays allocated until the server no longer writes to it.
  * Errors: -EBUSY a thread waits in another call with this handle. */
 WEFT_API int weft_process_close(weft_process *p);
@@ -175,8 +175,8 @@ WEFT_API int weft_process_close(weft_process *p);
 /* --- names --- */
 
 /* A node that offers the service `name` stores names of memory ranges (address and length). In all calls, `node` is this server. A name is
- * removed when the node that has published it, or the node with the memory, leaves or dies. All nodes must use the same server, because
- * servers do not share names. If the server leaves or dies, all its names are lost. */
+ * removed when the node that has published the name leaves or dies, or the node with the memory does. All nodes must use the same server,
+ * because servers do not share names. If the server leaves or dies, all its names are lost. */
 
 /* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
@@ -185,7 +185,7 @@ WEFT_API int weft_process_close(weft_process *p);
  * handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_publish(weft_node *w, uint32_t node, const char *name, weft_gaddr addr, uint64_t bytes, int64_t timeout_ns);
 
-/* Looks a name up, and fills `out`.
+/* Looks up a name, and fills `out`.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name; -EFAULT there is no such node; -EOPNOTSUPP the node
  * does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before
  * the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would
@@ -215,11 +215,11 @@ WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *nam
  * route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
-/* Lists names: stores up to `max` names in `out`, and their number in `*count`. Set `*next` to 0 before the first call. While `*next` is
- * not 0 after a call, there are more names: call again. Names that are published or removed meanwhile may be missed, or listed twice.
- * Errors: -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
- * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the
- * pool; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+/* Lists names: stores up to `max` names in `out`, and their number in `*count`. Set `*next` to 0 before the first call. If `*next` is not 0
+ * after a call, there are more names: call again. Names that are published or removed meanwhile may be missed, or listed twice. Errors:
+ * -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding
+ * at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the pool; -ENOBUFS
+ * called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, uint32_t *count, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

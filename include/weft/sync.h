@@ -21,8 +21,8 @@ extern "C" {
  * tests whether all nodes have arrived.
  *
  * If a node dies, each other node gets -ECONNRESET once, from its current or next barrier. Repeat the call until it returns 0: then all
- * remaining nodes have arrived. Later barriers wait only for these. A node that leaves by weft_close() does not disturb barriers that it
- * has passed.
+ * remaining nodes have arrived. Later barriers wait only for the remaining nodes. A node that leaves by weft_close() does not disturb
+ * barriers that it has passed.
  * Errors: -ETIMEDOUT a node has not arrived (weft_error() names it); -ECONNRESET a node is gone, so this barrier has failed; -EBUSY
  * another thread of this node is in a barrier or exchange; -EOPNOTSUPP this node has joined a running cluster; -EDEADLK called from a
  * handler; -ENOMEM no memory for a message. */
@@ -34,8 +34,8 @@ WEFT_API int weft_barrier(weft_node *w, int64_t timeout_ns);
  * `words` is from 1 to WEFT_EXCHANGE_WORDS, and the same on all nodes.
  *
  * all[i * words] is the first word of node i. gave[i] is false if that node is gone; its words are then 0. Nothing is stored for nodes that
- * have joined later. `all` needs room for weft_size() * `words` words, and `gave` for weft_size() values. `gave` may be NULL. After an
- * error the contents of both are undefined.
+ * have joined later. `all` needs room for weft_size() * `words` words, and `gave` (may be NULL) for weft_size() values. After an error the
+ * contents of both are undefined.
  *
  * After a time-out, repeat the call, as with weft_barrier(). The repeated call ignores `mine`: the words of the first call have been sent.
  * Errors: -EINVAL `words` is out of range; -ETIMEDOUT a node or its words have not arrived; -ECONNRESET a node is gone, so this exchange
@@ -48,15 +48,16 @@ WEFT_API int weft_exchange(weft_node *w, const uint64_t *mine, uint32_t words, u
  * protected data may be half changed. `inherited` may be NULL.
  *
  * With a time-out of 0 the call tries once, which takes up to 50 ms if the word's node does not answer. If this node gets the lock after
- * the time-out, weft releases it, or the next weft_lock() takes it over.
+ * the time-out, weft releases the lock, or the next weft_lock() takes it over.
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ETIMEDOUT this node did not get the lock before the
- * deadline; -ECONNRESET the word's node is gone, and the lock with it; -ENETDOWN no route to that node (tb); -ENOBUFS 1024 requests of
- * this node wait there; -ENOMEM no memory for one more waiter, here or there; -EDEADLK called from a handler. */
+ * deadline; -ECONNRESET the word's node is gone, and the lock with it; -ENETDOWN no route to that node (tb); -ENOBUFS 1024 requests of this
+ * node wait at that node; -ENOMEM no memory for one more waiter, at this node or at that node; -EDEADLK called from a handler. */
 WEFT_API int weft_lock(weft_node *w, weft_gaddr word, int64_t timeout_ns, bool *inherited);
 
-/* Release a lock. Before, call weft_flush() for writes that the lock protects. After 0, -EPERM or -ECONNRESET this node does not hold the
- * lock any more; after any other error it still does. If the process of the word's node is stopped, the call returns 0 at the default
- * deadline. Other nodes then get the lock when that process continues.
+/* Release a lock. First call weft_flush() for writes that the lock protects. After 0, -EPERM or -ECONNRESET this node does not hold the
+ * lock any more. After any other error it still does. If the process of the word's node is stopped, the call waits for it until the default
+ * deadline, and then returns 0 all the same: weft completes the release when that process continues, and only then do other nodes get the
+ * lock.
  * Errors: -EFAULT no such node, space or range; -EPERM this node does not hold it; -ECONNRESET the word's node is gone; -ENETDOWN no route
  * to that node (tb); -ETIMEDOUT the request could not be sent before the deadline; -ENOMEM no memory for it; -EDEADLK called from a
  * handler. */
@@ -70,8 +71,8 @@ WEFT_API int weft_unlock(weft_node *w, weft_gaddr word);
 WEFT_API int weft_counter_add(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old);
 WEFT_API int weft_counter_read(weft_node *w, weft_gaddr word, uint64_t *value);
 
-/* Wait until the counter is at least `value`. Changes of a counter in this node's own pool are noticed at once, others within about a
- * millisecond.
+/* Wait until the counter is at least `value`. Changes of a counter in this node's own pool are noticed at once, changes of other counters
+ * after at most about a millisecond.
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned; -ETIMEDOUT the counter was still below `value` at the
  * deadline; -ECONNRESET the counter's node is gone, or a node died that might have added to the counter, or no other node is left;
  * -ENETDOWN no route to the counter's node (tb); -ECONNABORTED the link broke (rc): repeat the call; -EDEADLK called from a handler;

@@ -39,8 +39,8 @@ typedef uint64_t weft_gaddr;
 #define WEFT_NULL           0ull
 #define WEFT_OFFSET_BITS    44
 #define WEFT_SPACE_BITS     4
-#define WEFT_MAX_NODES      1024              /* nodes that are alive at the same time */
-#define WEFT_MAX_NUMBERS    65536             /* numbers of nodes, from 0. A cluster that grows (weft_config.grow) reuses no number */
+#define WEFT_MAX_NODES      1024              /* most nodes that can be alive at the same time */
+#define WEFT_MAX_NUMBERS    65536             /* nodes have numbers below this. A cluster that grows (weft_config.grow) reuses no number */
 #define WEFT_MAX_POOL_BYTES 17592186044416ull /* 2 to the power of WEFT_OFFSET_BITS: 16 TiB */
 
 /* Make an address from its parts, or return one part. These functions are inline, and also exported by the library for other languages. */
@@ -74,15 +74,15 @@ WEFT_API WEFT_BOTH inline uint64_t weft_gaddr_offset(weft_gaddr a)
  * Waits for other nodes last as long as the nodes that they need are alive, because a slow node is not an error. These are weft_barrier(),
  * weft_exchange(), weft_lock(), weft_counter_wait(), weft_wait_until(), weft_reap() and weft_drain(). A barrier or an exchange returns
  * -ECONNRESET when any of the nodes is gone, weft_lock() when the lock's node is gone. After 30 s (WEFT_SAY_AFTER) the call prints to
- * stderr, once, for which nodes it waits. If WEFT_DEADLINE, the hostfile or weft_config sets a deadline, these calls return -ETIMEDOUT at
+ * stderr, once, which nodes it waits for. If WEFT_DEADLINE, the hostfile or weft_config sets a deadline, these calls return -ETIMEDOUT at
  * that deadline.
  *
- * The last four of these calls cannot know which node will end the wait. They return -ECONNRESET when probably no node will:
+ * The last four calls of this list cannot know which node will end the wait. They return -ECONNRESET when probably no node will end it:
  * - weft_wait_until() and weft_counter_wait(): any node has died during the wait, or no other node is alive.
  * - weft_reap() and weft_drain(): no other node is alive, and this node has claimed nothing from the queue.
  *
- * In these cases they wait for 30 s more, and then fail. In a cluster of one node they wait without limit, because another thread may end
- * the wait. */
+ * In these cases the four calls wait for 30 s more, and then fail. In a cluster of one node they wait without limit, because another thread
+ * may end the wait. */
 #define WEFT_TIMEOUT_DEFAULT (-1)
 #define WEFT_US              1000ll
 #define WEFT_MS              1000000ll

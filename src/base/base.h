@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * base: errors, logging, time, memory, sockets and parsing, on Linux and macOS. Nothing here depends on other folders of src/.
+ * base: errors, logging, time, memory, sockets and parsing, on Linux and macOS. This folder depends on no other folder of src/.
  */
 #ifndef WEFT_BASE_H
 #define WEFT_BASE_H
@@ -24,14 +24,14 @@
 #define BASE_COLD         __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #if defined(__ELF__)
-/* Such a variable is read without a function call. Use it only for a few words: a library loaded with dlopen() gets little static TLS
- * space. */
+/* A thread-local variable that is read without a function call. Use this for a few words only: a library that dlopen() loads gets little
+ * static TLS space. */
 #define BASE_THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
 #else
 #define BASE_THREAD_LOCAL _Thread_local
 #endif
 
-/* 1 in a build with the sanitizer, otherwise 0. gcc defines a macro, clang has __has_feature(). */
+/* 1 in a build with the thread sanitizer, otherwise 0. gcc defines a macro, clang has __has_feature(). */
 #if !defined(__has_feature)
 #define BASE_HAS_FEATURE(x) 0
 #else
@@ -65,7 +65,8 @@ int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
 #define BASE_BUG_HINT    "; this is a bug of weft: please report it"
 #if defined(__clang_analyzer__)
-/* An analyzer sees only one file at a time. This tells it that these functions return the given code, which is negative. */
+/* An analyzer sees only one file at a time. This macro tells it that these functions return the given code, and that the code is
+ * negative. */
 #define BASE_FAILURE(f, code, ...)   \
     ({                               \
         int code_ = (code);          \
@@ -86,7 +87,7 @@ static inline int base_failure(int code)
 }
 const char *base_error(void);
 void base_error_clear(void);
-/* strerror, thread-safe, for a negative or positive errno. */
+/* As strerror(), but thread-safe, and for a negative or positive errno. */
 const char *base_strerror(int code);
 
 /* Overwrites a secret with zeros. The compiler cannot remove this store, although nobody reads the zeros. */
@@ -104,7 +105,7 @@ struct base_number {
 };
 extern const struct base_number base_errnos[];
 extern const size_t base_errno_count;
-/* Looks up an error or signal number in the table `all`. `out`: converts this system's number to Linux's, otherwise Linux's to this
+/* Looks up an error or signal number in the table `all`. With `out`, converts this system's number to Linux's; without it, Linux's to this
  * system's. Returns -1 if the table has no such number. */
 int base_number_change(const struct base_number *all, size_t count, int number, bool out);
 int base_status_change(const struct base_number *all, size_t count, int status, bool out);
@@ -163,7 +164,7 @@ void base_log_write(enum base_log_level level, const char *format, ...) BASE_PRI
 /* --- time (time.c) --- */
 int64_t base_now_ns(void);    /* monotonic */
 int64_t base_cpu_ns(void);    /* processor time of this thread */
-int64_t base_recent_ns(void); /* monotonic, but may be about 30 us old; cheaper for frequent calls */
+int64_t base_recent_ns(void); /* monotonic, but may be about 30 us behind; cheaper, for frequent calls */
 void base_sleep_ns(int64_t ns);
 /* Converts a relative time-out to a deadline; INT64_MAX on overflow. */
 static inline int64_t base_after(int64_t now, int64_t timeout_ns)
@@ -236,8 +237,8 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge);
 int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Check that a descriptor from another process is memory from base_memory_fd(), of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
-/* Whether an open file really has the size that fstat() reports. Files of /proc and /sys do not: fstat() reports 0 bytes or a page for
- * them. Reads one byte of the file. */
+/* Whether an open file really has the size that fstat() reports. For files of /proc and /sys, fstat() reports 0 bytes or a page instead.
+ * Reads one byte of the file. */
 bool base_size_is_true(int fd, uint64_t size);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
@@ -259,8 +260,8 @@ void base_wake_in_time(int64_t slack_ns);
 int base_pipe(int fd[2], int flags);
 int base_socketpair(int fd[2]);
 /* --- descriptors over a Unix socket (descriptors.c) ---
- * Send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's buffer.
- * Received descriptors are close-on-exec, and the caller closes them. Missing descriptors are set to -1. `deadline` is from
+ * Both functions send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's
+ * buffer. Received descriptors are close-on-exec, and the caller closes them. Missing descriptors are set to -1. `deadline` is from
  * base_deadline(). Return 0, or a negative errno without base_fail(); on an error no received descriptor stays open. -EMFILE: the bytes
  * have arrived, but this process has too many open files for the descriptors. */
 #define BASE_FDS_MAX 2u
@@ -269,7 +270,7 @@ int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, 
 /* As base_send_fds(), but returns -EAGAIN if the socket is full. */
 int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 /* recv() without waiting. `*passed` is the descriptor that came with these bytes, or -1. One call receives at most one descriptor, because
- * the kernel ends a read after the bytes that carry a descriptor. */
+ * the kernel ends a read behind bytes that came with a descriptor. */
 ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 /* A place is a non-blocking listening socket with a random abstract name that contains `kind`. Processes of the same user and host connect
  * to the place and send descriptors. These functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user.
@@ -278,18 +279,20 @@ ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
 int base_place_take(int place);      /* accept a connection: returns a socket to receive from */
 int base_place_go(const char *name); /* connect to a place: returns a socket to send on */
-/* User and process at the other end of a Unix socket, as the kernel reports them; *pid 0: not known. -ENOTSUP: not a Unix socket. */
+/* Finds the user and the process at the other end of a Unix socket, as reported by the kernel. *pid 0: not known. -ENOTSUP: not a Unix
+ * socket. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
-/* Number of bytes that were written to a TCP socket and are not acknowledged by the peer yet; or a negative errno. */
+/* Returns how many bytes that were written to a TCP socket have not been acknowledged by the peer yet; or a negative errno. */
 int base_unacknowledged(int fd);
-int64_t base_round_trip_ns(int fd); /* the kernel's measurement for a TCP connection; 0: not known */
-/* Identifies this host, its boot, and the IPC and network namespaces. Two processes have the same id only if they can share memory. */
+int64_t base_round_trip_ns(int fd); /* round-trip time of a TCP connection, as measured by the kernel; 0: not known */
+/* An id of this host, of its last boot, and of the IPC and network namespaces. Two processes have the same id only if they can share
+ * memory. */
 void base_host_id(uint8_t id[16]);
 
 /* Parse a whole number from `least` to `most`, as in "12" or "-1". -EINVAL without base_fail(): the caller knows what the number is for. */
 int base_parse_number(const char *text, int64_t least, int64_t most, int64_t *out);
-/* Parse a size, as in "64K", "1.5G", "4096", to bytes; a duration, as in "500ms", "2s", "1m" or plain seconds, to nanoseconds. -EINVAL,
- * with base_fail(). */
+/* base_parse_bytes() parses a size such as "64K", "1.5G" or "4096" to bytes. base_parse_duration() parses a duration such as "500ms", "2s",
+ * "1m" or plain seconds to nanoseconds. Both return -EINVAL with base_fail(). */
 int base_parse_bytes(const char *text, uint64_t *out);
 int base_parse_duration(const char *text, int64_t *out_ns);
 /* Write a size as in "1.5 MiB" to `buf`, and return `buf`. */
@@ -302,13 +305,13 @@ char *base_strings_put(char *at, const char *const *list, uint32_t count); /* re
 bool base_strings_fit(const char *at, size_t bytes, uint64_t count);
 const char *base_strings_take(const char *at, const char **list, uint32_t count); /* sets list[0..count-1]; returns the end */
 
-/* --- grow.c: versioned structs of the public interface: later versions may add fields --- */
+/* --- grow.c: versioned structs of the public interface. Later versions may add fields --- */
 /* Copy a caller's struct `in` to `out`. The first field of `in` is the size of the struct in the caller's version of the header; fields
  * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. -EINVAL: the
  * size is below `least` or implausibly large. -E2BIG: a field that this version does not know is not zero. `name`: the struct's name, for
  * the error text. */
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name);
-/* Copy a struct to a caller: as much as fits into its `bytes`, with zeros in the fields that this version lacks. */
+/* Copy a struct to a caller's struct of `bytes`: as many fields as fit. Fields that this version lacks become 0. */
 void base_give_struct(void *out, size_t bytes, const void *full, size_t full_bytes);
 
 #endif

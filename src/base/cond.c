@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for condition variables with a deadline. They use the monotonic clock, so setting the wall clock does not change a wait.
+ * Waits for condition variables with a deadline. Such waits use the monotonic clock, so setting the wall clock does not change them.
  */
 #include "base/base.h"
 

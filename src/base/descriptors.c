@@ -38,7 +38,7 @@ static int send_fds(int fd, const void *bytes, size_t len, const int *fds, unsig
             continue;
         return n == (ssize_t)len ? 0
                : n < 0           ? -errno
-                                 : -EPROTO; /* cannot happen: a message that fits into the socket's buffer is sent as a whole */
+                                 : -EPROTO; /* cannot happen, because a message that fits into the socket's buffer is sent as a whole */
     }
 }
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * Finds a program and all processes that descend from it (struct base_family). On Linux, weft writes a number, the mark, into the soft
- * limit RLIMIT_RTTIME of the program. All descendants inherit the mark, even in a new session, a new process group or an empty environment,
- * and other processes can read it. The limit itself has no effect: it is a time in microseconds for real-time threads, and the marks stand
- * for more than 140,000 years. A subreaper is not enough: it gets the orphans of all programs, and cannot tell them apart.
+ * limit RLIMIT_RTTIME of the program. All descendants inherit the mark, even in a new session, a new process group or an empty environment.
+ * Other processes can read the mark. As a limit it has no effect: RLIMIT_RTTIME is a time in microseconds for real-time threads, and a mark
+ * stands for more than 140,000 years. A subreaper would not be enough: it gets the orphans of all its programs, and cannot tell which
+ * orphan belongs to which program.
  *
- * Only system calls are used here, because the guardian of a process with threads calls these functions after fork().
+ * This file only makes system calls, because the guardian of a process with threads calls its functions after fork().
  */
 #include "base/process.h"
 
@@ -110,7 +111,7 @@ unsigned base_family_signal(const struct base_family *f, unsigned count, int sig
     int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return 0;
-    /* A process created during this loop has a higher number, so the loop finds it too, unless the numbers wrap around. */
+    /* A process that is created during this loop gets a higher number, so the loop finds it, too, unless the numbers wrap around. */
     for (long n; (n = syscall(SYS_getdents64, fd, entries, sizeof entries)) > 0;)
         for (long at = 0; at < n;) {
             const struct entry *e = (const struct entry *)(entries + at);
@@ -153,7 +154,7 @@ static unsigned signal_children(pid_t pid, pid_t session, int signal, unsigned d
     for (int i = 0; i < n && i < CHILDREN; i++) {
         if (child[i] <= 1 || getsid(child[i]) != session)
             continue;
-        kill(child[i], SIGSTOP); /* stop it first, so that it cannot create children that this walk would miss */
+        kill(child[i], SIGSTOP); /* stop the child first, so that it cannot create children that this walk would miss */
         left += signal_children(child[i], session, signal, depth + 1);
         struct proc_bsdinfo info; /* proc_pidinfo() fails if the process has ended */
         left += kill(child[i], signal) == 0 && proc_pidinfo(child[i], PROC_PIDTBSDINFO, 0, &info, sizeof info) > 0;
@@ -179,7 +180,7 @@ unsigned base_family_signal(const struct base_family *f, unsigned count, int sig
 #define BETWEEN_NS     INT64_C(2000000)
 #define ROUNDS_AT_ONCE 4u
 
-/* Repeats a signal until no process is left or the time is over. */
+/* Repeats a signal until no process is left, or until the time is over. */
 static void signal_rounds(const struct base_family *f, unsigned count, int signal, int64_t ns)
 {
     int64_t deadline = base_deadline(ns);

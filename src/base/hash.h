@@ -11,7 +11,7 @@
 
 #ifdef WEFT_XXH_DISPATCH     /* set by meson.build if the xxHash library selects its instructions at run time (x86 only) */
 #define BASE_HASH_SHORT 240u /* XXH3 uses no vector instructions up to this length */
-/* Declared as in xxh_x86dispatch.h, which cannot be included together with xxhash.h's inline functions. */
+/* A declaration from xxh_x86dispatch.h. That header cannot be included together with xxhash.h's inline functions. */
 XXH64_hash_t XXH3_64bits_withSeed_dispatch(const void *input, size_t len, XXH64_hash_t seed);
 XXH128_hash_t XXH3_128bits_withSeed_dispatch(const void *input, size_t len, XXH64_hash_t seed);
 #endif

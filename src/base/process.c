@@ -108,9 +108,9 @@ struct report {
 struct prepared {
     const struct base_process *s;
     int fds[3];                     /* descriptors that become 0, 1 and 2; BASE_FD_OURS: unchanged */
-    int opened[4];                  /* opened for the child, to be closed here afterwards; -1: none */
-    int pipe[2];                    /* for the report; closed by exec. -1: the child writes to `shared` instead */
-    volatile struct report *shared; /* volatile: the compiler does not know that the child of vfork() writes here */
+    int opened[4];                  /* opened for the child, and closed in the parent afterwards; -1: none */
+    int pipe[2];                    /* a pipe for the report; exec closes the child's end. -1: the child writes to `shared` instead */
+    volatile struct report *shared; /* volatile: the compiler does not know that the child of vfork() writes to it */
     const sigset_t *mask;
 };
 
@@ -136,7 +136,7 @@ static int process_open_pipe(struct prepared *p)
     return rc;
 }
 
-/* The child overwrites its descriptors 0 to 2. So descriptors with these numbers that are still needed are first moved to higher
+/* The child overwrites its descriptors 0 to 2. So if descriptors with these numbers are still needed, they are first moved to higher
  * numbers. */
 static int process_prepare(struct prepared *p, const struct base_process *s, volatile struct report *shared)
 {
@@ -165,7 +165,7 @@ static int apply_settings(const struct prepared *p, pid_t parent, enum base_proc
     if (s->group == BASE_SESSION_OWN && !s->orphan && setsid() < 0)
         return errno;
     if (s->end_with && !base_end_with(parent, s->end_with))
-        return ESRCH; /* the parent is gone, so nobody reads this */
+        return ESRCH; /* the parent is gone, so nobody reads this result */
     if (s->number)
         atomic_store_explicit(s->number, (int32_t)getpid(), memory_order_seq_cst);
     for (int i = 0; i < 3; i++)
@@ -203,7 +203,7 @@ static void process_tell(const struct prepared *p, struct report r)
 {
     *p->shared = r;
     if (p->pipe[1] >= 0 && write(p->pipe[1], &r, sizeof r) < 0)
-        return; /* nobody reads: the parent has died */
+        return; /* nobody reads the pipe: the parent has died */
 }
 
 static _Noreturn void become(const struct prepared *p, pid_t parent)
@@ -284,7 +284,7 @@ static int process_start(const struct base_process *s, pid_t *pid, enum base_pro
         struct report r = process_hear(&p);
         rc = -r.error;
         *step = (enum base_process_step)r.step;
-        if (rc && s->number) /* before the child is reaped, because afterwards another process may get its number */
+        if (rc && s->number) /* reset before the child is reaped, because afterwards another process may get its number */
             atomic_store_explicit(s->number, 0, memory_order_seq_cst);
         if (rc && !s->orphan)
             base_process_reap(child);
@@ -296,14 +296,14 @@ static int process_start(const struct base_process *s, pid_t *pid, enum base_pro
 }
 
 #if defined(__APPLE__)
-/* macOS has no pipe2(), so another thread may just have created a pipe that is not close-on-exec yet. POSIX_SPAWN_CLOEXEC_DEFAULT closes
- * such descriptors in the child, too. */
+/* macOS has no pipe2(), so at this moment another thread may have a new pipe that is not close-on-exec yet. POSIX_SPAWN_CLOEXEC_DEFAULT
+ * closes such descriptors in the child, too. */
 static int spawn(const struct base_process *s, pid_t *pid)
 {
     posix_spawnattr_t how;
     posix_spawn_file_actions_t files;
     sigset_t back, mask;
-    /* Ignored signals stay ignored in the child. Saved signals get their default unless they were ignored when saved. */
+    /* Ignored signals stay ignored in the child. Saved signals get their default action, unless they were ignored when they were saved. */
     sigemptyset(&back);
     for (unsigned i = 0; s->dispositions && i < s->dispositions->count; i++)
         if (s->dispositions->action[i].sa_handler != SIG_IGN)

@@ -29,7 +29,7 @@ struct base_dispositions {
     int number[BASE_DISPOSITIONS];
     struct sigaction action[BASE_DISPOSITIONS];
 };
-void base_dispositions_save(struct base_dispositions *d, const int *signals, size_t count); /* saves the current ones */
+void base_dispositions_save(struct base_dispositions *d, const int *signals, size_t count); /* saves the current dispositions */
 void base_dispositions_restore(const struct base_dispositions *d);
 
 /* --- start --- */
@@ -52,17 +52,17 @@ struct base_process {
     const int *fds;
     enum base_process_group group; /* BASE_GROUP_OWN: the new process leads a new process group */
     int end_with;                  /* signal that the new process gets when its parent thread ends; Linux only; 0: none */
-    /* Signals in this list get the saved dispositions (NULL: no list). All other signals with a handler get their default; ignored signals
-     * stay ignored. */
+    /* Signals in this list get their saved dispositions; NULL: no list. All other signals with a handler get their default action. Ignored
+     * signals stay ignored. */
     const struct base_dispositions *dispositions;
     const sigset_t *mask; /* blocked signals of the new process; NULL: those of the calling thread */
     const struct base_limit *limits;
     unsigned limit_count;
-    const char *directory; /* working directory of the new process; NULL: this process's. A relative `path` is relative to it */
+    const char *directory; /* working directory of the new process, also for a relative `path`; NULL: that of this process */
     bool terminal;         /* descriptor 0 becomes the controlling terminal of the new process; needs BASE_SESSION_OWN, and not `orphan` */
     bool orphan; /* the new process becomes no child of this process and cannot be waited for; `pid` is 0; needs BASE_SESSION_OWN */
-    /* The pid is written here before the program runs (on macOS after), and reset to 0 if the program does not start. The word may be in
-     * memory that is shared with another process. NULL: not needed. */
+    /* The word gets the pid before the program runs (on macOS after), and 0 again if the program does not start. It may be in memory that
+     * is shared with another process. NULL: no word. */
     _Atomic int32_t *number;
     uint64_t family; /* the mark of the family that the new process begins (base_family_mark()); 0: the new process belongs to the family of
                         this process */
@@ -72,13 +72,13 @@ struct base_process {
  * mapped in this process, except for an orphan. */
 int base_process_start(const struct base_process *s, pid_t *pid, enum base_process_step *step);
 
-/* fork(): returns 0 in the child. All signals are blocked in the child, so that no handler of the parent runs there. Call this only in a
+/* As fork(): returns 0 in the child. All signals are blocked in the child, so that no handler of the parent runs in it. Call this only in a
  * process without other threads: locks that other threads hold would stay locked in the child. Returns a negative errno without base_fail()
  * on failure. */
 pid_t base_process_fork(void);
 /* Daemonize a forked process that must outlive its parent. Moves the process to a new session and out of its family (struct base_family),
- * so signals to the parent's terminal, process group and family do not reach it. Opens /dev/null as descriptors 0 to 2. `name` is shown by
- * ps. */
+ * so that signals to the parent's terminal, process group and family do not reach it. Opens /dev/null as descriptors 0 to 2. ps shows
+ * `name`. */
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
@@ -93,9 +93,9 @@ int base_watch_process(int pid);
  * signal. */
 bool base_process_ended(pid_t pid, siginfo_t *how);
 bool base_process_stopped(pid_t pid);
-/* Wait for a child's end and reap it. Returns its wait status; 0 if it is not a child of this process. */
+/* Wait for a child's end, and reap it. Returns the child's wait status; 0 if the process is not a child of this process. */
 int base_process_reap(pid_t pid);
-/* As base_process_reap(). `usage` may be NULL. */
+/* As base_process_reap(); also stores the child's resource usage. `usage` may be NULL. */
 int base_process_reap_usage(pid_t pid, struct rusage *usage);
 int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
 void base_adopt(void);            /* become the parent of orphaned descendants (a child subreaper); Linux only */
@@ -109,8 +109,8 @@ int base_process_kill_group(pid_t pid);
 /* --- families --- */
 /* A family is a program and all its descendants, in whatever process groups and sessions. On Linux the descendants are found by a mark that
  * they inherit (family.c). Helper processes of this library that must outlive their parent do not belong to the family
- * (base_process_set_apart(), orphans). On macOS only two kinds of descendants are found: those in the leader's process group, and those in
- * its session whose parents live. */
+ * (base_process_set_apart(), orphans). On macOS only two kinds of descendants are found: those in the leader's process group, and those
+ * with living parents in the leader's session. */
 struct base_family {
     pid_t leader; /* leads a process group, and is not reaped yet */
     bool session; /* the leader also leads a session, and all processes of the session belong to the family */
@@ -118,7 +118,7 @@ struct base_family {
 };
 uint64_t base_family_mark(void);      /* a new mark; 0: the system has none */
 void base_family_join(uint64_t mark); /* called in a new process; has no effect if the user may not set this resource limit */
-void base_family_leave(void);         /* this process, and those that it starts, belong to no family */
+void base_family_leave(void);         /* this process, and processes that it starts later, belong to no family */
 /* Sends a signal to all processes of these families, except this one. Returns how many of them have not ended. */
 unsigned base_family_signal(const struct base_family *f, unsigned count, int signal);
 /* Sends the signals of a closing terminal, and waits for a short time for the families to end. */

@@ -97,7 +97,7 @@ static void host_id_of(uint8_t id[16], const char *text)
 int base_pipe(int fd[2], int flags)
 {
 #if defined(__linux__)
-    int rc = pipe2(fd, O_CLOEXEC | flags); /* atomically: another thread may be starting a program */
+    int rc = pipe2(fd, O_CLOEXEC | flags); /* sets the flags atomically, because another thread may be starting a program */
 #else
     int rc = pipe(fd);
     for (int i = 0; rc == 0 && i < 2; i++) {
@@ -178,7 +178,7 @@ int base_memory_dmabuf(int fd, uint64_t bytes)
 int base_memory_fd_check(int fd, uint64_t bytes)
 {
     int seals = fcntl(fd, F_GET_SEALS);
-    /* Without the seal the peer could shrink the memory, and the next access here would raise SIGBUS. */
+    /* Without the seal the peer could shrink the memory, and this process's next access to it would raise SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return base_fail(-EPROTO, "another process passed shared memory without the seal F_SEAL_SHRINK: it could shrink the memory, which "
                                   "would crash this process; run the same version of weft on all hosts");
@@ -224,7 +224,7 @@ void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS])
         if (i >= BASE_CPU_WORDS * 64u || !(set[i / 64] >> (i % 64) & 1))
             CPU_CLR(i, &cpus);
     if (CPU_COUNT(&cpus) > 0)
-        sched_setaffinity(0, sizeof cpus, &cpus); /* an error is ignored: the placement only makes the thread faster */
+        sched_setaffinity(0, sizeof cpus, &cpus); /* ignore an error: the placement only makes the thread faster */
 }
 
 /* Returns `otherwise` if the file has no number. */
@@ -320,7 +320,7 @@ int64_t base_round_trip_ns(int fd)
 
 void base_host_id(uint8_t id[16])
 {
-    /* Each boot of a machine has another boot id, and each container has other IPC and network namespaces. */
+    /* Each boot of a machine gets a new boot id. Each container has IPC and network namespaces of its own. */
     char text[256] = "", ns[64];
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (f) {
@@ -379,7 +379,7 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
 int base_memory_dmabuf(int fd, uint64_t bytes)
 {
     (void)fd, (void)bytes;
-    return base_fail(-ENODEV, "macOS has no dmabufs, so this kind of memory cannot be used here");
+    return base_fail(-ENODEV, "macOS has no dmabufs, so this kind of memory does not work on macOS");
 }
 
 int base_memory_fd_check(int fd, uint64_t bytes)
@@ -421,7 +421,7 @@ uint64_t base_memory_total(void)
 
 uint64_t base_memory_available(void)
 {
-    /* An estimate: macOS compresses and swaps memory on demand, and does not report how much a process can get. */
+    /* An estimate, because macOS compresses and swaps memory on demand, and does not report how much a process can get. */
     return base_memory_total() / 4 * 3;
 }
 

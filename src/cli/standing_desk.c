@@ -149,7 +149,7 @@ void desk_refresh(struct desk *d)
     weft_pool_stat(d->w, &p->pool, sizeof p->pool);
     refresh_links(d, p, before, since);
     d->refreshed = now;
-    weft_fence(d->w, d->rank); /* readers see the number of page K - 1 before this page, K, overwrites page K - 2 */
+    weft_fence(d->w, d->rank); /* page K overwrites page K - 2; before that, readers must see the number of page K - 1 */
     if (weft_put_blocking(d->w, d->at + page_at(p->number, d->page_bytes), p, d->page_bytes))
         return;
     d->number++;

@@ -18,7 +18,7 @@
 #define NO_SIZE_MAX   UINT64_C(65536)   /* files of /sys report the size of a page; no page is larger than this */
 #define WHOLE_STEP_NS (2 * WEFT_SECOND) /* for a modification time of whole seconds: the file system may store no fractions */
 
-/* May wrap around, which does no harm, because times are only compared. */
+/* A time beyond the year 2262 wraps around. That does no harm: times are compared for equality, or subtracted modulo 2^64. */
 static int64_t time_ns(const struct timespec *t)
 {
     return (int64_t)((uint64_t)t->tv_sec * (uint64_t)WEFT_SECOND + (uint64_t)t->tv_nsec);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The arenas of this node and their allocators, and the arenas of other nodes that this process reaches.
+ * The arenas of this node and their allocators, and those arenas of other nodes that are mapped in this process.
  */
 #include "gpu/arena.h"
 
@@ -8,7 +8,8 @@
 
 void arena_ring(struct arenas *c)
 {
-    /* seq_cst: either the thread, which sets `sleeping` and then reads the bell, sees this ring, or this call sees `sleeping`. */
+    /* seq_cst: the carrier thread sets `sleeping` and then reads the bell. So either the thread sees this ring, or this call sees
+     * `sleeping`. */
     atomic_fetch_add_explicit(&c->bell, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&c->sleeping, memory_order_seq_cst))
         base_futex_wake(&c->bell, 1);
@@ -40,8 +41,8 @@ static bool all_know(void *arg)
     return true;
 }
 
-/* Tells all nodes about an arena, and waits until all have confirmed or the deadline has passed, so that every node knows the arena before
- * it gets an address in it. A stopped node handles this message before any later message that contains such an address. */
+/* Tells all nodes about an arena, so that every node knows the arena before it gets an address in it. Waits until all nodes have confirmed,
+ * or until the deadline. A stopped node handles this message later, but before any message that contains such an address. */
 static void tell_all(struct arenas *c, const struct gpu_arena *a, uint64_t bytes, int64_t deadline)
 {
     struct arena_space m = {.space = a->space,
@@ -63,11 +64,11 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     uint64_t offset = weft_gaddr_offset(addr), most = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
     if (most == 0)
-        return base_fail(-EFAULT, "address %#llx: node %u has no arena in space %u; the arena may be closed, or not known here yet",
+        return base_fail(-EFAULT, "address %#llx: node %u has no arena in space %u; the arena is closed, or this node does not know it yet",
                          (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
         return base_fail(-EFAULT,
-                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of node %u, which has the offsets "
+                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of node %u; the arena has the offsets "
                          "from %llu to below %llu",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)most);
@@ -110,7 +111,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     while (s < ARENA_SPACES && c->own[s])
         s++;
     if (!rc && s == ARENA_SPACES)
-        rc = base_fail(-ENOSPC, "this node has %u arenas, the most there can be: close a GPU whose arenas are no longer needed",
+        rc = base_fail(-ENOSPC, "this node has %u arenas, which is the most: close a GPU whose arenas are no longer needed",
                        ARENA_SPACES - 1);
     if (!rc) {
         a->space = s;
@@ -130,7 +131,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     return 0;
 }
 
-/* Returns this node's arena in the space; NULL: there is none, or it is being closed. The caller holds table_lock. */
+/* Returns this node's arena in the space. NULL: there is no arena, or it is being closed. The caller holds table_lock. */
 static struct gpu_arena *own_open(struct arenas *c, uint32_t space)
 {
     struct gpu_arena *a = space < ARENA_SPACES ? c->own[space] : NULL;
@@ -154,11 +155,12 @@ int arena_free(struct arenas *c, weft_gaddr addr)
 {
     pthread_rwlock_rdlock(&c->table_lock);
     struct gpu_arena *a = own_open(c, weft_gaddr_space(addr));
-    int rc = a ? mem_free(a->books, weft_gaddr_offset(addr))
-               : base_fail(-EFAULT,
-                           "cannot free address %#llx: this node has no arena in space %u; call this on the node that owns the arena, and "
-                           "before the arena is closed",
-                           (unsigned long long)addr, weft_gaddr_space(addr));
+    int rc =
+        a ? mem_free(a->books, weft_gaddr_offset(addr))
+          : base_fail(-EFAULT,
+                      "cannot free address %#llx: this node has no arena in space %u; call weft_free() on the node that owns the arena, "
+                      "before the arena is closed",
+                      (unsigned long long)addr, weft_gaddr_space(addr));
     pthread_rwlock_unlock(&c->table_lock);
     return rc;
 }
@@ -168,7 +170,7 @@ static bool within(const struct gpu_arena *a, uint64_t offset, uint64_t bytes)
     return offset >= MEM_EXTENT_BYTES && offset <= a->memory.bytes && bytes <= a->memory.bytes - offset;
 }
 
-/* Another node's arena that is mapped here; NULL: none. The caller holds table_lock. */
+/* Returns another node's arena in the space, if it is mapped in this process; NULL: it is not. The caller holds table_lock. */
 static struct gpu_arena *other_open(struct arenas *c, uint32_t node, uint32_t space)
 {
     struct arena_other *o = atomic_load_explicit(&c->other, memory_order_acquire); /* pairs with share_open() */
@@ -212,7 +214,8 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
     return rc;
 }
 
-/* Finds an arena of this node, or one of another node that is mapped here, and counts a user. NULL: there is none. */
+/* Finds an arena of this node, or an arena of another node that is mapped in this process, and counts a user. NULL: there is no such
+ * arena. */
 static struct gpu_arena *arena_hold(struct arenas *c, uint32_t node, uint32_t space)
 {
     pthread_rwlock_rdlock(&c->table_lock);
@@ -235,7 +238,7 @@ static void for_all_arenas(struct arenas *c, const struct gpu_place *place,
         }
 }
 
-/* Tells the other nodes that the RDMA device has refused the arena. Never waits. False: there is no room for the message to a node now. */
+/* Tells the other nodes that the RDMA device has refused the arena. Never waits. False: the message to some node cannot be sent now. */
 static bool tell_refusal(struct arenas *c, struct gpu_arena *a)
 {
     struct arena_space m = {
@@ -254,7 +257,7 @@ void arena_tell_refusals(struct arenas *c)
     if (!atomic_load_explicit(&c->refusals, memory_order_relaxed) || !atomic_exchange_explicit(&c->refusals, false, memory_order_relaxed))
         return;
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
-        struct gpu_arena *a = arena_hold(c, c->w->rank, s); /* held, so that no other arena gets this space meanwhile */
+        struct gpu_arena *a = arena_hold(c, c->w->rank, s); /* hold the arena, so that no other arena gets this space meanwhile */
         if (a && !tell_refusal(c, a))
             atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
         arena_leave(a);
@@ -279,7 +282,7 @@ static bool may_be_own(const struct arenas *c, const void *p)
     return at >= atomic_load_explicit(&c->low, memory_order_relaxed) && at < atomic_load_explicit(&c->high, memory_order_relaxed);
 }
 
-/* Finds the own arena that contains the memory, even one that is being closed. The caller holds table_lock. */
+/* Finds this node's arena that contains the memory, even if the arena is being closed. The caller holds table_lock. */
 static struct gpu_arena *find_memory(struct arenas *c, const void *p, uint64_t bytes)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
@@ -345,7 +348,7 @@ static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
     tell_all(c, a, 0, deadline);
     if (!arena_unused(c, a, deadline)) {
         base_log(BASE_LOG_WARN, "an arena was closed while operations on it were under way, so its memory is freed only when the node is "
-                                "closed; wait for the operations first");
+                                "closed; wait for operations before you close");
         return false;
     }
     view_hide(c, a);
@@ -357,7 +360,7 @@ static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
     return true;
 }
 
-/* The arena in a space, if it is memory of that GPU and not being closed by another thread. The caller then closes it. */
+/* Returns the arena in a space, if it is memory of that GPU and no other thread is closing it. The caller then closes the arena. */
 static struct gpu_arena *own_of(struct arenas *c, uint32_t space, const void *where)
 {
     pthread_rwlock_rdlock(&c->table_lock);
@@ -377,7 +380,7 @@ bool arena_close_all(struct arenas *c, const void *where, int64_t deadline)
     return all;
 }
 
-/* Call it after the transports are closed: then no device has an arena registered. */
+/* Call this after the transports are closed: from then on no device has an arena registered. */
 void arena_free_all(struct arenas *c)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++)

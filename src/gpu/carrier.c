@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The thread that takes the steps of jobs and requests on arenas, and the functions that the fabric calls.
+ * The carrier thread, which takes the steps of jobs and requests on arenas, and the functions that the fabric calls.
  */
 #include "gpu/arena.h"
 
@@ -10,7 +10,7 @@
 
 #define NAP_LEAST_NS (5 * WEFT_US)
 #define NAP_MOST_NS  WEFT_MS
-/* a sleep lasts at most 1/NAP_SHARE of the time since the last progress, so that it delays the end of a copy little */
+/* a sleep lasts at most 1/NAP_SHARE of the time since the last progress, so that sleeping delays the end of a copy only a little */
 #define NAP_SHARE 64
 /* with granted slots the thread spins for SPIN_GRANTED times WEFT_SPIN, because the next piece usually comes soon */
 #define SPIN_GRANTED 4
@@ -20,7 +20,7 @@ static struct arenas *arenas_of(struct weft_node *w)
     return gpu_arenas_of(w);
 }
 
-/* Takes a step of all jobs and requests. False: another thread is taking one, or there was nothing to do. */
+/* Takes a step of all jobs and requests. False: another thread is taking a step, or there was nothing to do. */
 static bool arena_step(struct arenas *c)
 {
     if (!base_spin_try(&c->stepping))
@@ -33,7 +33,7 @@ static bool arena_step(struct arenas *c)
     return moved;
 }
 
-/* Takes a step of the requests of other nodes, in a handler. False: the thread must take it. */
+/* Takes a step of the requests of other nodes, in a handler. False: the carrier thread must take the step. */
 static bool carrier_turn(struct arenas *c)
 {
     if (!base_spin_try(&c->stepping))
@@ -51,7 +51,7 @@ static void *carrier_run(void *arg)
     struct arenas *c = arg;
     int64_t last = 0;
     (void)fab_nowait(true);
-    base_wake_in_time(WEFT_US); /* copies take microseconds, and only polling shows that one is done */
+    base_wake_in_time(WEFT_US); /* copies take microseconds, and only polling shows that a copy is done */
     while (!atomic_load_explicit(&c->stop, memory_order_acquire)) {
         uint32_t seen = atomic_load_explicit(&c->bell, memory_order_seq_cst);
         bool moved = share_step(c);
@@ -85,7 +85,7 @@ static int carrier_start(struct arenas *c)
         return 0;
     int rc = 0;
     pthread_mutex_lock(&c->start_lock);
-    if (atomic_load_explicit(&c->stop, memory_order_relaxed)) { /* the thread has been told to end */
+    if (atomic_load_explicit(&c->stop, memory_order_relaxed)) { /* the carrier thread has been told to end */
         rc = base_fail(-ECONNRESET, "this node is being closed, so it starts no more operations on GPU memory");
     } else if (!atomic_load_explicit(&c->started, memory_order_relaxed)) {
         if (!c->piece && !(c->piece = piece_table()))
@@ -106,7 +106,7 @@ static int begin(struct weft_node *w, const struct arena_job *j, weft_op *op)
     int rc = job_begin(c, j, op);
     if (rc)
         return rc;
-    if (!fab_in_handler()) { /* take the first step here, because the thread would first have to wake up */
+    if (!fab_in_handler()) { /* take the first step on this thread, because the carrier thread would first have to wake up */
         bool before = fab_nowait(true);
         (void)arena_step(c);
         fab_nowait(before);

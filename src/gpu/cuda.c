@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* A bit for each other GPU that this GPU reaches over NVLink. Over PCIe, an operation of one GPU on another GPU's memory is not atomic. */
+/* One bit for each GPU that this GPU reaches over NVLink. Over PCIe, a GPU's atomic on another GPU's memory is not atomic. */
 static uint64_t nvlink_peers(int index, int count)
 {
     uint64_t peers = 0;
@@ -32,7 +32,8 @@ static int attribute(int device, int what)
     return cuda->cuDeviceGetAttribute && cuda->cuDeviceGetAttribute(&value, what, device) == 0 ? value : 0;
 }
 
-/* Why this GPU's memory cannot be registered with RDMA devices; "": it can be. `*remedy` (may be NULL): what helps; "": nothing. */
+/* Returns why this GPU's memory cannot be registered with RDMA devices; "": it can be. `*remedy` (may be NULL) becomes what the user can
+ * do; "": nothing. */
 static const char *no_dmabuf(int device, const char **remedy)
 {
     static const char newer[] = "install NVIDIA's driver 515 or newer";
@@ -188,7 +189,7 @@ static int cuda_attach(void *device, void *memory, size_t bytes, uint64_t *there
     return rc;
 }
 
-/* A kernel that traps makes its context unusable: from then on every call there fails. */
+/* A kernel that traps makes its CUDA context unusable: from then on every call in that context fails. */
 static int cuda_check(void *device)
 {
     size_t available, all;
@@ -224,7 +225,7 @@ static void cuda_free(void *device, void *memory)
 
 static int cuda_fill(void *device, void *to, const void *from, size_t bytes)
 {
-    struct cuda_device *d = device; /* use a stream that does not wait for kernels, which may run as long as the program */
+    struct cuda_device *d = device; /* use a stream that does not wait for kernels, because kernels may run as long as the program */
     int code = WITHIN(d, cuda->cuMemcpyAsync((cuda_ptr)(uintptr_t)to, (cuda_ptr)(uintptr_t)from, bytes, d->word));
     if (!code)
         code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
@@ -306,7 +307,7 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     if (!code)
         code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
     if (!code && WITHIN(d, cuda->cuMemExportToShareableHandle(&m.fd, m.handle, CUDA_HANDLE_FD, 0)))
-        m.fd = -1; /* it cannot be exported, so other processes cannot map it */
+        m.fd = -1; /* the memory cannot be exported, so other processes cannot map it */
     if (code) {
         cuda_memory_close(d, &m);
         return cuda_failed(code, "mapping an arena");
@@ -411,7 +412,8 @@ static int copy_word(struct cuda_device *d, void *to, const void *from)
     return code ? code : WITHIN(d, cuda->cuStreamSynchronize(d->word));
 }
 
-/* The processor computes the new value between two copies, since there is only one atomic on a word at a time. */
+/* Copies the word from the GPU, computes the new value, and copies it back. This is correct because callers allow only one atomic on a word
+ * at a time. */
 static int cuda_atomic(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old)
 {
     uint64_t value;

@@ -23,12 +23,13 @@ static inline int cuda_failed(int code, const char *what)
 struct cuda_device {
     int device;
     void *context;
-    void *stream[CUDA_STREAMS]; /* streams for copies, used in turn, so that copies in both directions can run at the same time */
+    void *stream[CUDA_STREAMS]; /* streams for copies; successive copies use different streams, so that copies in both directions can run at
+                                   the same time */
     void *word;                 /* the stream for atomics */
     void *feed;                 /* the stream of the copies of all lanes, while a module is loaded (cuda_lanes.c) */
     _Atomic uint32_t turn;
     base_spin event_lock;
-    void *event[CUDA_EVENTS]; /* events that are not in use, kept because making one takes as long as a small copy */
+    void *event[CUDA_EVENTS]; /* events that are not in use; kept, because making an event takes as long as a small copy */
     uint32_t events;
     int rdma_ordered; /* which writes of RDMA devices the GPU sees in order (CUDA_ORDERED_...) */
 };

@@ -130,7 +130,7 @@ void gpu_cuda_explain(const struct cuda_facts *f, char *out, size_t room)
     else if (f->code == CUDA_SYSTEM_NOT_READY)
         snprintf(out, room, "CUDA's driver waits for the GPUs' NVSwitch: start nvidia-fabricmanager");
     else if (f->control == EACCES || f->control == EPERM || f->code == CUDA_NOT_PERMITTED)
-        snprintf(out, room, "no permission: this user may not open /dev/nvidiactl; become a member of the group that it belongs to");
+        snprintf(out, room, "no permission: this user may not open /dev/nvidiactl; become a member of the group of that file");
     else if (f->code == CUDA_NO_DEVICE && f->visible)
         snprintf(out, room, "CUDA's driver shows no GPU to this process: CUDA_VISIBLE_DEVICES is \"%.60s\"", f->visible);
     else if (!f->module)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * CUDA's driver, loaded at run time into one table of functions. Its constants and structures are defined here, so CUDA's headers are not
- * needed to build.
+ * CUDA's driver, loaded at run time into one table of functions. The driver's constants and structures are defined in this file, so that
+ * weft builds without CUDA's headers.
  */
 #ifndef WEFT_GPU_CUDA_DRIVER_H
 #define WEFT_GPU_CUDA_DRIVER_H
@@ -41,7 +41,7 @@ _Static_assert(sizeof(struct cuda_allocation) == 32 && sizeof(struct cuda_access
 typedef unsigned long long cuda_ptr;
 struct cuda_driver {
     void *library;
-    char why[160]; /* why it cannot be used, as a sentence without a full stop; "": it can be used */
+    char why[160]; /* why the driver cannot be used, as a sentence without a full stop; "": it can be used */
     int (*cuInit)(unsigned);
     int (*cuDeviceGetCount)(int *);
     int (*cuDeviceGet)(int *, int);
@@ -85,7 +85,7 @@ struct cuda_driver {
     int (*cuStreamWaitEvent)(void *, void *, unsigned);
     int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
     int (*cuGetErrorName)(int, const char **);
-    /* Functions that older drivers do not have: NULL there. */
+    /* Functions that are NULL with older drivers, which do not have them. */
     int (*cuDriverGetVersion)(int *);
     int (*cuDeviceGetP2PAttribute)(int *, int, int, int);
     int (*cuMemHostAlloc)(void **, size_t, unsigned);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Launches weft's own kernels on the back end `cuda`. A lane is a stream, and an event behind its last kernel.
+ * Launches weft's own kernels on the back end `cuda`. A lane is a stream with an event behind the stream's last kernel.
  *
  * The copies of all lanes go through one stream, one behind the other, because the copy engine loses about a microsecond when it changes
  * from one stream to another. A lane's kernels wait for the event behind the lane's last copy.
@@ -83,8 +83,8 @@ int cuda_lanes_open(void *device, void **lane)
     return cuda_failed(code, "making a stream of the GPU for kernels of weft map");
 }
 
-/* This and launch() run in one WITHIN, so that the context is made current only once. If another thread's copy comes between this lane's
- * copy and event, the kernel also waits for that copy. */
+/* The driver calls of this function run in one WITHIN, and so do those of launch(), so that the context is made current only once. If
+ * another thread's copy comes between this lane's copy and event, the lane's kernel also waits for that copy. */
 static int copy(const struct lane *l, void *feed, cuda_ptr to, cuda_ptr from, size_t bytes)
 {
     int code = cuda->cuMemcpyAsync(to, from, bytes, feed);

@@ -39,7 +39,7 @@ struct weft_gpu {
     weft_gpu *next;
 };
 
-/* The open GPUs of this process. Look a handle up here before it is used: when the GPU is closed, the handle is freed. */
+/* The open GPUs of this process. Before a handle is used, it is looked up in this list, because closing a GPU frees its handle. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;
 
@@ -104,8 +104,8 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
     return true;
 }
 
-/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations that use the device
- * or its rings are under way. */
+/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
+ * use the device or its rings. */
 static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
     gpu_work_end(&g->workers);
@@ -135,9 +135,8 @@ static void close_one(weft_gpu *g, int64_t deadline)
         dismantle(g);
         return;
     }
-    base_log(
-        BASE_LOG_WARN,
-        "a GPU was closed while its kernels run: their unfinished requests get no results; wait for the kernels before weft_gpu_close()");
+    base_log(BASE_LOG_WARN, "a GPU was closed while its kernels run: unfinished requests of these kernels get no results; wait for the "
+                            "kernels before weft_gpu_close()");
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -152,7 +151,7 @@ static void gpu_enlist(weft_gpu *g)
     pthread_mutex_unlock(&open_lock);
 }
 
-/* Removes the GPU from the list. False: it was not there, so it is not open. */
+/* Removes the GPU from the list. False: it was not in the list, so it is not open. */
 static bool gpu_delist(const weft_gpu *g)
 {
     pthread_mutex_lock(&open_lock);
@@ -166,7 +165,7 @@ static bool gpu_delist(const weft_gpu *g)
     return found;
 }
 
-/* Removes one of the node's GPUs from the list, so that it counts as closed. NULL: there is none. */
+/* Removes one of the node's GPUs from the list, so that it counts as closed. NULL: the list has no GPU of the node. */
 static weft_gpu *gpu_take(const struct weft_node *w)
 {
     pthread_mutex_lock(&open_lock);
@@ -239,7 +238,7 @@ int gpu_open(struct weft_node *w)
 struct layout {
     size_t rings, pools, pool_bytes, arenas, words, awaited, bytes;
 };
-#define RING_WORDS 32u /* two lines of 128 bytes: `next` in one; `taken_seen` and `guess`, which are read together, in the other */
+#define RING_WORDS 32u /* two lines of 128 bytes: one for `next`, one for `taken_seen` and `guess`, which are read together */
 
 static struct layout lay_out(uint32_t nodes, uint32_t rings, uint32_t slots)
 {
@@ -302,7 +301,7 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t 
     return 0;
 }
 
-/* Allocates the page in which kernels see which nodes are gone and that the GPU is being closed (weft_device.notice). */
+/* Allocates the page that tells kernels which nodes are gone, and that the GPU is being closed (weft_device.notice). */
 static int make_notice(weft_gpu *g, const uint64_t **there)
 {
     uint64_t at;
@@ -437,7 +436,7 @@ void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes)
     base_give_struct(out, bytes, &g->here, sizeof g->here);
 }
 
-/* Counts a kernel that is about to start; closing the GPU waits for its end. False: the GPU is not open. */
+/* Counts a kernel that is about to start. Closing the GPU waits for the kernel's end. False: the GPU is not open. */
 static bool gpu_enter(weft_gpu *g)
 {
     pthread_mutex_lock(&open_lock);
@@ -499,7 +498,7 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already; open it again with weft_gpu_open()");
     int rc = g->backend->run
                  ? run_begin(g)
-                 : base_fail(-ENOTSUP, "weft_gpu_run() runs C functions, which only the GPU `host` can do, not %s", g->backend->name);
+                 : base_fail(-ENOTSUP, "weft_gpu_run() runs C functions; only the GPU `host` can do that, not %s", g->backend->name);
     if (g->backend->run)
         rc = run_end(g, rc ? rc : g->backend->run(g->device, &g->here, kernel, blocks, arg));
     gpu_exit(g);

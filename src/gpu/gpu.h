@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
  * GPUs whose kernels use the cluster's memory, messages and queues. A back end (struct gpu_backend) drives one kind of device. Each file
- * here calls only those before it:
+ * calls only the files listed before it:
  *
  *   host.c   the back end whose blocks are threads of this process
- *   cuda.c   the back end over CUDA's driver, which cuda_driver.c loads; cuda_lanes.c launches weft's own kernels there
+ *   cuda.c   the back end over CUDA's driver; cuda_driver.c loads the driver, cuda_lanes.c launches weft's own kernels on it
  *   metal.c  the back end over Metal, which metal_driver.c loads; compiled, never run
- *   pci.c    what the system reports about GPUs on PCI; unusable.c lists GPUs on PCI that no back end offers
+ *   pci.c    what the system reports about GPUs on PCI; unusable.c lists those that no back end offers
  *   look.c   lists the GPUs of all back ends
  *   arena.c  memory of GPUs in the address space, with rdma.c, views.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
- *   ring.h   rings of requests, the node's side (the kernels' side is weft/device.h); ring.c makes them
- *   work.c   persistent workers: tasks from queues to blocks, results back
- *   tasks.c  requests of kernels to queues: submit, claim, renew, complete; their arrays may be in arenas
+ *   ring.h   the node's side of rings of requests (the kernels' side is weft/device.h); ring.c makes the rings
+ *   work.c   persistent workers: they bring tasks from queues to blocks, and results back
+ *   tasks.c  requests of kernels to queues: submit, claim, renew, complete; the arrays of such a request may be in arenas
  *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
  *   gpu.c    opening and closing
@@ -35,7 +35,7 @@ struct gpu_memory {
     uint64_t bytes;
     uint64_t there;  /* the memory's address for kernels */
     uint64_t handle; /* the back end's own handle */
-    int fd;          /* a descriptor from which other processes can map the memory; this process owns it; -1: there is none */
+    int fd;          /* a descriptor from which other processes can map the memory; this process owns the descriptor; -1: none */
 };
 
 /* Kernels that weft itself launches (span_kernels.h). */
@@ -51,50 +51,50 @@ extern const void *const gpu_span_image;
 
 struct gpu_backend {
     const char *name;
-    bool turns; /* its kernels and the node never run at the same time (weft_gpu_config.turns) */
-    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. False: there are not so many GPUs. If the
-     * name stays empty, look.c sets it. */
+    bool turns; /* kernels of this back end and the node never run at the same time (weft_gpu_config.turns) */
+    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. False: there are not so many GPUs. If this
+     * function leaves the name empty, look.c sets it. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
-    /* why there is no GPU of this kind; NULL: there is always one, or the reason is not known */
+    /* returns why there is no GPU of this kind; may be NULL: there is always a GPU, or the reason is not known */
     const char *(*why)(void);
     /* The following functions return a negative errno with base_error(). `*device` is the back end's own state, which open() sets. */
     int (*open)(uint32_t index, void **device);
     void (*close)(void *device);
-    /* Lets kernels access memory of this process, at address `*there`. */
+    /* Lets kernels access memory of this process. `*there` becomes the memory's address for kernels. */
     int (*attach)(void *device, void *memory, size_t bytes, uint64_t *there);
     void (*detach)(void *device, void *memory);
     /* Allocates zeroed memory of the device. */
     int (*alloc)(void *device, size_t bytes, void **memory);
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
-    int (*check)(void *device);                                          /* whether the device still works; may be NULL: always */
-    /* Allocates out->bytes for an arena; -ENOMEM if the GPU has too little memory. memory_import() maps another process's memory from a
-     * descriptor, which the caller closes. */
+    int (*check)(void *device); /* checks whether the device still works; may be NULL: it always works */
+    /* memory_open() allocates out->bytes for an arena; -ENOMEM: the GPU has too little memory. memory_import() maps another process's
+     * memory from a descriptor, which the caller closes. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
-    /* Gives kernels of another GPU of this process access to the memory, at the same address. An error: they cannot access it. NULL: no GPU
-     * can. */
+    /* Gives kernels of another GPU of this process access to the memory, at the same address. An error: these kernels cannot access it. May
+     * be NULL: kernels of other GPUs never can. */
     int (*memory_allow)(void *device, const struct gpu_memory *m);
     /* Returns a dmabuf descriptor of an arena's memory for RDMA devices, which the caller closes, or an error. May be NULL. */
     int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
-    /* Makes what an RDMA device has written to the GPU's memory visible to kernels and copies of this GPU or, with `all`, of all GPUs.
-     * NULL: it is visible by itself. */
+    /* Makes data that an RDMA device has written to the GPU's memory visible to kernels and copies of this GPU or, with `all`, of all GPUs.
+     * May be NULL: the data is visible without a call. */
     int (*memory_settle)(void *device, bool all);
     /* Begins a copy between memory of the device and other memory. The caller then calls copied() until it does not return -EINPROGRESS. */
     int (*copy)(void *device, void *to, const void *from, size_t bytes, uint64_t *ticket);
     int (*copied)(void *device, uint64_t ticket);
-    /* An atomic on a word in the device's memory. Callers make sure that only one runs on a word at a time. */
+    /* Carries out an atomic on a word in the device's memory. Callers make sure that only one atomic at a time runs on a word. */
     int (*atomic)(void *device, void *word, uint32_t kind, uint64_t a, uint64_t b, uint64_t *old);
     /* weft's own kernels. All seven members are NULL if the back end cannot launch them. Launches on one lane run in order, and after the
-     * lane's earlier copies. A copy does not wait for the lane's kernels: the caller begins it when these have ended. Lanes are independent
-     * of each other. One thread at a time uses a lane. */
+     * lane's earlier copies. A copy does not wait for the lane's kernels, so the caller begins a copy when these kernels have ended. Lanes
+     * are independent of each other. One thread at a time uses a lane. */
     int (*load)(void *device, const struct gpu_code *code, void **module);
     void (*unload)(void *device, void *module);
     int (*lane_open)(void *device, void **lane);
     void (*lane_close)(void *device, void *lane);
     int (*lane_copy)(void *device, void *lane, void *to, const void *from, size_t bytes);
-    /* Launches a kernel. If `after` is not NULL, the kernel starts when the last kernel of that lane has ended. Copies `arg`. */
+    /* Launches a kernel, and copies `arg`. If `after` is not NULL, the kernel starts when the last kernel of lane `after` has ended. */
     int (*launch)(void *device, void *lane, void *after, void *module, uint32_t function, uint32_t blocks, uint32_t threads, void *arg);
     int (*lane_done)(void *device, void *lane); /* state of the last launch: 0: it has ended, -EINPROGRESS, or an error */
     /* Runs a kernel of the program, given as a C function. NULL: the program itself starts its kernels. */
@@ -108,7 +108,7 @@ extern const struct gpu_backend gpu_host, gpu_cuda, gpu_metal, gpu_unusable;
 extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_text.py) */
 
 /* --- look.c --- */
-/* Finds the usable GPU of that name; `name` NULL: the first usable one. -ENODEV: there is none. */
+/* Finds the usable GPU of that name; with NULL, the first usable GPU. -ENODEV: there is no such GPU. */
 int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
 
 /* An open GPU, as the files about arenas see it. */
@@ -126,7 +126,7 @@ struct gpu_service {
     void *arg;
 };
 
-/* A node's arenas, and what must exist until its links are closed. */
+/* A node's arenas, and all else of this folder that must exist until the node's links are closed. */
 struct arenas;
 struct gpus {
     pthread_mutex_t lock;
@@ -143,24 +143,25 @@ static inline struct arenas *gpu_arenas_of(const struct weft_node *w)
 int gpu_arenas_new(struct weft_node *w, struct arenas **out);
 int gpu_arena_open(struct arenas *c, const struct gpu_place *place, uint64_t bytes, uint32_t *space);
 int gpu_arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out);
-/* The address in this process of memory at `addr`; NULL: it is not mapped here. The arena stays open until gpu_arena_release(held). */
+/* Returns the address in this process of the memory at `addr`; NULL: it is not mapped. The arena stays open until
+ * gpu_arena_release(held). */
 struct gpu_arena;
 void *gpu_arena_hold(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **held);
 void gpu_arena_release(struct gpu_arena *held);
-/* The address of memory at `addr` for kernels of the GPU at `place`; NULL: they cannot access it. */
+/* Returns the address of the memory at `addr` for kernels of the GPU at `place`; NULL: these kernels cannot access it. */
 void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_gaddr addr, uint64_t bytes);
-/* Call it when a GPU was opened: gives the GPU's kernels access to the arenas of this node and of other nodes of this host, if this is
+/* Call this when a GPU was opened. It gives the GPU's kernels access to the arenas of this node and of other nodes of this host, as far as
  * possible. Sets place->number. */
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
 void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
 /* Closes the arenas of that GPU. False: operations on some of them are still under way, and need the GPU until gpu_arenas_free(). */
 bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
-void gpu_arenas_end(struct arenas *c);  /* ends the thread */
+void gpu_arenas_end(struct arenas *c);  /* ends the carrier thread */
 void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
 
 /* --- work.c --- */
 #define GPU_WORKERS_MAX 64u
-#define GPU_QUEUES      64u /* queues that kernels name by number */
+#define GPU_QUEUES      64u /* the most queues of a GPU; kernels give a queue's number */
 
 struct gpu_ring;
 struct gpu_request;
@@ -188,8 +189,8 @@ void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels
 void gpu_work_free(struct gpu_workers *all); /* frees the workers, after kernels and the serving thread have ended */
 
 /* --- tasks.c --- */
-/* Finds memory in this node's pool that a kernel names by address. Refuses addresses in arenas, which the processor may be unable to
- * access. */
+/* Finds the memory at an address in this node's pool that a kernel has given. Refuses addresses in arenas, because the processor may be
+ * unable to access arenas. */
 int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out);
 int gpu_tasks_queue(struct gpu_workers *all, weft_queue *q, uint32_t *number);
 /* called by the serving thread; when the request is done, its `op` is completed */
@@ -198,28 +199,28 @@ void gpu_tasks_end(struct gpu_workers *all); /* call it when the serving thread 
 
 /* --- record.c; called by the serving thread --- */
 struct gpu_record;
-struct gpu_records { /* records whose requests are not complete, oldest first */
+struct gpu_records { /* records of requests that are not complete, oldest first */
     struct gpu_record *first, **end;
 };
 /* Begins a request whose record is in an arena of this node. */
 int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_request *q, const struct gpu_service *service);
-bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step for all of them; true: there was something to do */
+bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step of all records; true: something to do */
 /* -EINPROGRESS; otherwise the result, which is returned once and ends the request */
 int gpu_record_result(struct weft_node *w, struct gpu_request *q);
 
 /* --- serve.c --- */
 struct gpu_server;
-/* Starts the serving thread. It writes to `notice` (weft_device.notice) which nodes are gone. While no request arrives, it calls the back
- * end's check() from time to time, and logs its first failure. */
+/* Starts the serving thread. It writes to `notice` (weft_device.notice) which nodes are gone. While no request arrives, the thread calls
+ * the back end's check() from time to time, and logs the first failure. */
 int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_ring *rings, uint32_t count, _Atomic uint64_t *notice,
               bool turns);
-/* With `turns`, the thread reads the rings only in gpu_serve_turn(), which is called after a kernel has ended. It waits until all requests
- * are done, and returns the first error of a request without an answer. The next kernel may run when gpu_serve_wait() has returned 0. One
- * thread at a time calls these two functions. */
+/* With `turns`, the thread reads the rings only in gpu_serve_turn(), which is called after a kernel has ended. gpu_serve_turn() waits until
+ * all requests are done, and returns the first error of a request without an answer. The next kernel may run when gpu_serve_wait() has
+ * returned 0. One thread at a time calls these two functions. */
 int gpu_serve_turn(struct gpu_server *s, int64_t deadline);
 int gpu_serve_wait(struct gpu_server *s, int64_t deadline);
-/* Ends the thread when all requests that have arrived are done, or at `deadline`. False: operations that write to `rings` are still under
- * way. */
+/* Ends the serving thread when all requests that have arrived are done, or at `deadline`. False: operations that write to `rings` are still
+ * under way. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 

@@ -1,36 +1,37 @@
 /* SPDX-License-Identifier: MIT
  *
- * Places for puts. The owner of an arena grants slots of its stage to a node, which puts pieces into them; the owner then copies each piece
- * to the GPU. A put takes less time of both processors than the owner's get of the same bytes, and needs no message before it when the node
- * has a free slot. A node gives its slots back when it has used none for a while.
+ * Slots for puts. The owner of an arena grants slots of its stage to a node. The node puts pieces into the slots, and the owner copies each
+ * piece to the GPU. A put takes less processor time at both nodes than a get by the owner. When the node has a free slot, it need send no
+ * message before the put. A node gives its slots back when it has used none of them for a while.
  *
- * Why no put can reach a slot that the owner uses for something else: The node puts into a slot only between the grant and its message LAND
- * about the slot, and again between an answer that leaves it the slot and the next LAND. It sends LAND when its put is complete, so no
- * other bytes will come. If a put or the sending of LAND fails, bytes may still be under way. Then the node puts into none of its slots,
- * waits until the link is flushed, and gives all slots back. The owner uses a slot for something else only after one of these:
+ * Why no put can reach a slot that the owner uses for something else: the node puts into a slot only between the owner's grant and the
+ * node's message LAND about the slot, or between an answer that leaves the slot to the node and the next LAND. The node sends LAND when its
+ * put is complete, so no further bytes will come. If a put or the sending of LAND fails, bytes may still be under way. Then the node puts
+ * into none of its slots, waits until the link is flushed, and gives all slots back. The owner uses a slot for something else only after
+ * one of these:
  *
- *   - Its answer to a LAND said that the slot is not the node's any more. The node had nothing under way to this slot, because it waited
- *   for the answer.
- *   - The node's message GIVE has come. It is sent when no put into any of the slots is under way, and comes after every LAND. A slot that
- *   is being copied is free when the copy has ended. A GIVE is about all slots that were granted before it came. So the node takes a grant
- *   only as the answer to its last question (`question`), which it asked after its last GIVE.
- *   - The node is gone. grant_gone() is called when the link is closed, so that nothing comes from the node any more.
+ *   - The owner's answer to a LAND said that the slot is not the node's any more. The node had nothing under way to this slot, because it
+ *   waited for the answer.
+ *   - The node's message GIVE has come. The node sends it when no put into any of its slots is under way, and after every LAND. A slot that
+ *   is being copied becomes free when the copy has ended. A GIVE is about all slots that were granted before it came. So the node takes a
+ *   grant only as the answer to its last question (`question`), which it asked after its last GIVE.
+ *   - The node is gone. grant_gone() is called after the link was closed, when nothing can come from the node any more.
  *
- * A node that is stopped keeps its slots. So a node has no more slots than are free, and while requests of other nodes wait for a slot,
+ * A node that is stopped keeps its slots. So a node gets at most as many slots as stay free. While requests of other nodes wait for a slot,
  * answers to LAND take slots back.
  */
 #include "gpu/arena.h"
 
 #define IDLE_NS  (5 * WEFT_MS)  /* a node gives its slots back when it has used none for this time */
-#define AGAIN_NS (10 * WEFT_MS) /* a node that did not get all slots asks for more only after this time */
-#define PULL_NS  (20 * WEFT_MS) /* while a node has no slots, pieces wait at most so long for the answer; then the owner gets them */
-#define LOST_NS  WEFT_SECOND    /* after this time without an answer, the question counts as lost */
+#define AGAIN_NS (10 * WEFT_MS) /* a node that did not get all the slots it asked for asks again only after this time */
+#define PULL_NS  (20 * WEFT_MS) /* while a node has no slots, pieces wait so long for the owner's answer; then the owner gets the pieces */
+#define LOST_NS  WEFT_SECOND    /* a question that is not answered in this time counts as lost */
 
 /* The state of the last question, in the low bits of grants.offer. With OFFER_WANTED, the whole word is the number of the question, which
  * is never 0. */
 enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE, OFFER_NEXT = 4 };
 
-/* Something is left to do in the next step, even if no message comes. */
+/* Makes sure that a next step happens, even if no message comes. */
 static void step_again(struct arenas *c)
 {
     c->rooms_seen = atomic_load_explicit(&c->rooms, memory_order_relaxed) - 1;
@@ -89,7 +90,7 @@ static void take_back(struct arenas *c, uint32_t node)
     }
 }
 
-/* Grants slots to a node that has asked. False: there is no room for the answer now. */
+/* Grants slots to a node that has asked for some. False: the answer cannot be sent now. */
 static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 {
     struct stage_slot *taken[GRANTS_MOST];
@@ -117,13 +118,13 @@ static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 static bool owner_look(struct arenas *c, uint32_t node)
 {
     struct grants *g = &c->peer[node].grants;
-    /* Read `wanted` before `given`, because a GIVE comes before the next WANT, and is not about the slots that are granted below. */
+    /* Read `wanted` before `given`: a GIVE comes before the next WANT, and is not about the slots that are granted below. */
     uint32_t question = atomic_exchange_explicit(&g->wanted, 0, memory_order_acquire), none = 0;
     bool gave = atomic_exchange_explicit(&g->given, false, memory_order_acquire);
     if (gave)
         take_back(c, node);
     bool told = question && fab_alive(c->w, node) && grant_give(c, node, question);
-    if (question && !told && fab_alive(c->w, node)) /* unless it has asked anew */
+    if (question && !told && fab_alive(c->w, node)) /* keep the question, unless the node has asked again */
         atomic_compare_exchange_strong_explicit(&g->wanted, &none, question, memory_order_relaxed, memory_order_relaxed);
     return gave || told;
 }
@@ -142,7 +143,7 @@ bool grant_serves(struct arenas *c, uint32_t node, uint32_t space)
 {
     const struct fab_transport *t = c->w->links[node].transport;
     bool direct = t && t->get_into && !atomic_load_explicit(&c->peer[node].rdma[space], memory_order_relaxed);
-    /* otherwise the owner copies the bytes directly: this node's pool is mapped there, or the device gets into the arena */
+    /* otherwise no slot is needed: the owner has this node's pool mapped, or its RDMA device gets the bytes into the arena */
     return !direct && !weft_ptr(c->w, weft_gaddr_make(node, 0, FAB_NULL_BYTES), 1);
 }
 
@@ -173,7 +174,7 @@ static void want(struct arenas *c, uint32_t node, struct grants *g)
     uint32_t question = atomic_load_explicit(&g->offer, memory_order_relaxed);
     int rc = room_send(c, node, &(struct arena_room){.kind = ROOM_WANT, .question = question});
     if (rc && offer_turn(c, g, OFFER_WANTED, OFFER_NONE))
-        g->lost = rc != -EAGAIN; /* it is not known whether the owner has got the message */
+        g->lost = rc != -EAGAIN; /* after other errors, the owner may or may not have got the message */
     if (g->lost)
         step_again(c);
 }
@@ -217,7 +218,7 @@ void grant_end(struct arenas *c, uint32_t node, struct grant *one, enum grant_fa
         slot_drop(c, g, one);
 }
 
-/* None of the other node's slots is this node's any more. */
+/* Forgets all grants of the other node. */
 static void forget(struct arenas *c, struct grants *g)
 {
     for (uint32_t i = 0; i < GRANTS_MOST; i++)
@@ -226,14 +227,14 @@ static void forget(struct arenas *c, struct grants *g)
     g->flush = (struct fab_flush){0};
 }
 
-/* The owner's grants have come. */
+/* Takes the grants that the owner has sent. */
 static void take_offer(struct arenas *c, struct grants *g)
 {
     uint32_t taken = 0;
     for (uint32_t i = 0; i < GRANTS_MOST && taken < g->offered; i++)
         if (!g->slot[i].at)
             g->slot[i] = (struct grant){.at = g->offered_at[taken++], .bytes = g->offered_bytes};
-    g->lost |= taken < g->offered; /* more than this node has room for */
+    g->lost |= taken < g->offered; /* the owner has granted more slots than this node can keep */
     g->count += taken;
     atomic_fetch_add_explicit(&c->grants, taken, memory_order_relaxed);
     g->used = base_now_ns();
@@ -241,7 +242,7 @@ static void take_offer(struct arenas *c, struct grants *g)
     (void)offer_turn(c, g, OFFER_HERE, OFFER_NONE);
 }
 
-/* Gives all slots back, if it is time. */
+/* Gives all slots back, if it is time to do so. */
 static bool give_back(struct arenas *c, uint32_t node, struct grants *g)
 {
     struct fab_link *l = &c->w->links[node];
@@ -268,7 +269,7 @@ static bool taker_look(struct arenas *c, uint32_t node)
     if (moved)
         take_offer(c, g);
     if (offer_of(g) == OFFER_WANTED && base_now_ns() - g->wanted_at > LOST_NS && offer_turn(c, g, OFFER_WANTED, OFFER_NONE))
-        g->lost = true; /* if slots come later, they are given back, too */
+        g->lost = true; /* slots that come later must be given back, too */
     if (atomic_exchange_explicit(&g->stray, false, memory_order_relaxed))
         g->lost = true;
     return give_back(c, node, g) || moved;
@@ -301,7 +302,7 @@ static bool offer_right(uint32_t from, const struct arena_room *m)
     return right;
 }
 
-/* A step may give the question up, and ask again, at any time. It reads what is offered only with OFFER_HERE. */
+/* At any time, a step may give up the question and ask again. A step reads the offered slots only in state OFFER_HERE. */
 static void offered(struct grants *g, uint32_t from, const struct arena_room *m)
 {
     uint32_t asked = m->question, here = asked - OFFER_WANTED + OFFER_HERE;

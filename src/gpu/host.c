@@ -88,7 +88,7 @@ static int host_map(int fd, uint64_t bytes, struct gpu_memory *out)
 {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (at == MAP_FAILED)
-        return base_fail(-errno, "cannot map %llu bytes for an arena of the GPU `host`: %s" BASE_MEMORY_HINT, (unsigned long long)bytes,
+        return base_fail(-errno, "GPU `host`: cannot map %llu bytes for an arena: %s" BASE_MEMORY_HINT, (unsigned long long)bytes,
                          base_strerror(errno));
     *out = (struct gpu_memory){.base = at, .bytes = bytes, .there = (uint64_t)(uintptr_t)at, .fd = fd};
     return 0;
@@ -133,12 +133,13 @@ static int host_memory_allow(void *device, const struct gpu_memory *m)
     return 0;
 }
 
-/* A memfd of the memory in place of a dmabuf. The emulated devices of softverbs accept it; drivers of real devices refuse it. */
+/* Returns a memfd of the memory in place of a dmabuf. The emulated devices of softverbs accept a memfd; drivers of real devices refuse
+ * it. */
 static int host_memory_dmabuf(void *device, const struct gpu_memory *m)
 {
     (void)device;
     int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
-    return fd < 0 ? base_fail(-errno, "cannot duplicate the descriptor of an arena of the GPU `host`: %s" BASE_FILES_HINT,
+    return fd < 0 ? base_fail(-errno, "GPU `host`: cannot duplicate the descriptor of an arena's memory: %s" BASE_FILES_HINT,
                               base_strerror(errno))
                   : fd;
 }
@@ -168,7 +169,7 @@ struct block {
     weft_gpu_kernel kernel;
     void *arg;
     pthread_t thread;
-    _Atomic uint32_t *go; /* read by the blocks' threads: 0: not all blocks are started; 1: all are; 2: starting them failed */
+    _Atomic uint32_t *go; /* read by the blocks' threads. 0: some blocks are not started yet; 1: all are; 2: starting a block has failed */
 };
 
 static void *play(void *arg)

@@ -74,7 +74,7 @@ static void job_piece_done(struct arenas *c, struct arena_piece *p)
         job_end(c, j);
 }
 
-/* Begins pieces of the peer's jobs, in order, as far as there is room. */
+/* Begins pieces of the peer's jobs, in order, as many as possible now. */
 static bool peer_step(struct arenas *c, struct arena_peer *peer)
 {
     bool moved = false;
@@ -91,7 +91,7 @@ static bool peer_step(struct arenas *c, struct arena_peer *peer)
         base_spin_lock(&c->lock);
         peer->next = j->next;
         base_spin_unlock(&c->lock);
-        if (j->pieces == 0) /* no piece of it could begin */
+        if (j->pieces == 0) /* no piece of this job could begin */
             job_end(c, j);
     }
 }
@@ -123,7 +123,7 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
         rc = arena_enter(c, j->far, j->length, &j->far_arena, &at);
     else if (j->length && j->near_arena)
         at = weft_ptr(c->w, j->far, j->length);
-    /* if no GPU can access both arenas, transfer as between two nodes */
+    /* if no GPU can access both arenas, transfer the data as between two nodes */
     bool apart = !rc && j->near_arena && j->far_arena && !view_copier(j->near_arena, j->far_arena);
     j->far_at = apart ? NULL : at;
     if (!rc && j->length && weft_gaddr_space(j->far) && !arena_is_own(c, j->far))
@@ -166,7 +166,7 @@ static int job_wait(struct arenas *c, uint32_t node)
     if (has_room(&r))
         return fab_refuse_node(c->w, node);
     if (fab_in_handler())
-        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory, the most possible, are under way; start fewer in a handler",
+        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory are under way, which is the most; start fewer in a handler",
                          node, ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)

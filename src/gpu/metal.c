@@ -2,8 +2,8 @@
  *
  * The back end `metal`: Apple's GPUs, which share the processor's memory. Compiled, never run.
  *
- * All memory is pages of this process with a shared Metal buffer over them, which has other addresses for kernels than for the processor.
- * Kernels are text, and take turns with the node (weft/device.metal.h says why).
+ * All memory is pages of this process with a shared Metal buffer over them. For kernels the buffer has other addresses than for the
+ * processor. Kernels are given as text, and take turns with the node (weft/device.metal.h says why).
  */
 #include "gpu/gpu.h"
 #include "gpu/metal_driver.h"
@@ -27,7 +27,7 @@ struct metal_open {
     void *device, *queue;
     pthread_mutex_t lock;
     struct metal_piece *pieces;
-    /* The kernel that was compiled last, kept because programs run few kernels many times. */
+    /* The kernel that was compiled last. It is kept because programs run few kernels many times. */
     char *text, *name;
     void *pipeline;
 };
@@ -160,7 +160,7 @@ static void metal_detach(void *device, void *memory)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* `*memory` becomes the address of the memory for kernels, by which later calls name it. */
+/* `*memory` becomes the memory's address for kernels. Later calls take this address. */
 static int metal_alloc(void *device, size_t bytes, void **memory)
 {
     struct metal_open *m = device;
@@ -307,7 +307,7 @@ static int metal_compile(struct metal_open *m, const char *text, const char *nam
         return base_fail(-EINVAL, "the kernel's text does not compile: %.400s", metal_error_text(error));
     function = METAL_SEND(void *, (void *), library, "newFunctionWithName:", wanted);
     if (!function)
-        rc = base_fail(-EINVAL, "the kernel's text has no function %.60s: name one that it has", name);
+        rc = base_fail(-EINVAL, "the kernel's text has no function %.60s: name a function that it has", name);
     if (!rc) {
         m->pipeline = METAL_SEND(void *, (void *, void **), m->device, "newComputePipelineStateWithFunction:error:", function, &error);
         if (!m->pipeline)
@@ -353,7 +353,7 @@ static int metal_encode(struct metal_open *m, struct metal_piece *own, uint64_t 
     METAL_SEND(void, (void *), e, "setComputePipelineState:", m->pipeline);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", own->buffer, offset, 0);
     METAL_SEND(void, (void *, unsigned long, unsigned long), e, "setBuffer:offset:atIndex:", argument, 0, 1);
-    /* Declare memory as used that kernels reach only through stored addresses. Otherwise the GPU may not have it mapped. */
+    /* Kernels reach this memory only through stored addresses. Declare it as used, or the GPU may not have it mapped. */
     for (const struct metal_piece *p = m->pieces; p; p = p->next)
         METAL_SEND(void, (void *, unsigned long), e, "useResource:usage:", p->buffer, METAL_READ_WRITE);
     METAL_SEND(void, (struct metal_size, struct metal_size), e, "dispatchThreadgroups:threadsPerThreadgroup:", blocks, threads);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Requests of other nodes for this node's arenas. The handler checks every field and stores the request; a thread carries it out. The data
- * of a large request goes through the stage, one buffer at a time, unless the requester's pool is mapped here, or the RDMA device moves the
- * data itself.
+ * Requests of other nodes for this node's arenas. The handler checks every field and stores the request; the carrier thread carries it out.
+ * The data of a large request goes through the stage, one buffer at a time. The stage is not used if the requester's pool is mapped in this
+ * process, or if the RDMA device moves the data.
  */
 #include "gpu/arena.h"
 
@@ -17,12 +17,12 @@ struct arena_request {
     struct arena_message m;
     struct gpu_arena *arena;
     uint8_t *at;     /* address in the arena */
-    uint8_t *pool;   /* address of the requester's memory, if it is mapped here; else NULL */
+    uint8_t *pool;   /* address of the requester's memory, if it is mapped in this process; else NULL */
     uint64_t done;   /* bytes that were moved */
-    uint32_t moving; /* bytes of the buffer that is being moved */
+    uint32_t moving; /* size of the part that is being moved */
     struct stage_slot *slot;
     struct stage_slot *landed; /* the slot into which the requester has put the bytes */
-    bool waits;                /* for a slot */
+    bool waits;                /* the request waits for a slot */
     struct arena_copy copy;
     bool started; /* `op` was started */
     weft_op op;
@@ -81,7 +81,7 @@ void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t hea
     *c->arrived_end = r;
     c->arrived_end = &r->next;
     base_spin_unlock(&c->lock);
-    if (m.kind != ASK_LAND || !c->turn(c)) /* the copy begins here, because the thread would first have to wake up */
+    if (m.kind != ASK_LAND || !c->turn(c)) /* a LAND's copy begins in this handler, because the thread would first have to wake up */
         arena_ring(c);
 }
 
@@ -91,7 +91,7 @@ static void request_answer(struct arena_request *r, int status)
     r->step = REQUEST_ANSWER;
 }
 
-/* The bytes are in a slot that was granted to the requester. */
+/* Takes the bytes from a slot that was granted to the requester. */
 static void request_land(struct arenas *c, struct arena_request *r)
 {
     r->landed = grant_land(c, r->from, r->m.a, r->m.length);
@@ -129,7 +129,7 @@ static void request_new(struct arenas *c, struct arena_request *r)
     }
 }
 
-/* Records whether a request waits for a slot. While one waits, slots that are granted to others are taken back (grant_stays()). */
+/* Records whether a request waits for a slot. While a request waits, slots that are granted to nodes are taken back (grant_stays()). */
 static void request_waits(struct arenas *c, struct arena_request *r, bool waits)
 {
     c->waiting += (uint32_t)waits - (uint32_t)r->waits;
@@ -187,7 +187,7 @@ static void request_fetch(struct arenas *c, struct arena_request *r)
         request_answer(r, rc);
 }
 
-/* A part of the request's bytes was moved; `rc`: or could not be moved. */
+/* Called when a part of the request's bytes was moved or, if `rc` is an error, could not be moved. */
 static void request_moved(struct arena_request *r, int rc)
 {
     r->done += r->moving;
@@ -229,7 +229,7 @@ static bool request_end(struct arenas *c, struct arena_request *r)
 {
     if (!fab_alive(c->w, r->from))
         return true;
-    if (r->m.kind == ASK_PUSH) /* so that the answer does not overtake the data */
+    if (r->m.kind == ASK_PUSH) /* flush first, so that the answer does not overtake the data */
         c->w->links[r->from].transport->fence(c->w, &c->w->links[r->from]);
     bool bytes = r->m.kind == ASK_READ && r->status == 0;
     bool stays = r->landed && grant_stays(c, r->landed);

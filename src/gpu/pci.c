@@ -237,7 +237,7 @@ void gpu_pci_log_line(const char *line, const char *address, char said[PCI_SAID]
         about |= strstr(at, failures[i]) != NULL;
     if (other || !about || (!named && !strstr(at, "GSP") && !strstr(at, "RmInitAdapter")))
         return;
-    /* keep the line about the firmware: the driver's last lines only repeat that its start failed */
+    /* keep the line about the firmware, because the driver's last lines only repeat that the start failed */
     if (strstr(said, "GSP") && !strstr(at, "GSP") && !strstr(at, "Xid"))
         return;
     size_t n = 0;
@@ -282,14 +282,14 @@ static void explain_nvidia(const struct pci_gpu *g, const char *said, const char
         SAY(out->why, "it no longer answers on PCIe: %s", said);
         SAY(out->remedy, "check its cable and power; only a restart of this machine, or of its enclosure, brings it back");
     } else if (strstr(said, "invalid") && strstr(said, "BAR")) {
-        SAY(out->why, "the machine's firmware has assigned no PCI addresses to its memory: %s", said);
+        SAY(out->why, "the machine's firmware has assigned no PCI addresses to the GPU's memory: %s", said);
         SAY(out->remedy, "switch on \"Above 4G decoding\" in the firmware's settings, or start Linux with pci=realloc");
     } else if (firmware && g->external) {
         SAY(out->why, "external; its link is up (PCIe %u x%u), but its firmware refuses to start: %s", g->generation, g->lanes, said);
         SAY(out->remedy,
             "NVIDIA's newest GPUs are known to fail over Thunderbolt: try a newer driver, or put the GPU into a slot of a host");
     } else if (firmware) {
-        SAY(out->why, "its driver is bound to it, but its firmware does not start: %s", said);
+        SAY(out->why, "the driver is bound to the GPU, but the GPU's firmware does not start: %s", said);
         SAY(out->remedy, "restart this machine; if that does not help, try another version of the driver");
     } else if (cuda[0]) {
         SAY(out->why, "%s", cuda);
@@ -309,7 +309,7 @@ void gpu_pci_explain(const struct pci_gpu *g, const char *said, const char *cuda
     } else if (g->lanes == 0 && g->lanes_most) {
         SAY(out->why, "its PCIe link is down%s", g->external ? "; it is external" : "");
         SAY(out->remedy, g->external ? "check the enclosure's power and cable, and that the Thunderbolt device is authorised (boltctl)"
-                                     : "check that it is firmly in its slot and has power");
+                                     : "check that the GPU is firmly in its slot and has power");
     } else if (!g->driver[0]) {
         SAY(out->why, "no driver is bound to it%s", g->external ? "; it is external, and its link is up" : "");
         SAY(out->remedy, "load NVIDIA's driver (modprobe nvidia); dmesg says why that fails");

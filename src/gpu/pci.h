@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * GPUs on PCI, as the kernel shows them in sysfs, also those that no driver offers. All files are read below the folder `root`; "" is this
+ * GPUs on PCI, as the kernel shows them in sysfs, even if no driver offers them. All files are read below the folder `root`; "" means this
  * machine.
  */
 #ifndef WEFT_GPU_PCI_H
@@ -33,7 +33,8 @@ bool gpu_pci_processors(const char *root, const char *address, uint64_t set[BASE
 /* Fills the fields of a GPU's description that are known from PCI. */
 void gpu_pci_tell(const char *root, const struct pci_gpu *g, weft_gpu_info *out);
 
-/* Finds in the kernel's log the last reason of NVIDIA's module why the device does not start. `said` is unchanged if there is none. */
+/* Searches the kernel's log for the last message of NVIDIA's module that says why the device does not start. If there is no such message,
+ * `said` stays unchanged. */
 #define PCI_SAID 96u
 void gpu_pci_log_line(const char *line, const char *address, char said[PCI_SAID]);
 void gpu_pci_log(const char *root, const char *address, char said[PCI_SAID]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Pieces of jobs. If this process can access the GPU's memory, a job is one piece. Otherwise it is cut into pieces that fit into the stage.
- * A piece of a put goes into a slot that the owner has granted (grant.c); if there is no slot, the owner gets the piece. The word of an
- * atomic or of a signal is a piece of its own, after the data.
+ * Pieces of jobs. If this process can access the GPU's memory, a job is one piece. Otherwise the job is cut into pieces that fit into the
+ * stage. A piece of a put goes into a slot that the owner has granted (grant.c); if the node has no slot, the owner gets the piece. The
+ * word of an atomic or of a signal is a piece of its own, after the data.
  */
 #include "gpu/arena.h"
 
@@ -38,7 +38,7 @@ static struct arena_piece *piece_take(struct arenas *c, struct arena_job *j)
 {
     struct arena_peer *peer = &c->peer[j->node];
     if (c->pieces == ARENA_PIECES || (peer->pieces && peer->pieces >= ARENA_PIECES - c->pieces))
-        return NULL; /* a node may not use more pieces than are free, so that other nodes find some, too */
+        return NULL; /* the pieces for one node may be at most as many as stay free, so that other nodes find free pieces, too */
     struct arena_piece *p = c->piece;
     while (step_of(p) != PIECE_FREE)
         p++;
@@ -80,8 +80,8 @@ static bool by_fabric(const struct arena_piece *p)
     return p->grant || far_is_pool(p->job);
 }
 
-/* The most bytes of a piece that goes into a granted slot. Pieces become smaller towards the end, so that the last copy to the GPU is
- * short. */
+/* The most bytes of a piece that goes into a granted slot. Pieces become smaller towards the end of a job, so that the last copy to the GPU
+ * is short. */
 static uint64_t granted_most(uint64_t left, uint64_t slot)
 {
     uint64_t most = base_round_up(left / TAIL_PARTS + 1, TAIL_LEAST);
@@ -89,7 +89,7 @@ static uint64_t granted_most(uint64_t left, uint64_t slot)
     return most < left ? most : left;
 }
 
-/* Where the piece's data goes at the other node. False: there is no room now. */
+/* Chooses where the piece's data goes at the other node. False: no slot is free now. */
 static bool piece_far(struct arenas *c, struct arena_job *j, struct arena_piece *p, uint64_t *most)
 {
     bool pull = true;
@@ -101,7 +101,7 @@ static bool piece_far(struct arenas *c, struct arena_job *j, struct arena_piece 
     return p->grant || pull;
 }
 
-/* The memory through which the piece's data goes at this node. False: there is no room now. */
+/* Chooses the memory through which the piece's data goes at this node. False: no memory is free now. */
 static bool piece_near(struct arenas *c, struct arena_job *j, struct arena_piece *p, uint64_t *most, int *why)
 {
     uint8_t *near = j->near + p->from;
@@ -120,7 +120,7 @@ static bool piece_near(struct arenas *c, struct arena_job *j, struct arena_piece
     return true;
 }
 
-/* Chooses the memory through which the piece's data goes. False: there is no room now. */
+/* Chooses the memory through which the piece's data goes at both nodes. False: no memory is free now at one of them. */
 static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piece *p, int *why)
 {
     uint64_t left = j->length - j->begun;
@@ -198,7 +198,7 @@ static void piece_word(struct arenas *c, struct arena_job *j, struct arena_piece
     }
 }
 
-/* Begins the next piece of a job, if there is room. True: one has begun. */
+/* Begins the next piece of a job, if possible. True: a piece has begun. */
 bool piece_begin(struct arenas *c, struct arena_job *j)
 {
     bool bytes = j->begun < j->length;
@@ -315,7 +315,7 @@ static int fabric_step(struct arenas *c, struct arena_job *j, struct arena_piece
 
 static void piece_fabric(struct arenas *c, struct arena_job *j, struct arena_piece *p)
 {
-    p->fate = GRANT_LOST; /* until the owner has answered */
+    p->fate = GRANT_LOST; /* the fate stays LOST until the owner has answered */
     int rc = fabric_step(c, j, p);
     if (rc == -EAGAIN || rc == -EINPROGRESS)
         return;
@@ -376,7 +376,8 @@ void piece_answered(struct arenas *c, uint32_t from, const void *header, size_t 
     memcpy(&a, header, sizeof a);
     struct arena_piece *p = &c->piece[(a.id & 255) % ARENA_PIECES];
     uint32_t expected = PIECE_ANSWER;
-    /* Accept an answer only from the owner that was asked, and only while it is awaited. `id` and `job` are written before that. */
+    /* Accept an answer only from the owner that was asked, and only while the piece waits for the answer. `id` and `job` were written
+     * before that wait. */
     if (!atomic_compare_exchange_strong_explicit(&p->step, &expected, PIECE_ARRIVES, memory_order_acq_rel, memory_order_relaxed))
         return;
     if (p->id != a.id || p->job->node != from) {
@@ -387,7 +388,7 @@ void piece_answered(struct arenas *c, uint32_t from, const void *header, size_t 
     int status = a.status > 0 || a.status < -4095 ? -EINPROGRESS : base_status_in((int)a.status);
     p->status = status == -EINPROGRESS || len != (reads && !status ? p->length : 0) ? -EPROTO : status;
     p->value = a.value;
-    p->fate = a.value ? GRANT_STAYS : GRANT_TAKEN; /* of a LAND: see request_end() */
+    p->fate = a.value ? GRANT_STAYS : GRANT_TAKEN; /* only for a LAND: see request_end() */
     if (!p->status && len)
         memcpy(p->bytes, payload, len);
     go_to(p, PIECE_CAME);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Registers arenas with the RDMA device, by a dmabuf. The device then moves data between an arena and another node's pool directly. If an
- * arena cannot be registered, its transfers are staged, and its node logs the reason and sends the errno to the other nodes.
+ * Registers arenas with the RDMA device, by a dmabuf. The device then moves data directly between an arena and another node's pool. If an
+ * arena cannot be registered, its transfers are staged. Its node logs the reason, and sends the errno to the other nodes.
  */
 #include "gpu/arena.h"
 
@@ -29,7 +29,7 @@ void rdma_open(struct arenas *c, struct gpu_arena *a)
     if (rc) {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is not registered with an RDMA device: %s; other hosts reach it through the pool",
                  (unsigned long long)a->memory.bytes, base_error());
-        base_error_clear(); /* not an error: the arena can be used without the RDMA device */
+        base_error_clear(); /* clear the error, because the arena can be used without the RDMA device */
     } else {
         base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is registered with the RDMA device", (unsigned long long)a->memory.bytes);
     }
@@ -68,7 +68,7 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
     if (rc == -ECONNABORTED && !atomic_exchange_explicit(&a->rdma_why, -EACCES, memory_order_relaxed)) {
         base_log(BASE_LOG_WARN,
                  "the RDMA device cannot access the GPU's memory of space %u, although the memory was registered: from now on the "
-                 "memory's data goes through the pool, which is slower (with WEFT_GPU_RDMA=no it always does)",
+                 "memory's data goes through the pool, which is slower (WEFT_GPU_RDMA=no: data always goes through the pool)",
                  a->space);
         atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Records that a kernel has in an arena, which the processor may be unable to read. Such a record is copied into the pool, the service
- * works on the copy, and the copy is written back before the kernel gets its answer. The last word (weft_request.answered) is written back
- * last, because kernels poll it.
+ * A kernel's record may be in an arena, which the processor may be unable to read. Such a record is copied into the pool. The service works
+ * on the copy, and the copy is written back before the kernel gets its answer. The last word (weft_request.answered) is written back last,
+ * because kernels poll it.
  */
 #include "gpu/arena.h"
 #include "gpu/ring.h"
@@ -12,7 +12,7 @@
 enum record_step { RECORD_FETCH, RECORD_CALLED, RECORD_STORE, RECORD_STORE_LAST, RECORD_DONE };
 
 struct gpu_record {
-    struct gpu_record *next; /* in the list of records whose requests are not complete */
+    struct gpu_record *next; /* link of the list of records of requests that are not complete */
     struct gpu_request *q;
     const struct gpu_service *service;
     struct gpu_arena *arena;

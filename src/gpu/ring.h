@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * A ring of requests: kernels write requests, and the node reads and answers them. A kernel may write anything, so each word is read once,
- * then checked, then used. tests/model/device_ring.pml is a model of the protocol.
+ * A ring of requests: kernels write requests, and the node reads and answers them. A kernel may write anything into the ring, so the node
+ * reads each word once, checks it, and then uses it. tests/model/device_ring.pml is a model of the protocol.
  */
 #ifndef WEFT_GPU_RING_H
 #define WEFT_GPU_RING_H
 
 #include "gpu/gpu.h"
 
-/* A request, from its arrival until it is done. Its number is the number of its first slot. */
+/* A request, from its arrival until it is done. The number of a request is the number of its first slot. */
 struct gpu_request {
     uint32_t kind, slots;
     bool answer; /* the kernel wants an answer */
-    int status;  /* the result, if the request was complete at its start; -EINPROGRESS: see `op` or `flush` */
+    int status;  /* the result, if the request was complete at once; -EINPROGRESS: the result comes in `op` or `flush` */
     uint64_t low[3], high[3];
     uint64_t value; /* the former value of an atomic */
     weft_op op;
@@ -31,22 +31,22 @@ struct gpu_ring {
     uint64_t head;                /* slots read so far */
     uint64_t done;                /* all requests before this slot are done */
     struct gpu_request *requests; /* one for each slot */
-    struct gpu_request **spare;   /* a stack of the free requests, so that the next one is likely in the cache */
+    struct gpu_request **spare;   /* a stack of the free requests: the one that is used next is likely in the cache */
     uint32_t spares;
     struct gpu_request **under_way; /* the requests under way, by their first slot: from `done` to `head` */
     uint32_t nodes;
     /* [nodes + 1]: for each node, the first error of a request without an answer since the last flush of that node. The last entry is for
-     * requests to no node */
+     * requests that are for no node */
     int *errors;
-    uint64_t fenced;        /* number + 1 of a fence that waits at `head`; 0: none waits */
-    struct fab_flush fence; /* the operations for which that fence waits */
+    uint64_t fenced;        /* number + 1 of the fence that waits at `head`; 0: no fence waits */
+    struct fab_flush fence; /* the operations that this fence waits for */
     void *memory;           /* the memory of slots, answers and taken */
     size_t bytes;
 };
 
 int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes);
 void gpu_ring_close(struct gpu_ring *r);
-/* Reads a cell of a slot. False: kernels have not written the cell since the ring last wrapped. */
+/* Reads a cell of a slot. False: kernels have not written the cell yet in this round of the ring. */
 static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
 {
     const weft_device_cell *c = &r->slots[slot & r->mask].cell[cell];
@@ -61,17 +61,17 @@ static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32
 /* True: no request is under way, and none has arrived. */
 static inline bool gpu_ring_quiet(const struct gpu_ring *r)
 {
-    /* relaxed: gpu_ring_next() reads this again */
+    /* relaxed: gpu_ring_next() reads the word again */
     uint64_t high = __atomic_load_n(&r->slots[r->head & r->mask].cell[0].high, __ATOMIC_RELAXED);
     return r->done == r->head && (high & WEFT_DEVICE_ROUND) != weft_device_round(r->head, r->mask);
 }
 
-/* The next request; NULL: it has not arrived completely, or too many are under way. `*why` is -EPROTO if the slot has no valid request. The
- * same request is returned until gpu_ring_keep() or gpu_ring_end() removes it. */
+/* Returns the next request. NULL: it has not arrived completely, or too many requests are under way. `*why` is -EPROTO if the slot has no
+ * valid request. The same request is returned until gpu_ring_keep() or gpu_ring_end() removes it. */
 static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
 {
     uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;
-    struct gpu_request *q = room ? r->spare[r->spares - 1] : NULL; /* if the ring has room, there is a free one */
+    struct gpu_request *q = room ? r->spare[r->spares - 1] : NULL; /* if the ring has room, a request is free */
     *why = 0;
     if (!q || !gpu_ring_cell(r, r->head, 0, &q->low[0], &first))
         return NULL;
@@ -103,7 +103,7 @@ static inline void gpu_ring_keep(struct gpu_ring *r, struct gpu_request *q)
 static inline uint64_t gpu_request_node(const struct gpu_request *q)
 {
     if (q->kind == WEFT_DEVICE_TASK_DONE)
-        return UINT64_MAX; /* it is for no node */
+        return UINT64_MAX; /* the request is for no node */
     bool plain = q->kind == WEFT_DEVICE_SEND || q->kind == WEFT_DEVICE_FENCE || q->kind == WEFT_DEVICE_FLUSH;
     return plain ? q->low[0] : q->low[0] >> (WEFT_OFFSET_BITS + WEFT_SPACE_BITS);
 }
@@ -129,7 +129,8 @@ static inline void gpu_ring_finish(struct gpu_ring *r, const struct gpu_request 
     if (q->answer) {
         weft_device_cell *a = &r->answers[r->done & r->mask];
         __atomic_store_n(&a->low, q->value, __ATOMIC_RELAXED);
-        /* release: the value, and what the operation wrote, are visible before this; pairs with the acquire in weft_device_test() */
+        /* release: a kernel that sees this word also sees the value and all that the operation wrote; pairs with the acquire in
+         * weft_device_test() */
         __atomic_store_n(&a->high, (uint64_t)(uint32_t)(r->done + 1) << 32 | (uint32_t)base_status_out(status), __ATOMIC_RELEASE);
     } else if (BASE_UNLIKELY(status)) {
         gpu_ring_fail(r, gpu_request_node(q), status);
@@ -147,7 +148,7 @@ static inline void gpu_ring_end(struct gpu_ring *r, struct gpu_request *q)
 /* Tells kernels which slots were read and may be written again. */
 static inline void gpu_ring_publish(struct gpu_ring *r)
 {
-    /* release: the slots were read before this; pairs with the acquire in weft_device_has_room() */
+    /* release: the node has read the slots before kernels may overwrite them; pairs with the acquire in weft_device_has_room() */
     if (atomic_load_explicit(r->taken, memory_order_relaxed) != r->head)
         atomic_store_explicit(r->taken, r->head, memory_order_release);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The serving thread: it reads the requests of kernels from the rings, starts them as operations of the fabric, and writes the answers. It
- * never waits for a single operation. If there is no room for a request, only its ring waits. The thread polls, because a device cannot
- * wake it; while no requests arrive, it sleeps between polls, longer each time.
+ * The serving thread: it reads the requests of kernels from the rings, starts them as operations of the fabric, and writes the answers. The
+ * thread never waits for a single operation. If a request cannot be started now, only its ring waits. The thread polls, because a device
+ * cannot wake it. While no requests arrive, it sleeps between polls, longer each time.
  */
 #include "gpu/ring.h"
 
@@ -14,11 +14,11 @@
 #define NAP_BUSY_NS  (100 * WEFT_US) /* the longest sleep while the last request was recent */
 #define NAP_MOST_NS  WEFT_MS
 #define LATELY_NS    WEFT_SECOND
-#define LOOKS        128u /* times that all rings are polled between two readings of the clock */
+#define LOOKS        128u /* how many times all rings are polled between two readings of the clock */
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
-#define AT_A_TIME    64u             /* the most requests of one ring before the next one is served */
-#define FETCH_AHEAD  16u             /* slots; they come from the device, which takes long */
+#define AT_A_TIME    64u             /* the most requests of one ring before the next ring is served */
+#define FETCH_AHEAD  16u             /* slots that are prefetched, because reading what a device wrote takes long */
 #define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
 
 struct gpu_server {
@@ -28,14 +28,14 @@ struct gpu_server {
     uint32_t count;
     /* When the thread ends, even if requests are not done; INT64_MAX: it was not asked to end. */
     _Atomic int64_t until;
-    bool all_done;              /* written by the thread; read by the one that has joined it */
-    int (*check)(void *device); /* NULL: the back end has none, or it has failed already */
+    bool all_done;              /* written by the serving thread; read after that thread was joined */
+    int (*check)(void *device); /* NULL: the back end has no check(), or the check has failed already */
     void *device;
     uint32_t failed_now;        /* requests that have failed since the last log line */
-    struct gpu_records records; /* records in arenas, whose requests are not complete */
+    struct gpu_records records; /* records in arenas, of requests that are not complete */
     _Atomic uint64_t *notice;
     uint64_t epoch; /* the membership epoch at which `notice` was last written */
-    /* how many turns were requested and done; the thread reads the rings while these differ */
+    /* asked, served: how many turns were requested, and how many are done; the thread reads the rings while the two differ */
     _Atomic uint32_t asked, served;
     int error; /* the first error of a request without an answer in the last turn; written before `served` */
     pthread_t thread;
@@ -47,8 +47,8 @@ static void server_count(_Atomic uint64_t *n, uint64_t more)
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* Finds memory of this node that a kernel names by its address. For 0 bytes any address of this node is accepted. Holds the memory's arena,
- * since another thread may be closing its GPU. */
+/* Finds the memory at an address of this node that a kernel has given. For 0 bytes any address of this node is accepted. Holds the memory's
+ * arena, since another thread may be closing the arena's GPU. */
 static int local(struct weft_node *w, uint64_t addr, uint64_t bytes, void **out, struct gpu_arena **held)
 {
     static uint64_t nothing;
@@ -100,7 +100,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-/* Starts a fence, which waits for all operations that have begun before its first check. */
+/* Starts a fence. It waits for all operations that were begun before the fence is first checked. */
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)
@@ -146,7 +146,7 @@ int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
     return 0;
 }
 
-/* Starts a request. -EAGAIN: there is no room towards its node now. */
+/* Starts a request. -EAGAIN: the queue to its node is full now. */
 static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     struct weft_node *w = s->w;
@@ -162,8 +162,8 @@ static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     case WEFT_DEVICE_FENCE: return start_fence(w, r, q);
     case WEFT_DEVICE_RECORD: return start_record(s, q);
     case WEFT_DEVICE_TASK_DONE:
-        gpu_work_fetch(s->workers, r,
-                       r->head + 2 * q->slots); /* for the request after the next one, since a prefetch takes about as long as a request */
+        /* Prefetch for the request after the next one, since a prefetch takes about as long as a request. */
+        gpu_work_fetch(s->workers, r, r->head + 2 * q->slots);
         return gpu_work_done(s->workers, q);
     case WEFT_DEVICE_SUBMIT:
     case WEFT_DEVICE_CLAIM:
@@ -180,13 +180,13 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
         return q->status;
     if (q->kind == WEFT_DEVICE_RECORD && q->record)
         return gpu_record_result(w, q);
-    if (q->kind >= WEFT_DEVICE_RECORD) { /* these are completed by services and by tasks.c, in other threads */
+    if (q->kind >= WEFT_DEVICE_RECORD) { /* services and tasks.c complete these requests, in other threads */
         int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE);
         return status == 1 ? -EINPROGRESS : status;
     }
     if (q->kind != WEFT_DEVICE_FLUSH)
         return weft_test(w, &q->op);
-    int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush); /* all requests before it are done */
+    int rc = q->low[0] > UINT32_MAX ? -EFAULT : fab_flush_look(w, (uint32_t)q->low[0], &q->flush); /* earlier requests are done */
     int failure = rc == -EINPROGRESS ? 0 : gpu_ring_failure(r, q->low[0]);
     return failure ? failure : rc;
 }
@@ -202,7 +202,7 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
         q->flush = (struct fab_flush){0};
         q->status = -EINPROGRESS;
     } else {
-        int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE); /* as weft_test() does */
+        int status = __atomic_load_n(&q->op.status, __ATOMIC_ACQUIRE); /* acquire, as in weft_test() */
         q->status = rc ? rc : status == 1 ? -EINPROGRESS : status;
     }
     if (r->done == r->head && (q->status = server_look(s->w, r, q)) != -EINPROGRESS) {
@@ -222,13 +222,13 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
         int why;
         struct gpu_request *q = gpu_ring_next(r, &why);
         if (why && !r->errors[r->nodes]) {
-            base_log(BASE_LOG_ERROR, "a kernel wrote an invalid request into a ring: weft carries out neither it nor the later requests in "
-                                     "that ring; correct the kernel");
+            base_log(BASE_LOG_ERROR, "a kernel wrote an invalid request into a ring: weft ignores this request and all later ones in that "
+                                     "ring; correct the kernel");
             gpu_ring_fail(r, r->nodes, why);
         }
         if (!q)
             break;
-        if (n) /* requests come one behind the other */
+        if (n) /* requests often come close together */
             __builtin_prefetch(&r->slots[(r->head + FETCH_AHEAD) & r->mask]);
         if (server_begin(s, r, q) == -EAGAIN) {
             server_count(&s->waits, 1);
@@ -403,7 +403,7 @@ int gpu_serve_wait(struct gpu_server *s, int64_t deadline)
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
             return base_fail(-ETIMEDOUT, "requests of a kernel were not complete at the deadline, because a node does not answer (is its "
-                                         "process stopped?); the next call waits for them first");
+                                         "process stopped?); the next call first waits for these requests");
         base_futex_wait(&s->served, served, left < WEFT_SECOND ? left : WEFT_SECOND);
     }
     return 0;
@@ -418,7 +418,7 @@ int gpu_serve_turn(struct gpu_server *s, int64_t deadline)
     base_futex_wake(&s->asked, 1);
     rc = gpu_serve_wait(s, deadline);
     if (!rc && s->error)
-        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stat() counts them", base_strerror(s->error));
+        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stat() counts such requests", base_strerror(s->error));
     return rc;
 }
 

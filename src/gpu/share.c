@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Hands memory of GPUs to other processes of the host, and maps theirs. When a node with a GPU learns that another node of the host has
- * opened an arena, it sends the owner the name of a socket. The owner connects to the socket and sends a descriptor of the memory, which
- * the back end maps. Then the node confirms the arena. An arena that cannot be mapped is reached by messages.
+ * Hands memory of this node's GPUs to other processes of the host, and maps the memory of their GPUs. When a node with a GPU learns that
+ * another node of the host has opened an arena, it sends the owner the name of a socket. The owner connects to the socket and sends a
+ * descriptor of the memory, which the back end maps. Then the node confirms to the owner that it knows the arena. An arena that cannot be
+ * mapped is reached by messages.
  *
- * A mapping stays when the owner closes the arena or dies, because kernels may be using it. It is removed when the owner opens another
- * arena in the same space, or when the GPU of this node is closed.
+ * A mapping stays when the owner closes the arena or dies, because kernels may be using the mapping. It is removed when the owner opens
+ * another arena in the same space, or when the GPU of this node is closed.
  */
 #include "gpu/arena.h"
 
@@ -18,7 +19,8 @@
 #define PATIENCE_MOST  (5 * WEFT_SECOND) /* how long to wait for memory that was requested */
 #define PATIENCE_GIVER WEFT_SECOND       /* how long an owner that has connected may send nothing */
 
-/* Whether the node is on this host and started with this one. Nodes that joined later have no entry in the kernels' tables. */
+/* Whether the node is on this host, and started together with this node. Nodes that joined later have no entry in the kernels'
+ * tables. */
 static bool is_here(const struct arenas *c, uint32_t node)
 {
     const struct fab_transport *t = c->w->links[node].transport;
@@ -52,7 +54,7 @@ void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len
                           memory_order_relaxed);
     if (m.bytes == ARENA_AS_BEFORE)
         return;
-    /* seq_cst: share_open() sets `other`, and then reads `bytes` */
+    /* seq_cst: pairs with share_open(), which sets `other` and then reads `bytes` */
     atomic_store_explicit(&c->peer[from].kind[m.space], m.kind, memory_order_relaxed);
     atomic_store_explicit(&c->peer[from].bytes[m.space], m.bytes, memory_order_seq_cst);
     struct arena_other *o = atomic_load_explicit(&c->other, memory_order_seq_cst);
@@ -90,7 +92,7 @@ static void bring(const struct arena_share *to, struct arena_gift *gift, int mem
 {
     int fd = base_place_go(to->place);
     if (fd < 0)
-        return; /* the other node waits until its time-out */
+        return; /* the other node then waits until its time-out */
     (void)base_send_fds(fd, gift, sizeof *gift, &memory, memory >= 0 ? 1 : 0);
     close(fd);
 }
@@ -305,7 +307,7 @@ static bool all_looked_at(void *arg)
     return true;
 }
 
-/* Allocates `other`. Under share_lock. False: there is no memory, so all arenas are reached by messages. */
+/* Allocates `other`. The caller holds share_lock. False: there is no memory, so all arenas are reached by messages. */
 static bool share_prepare(struct arenas *c)
 {
     if (!atomic_load_explicit(&c->other, memory_order_relaxed)) {
@@ -318,7 +320,7 @@ static bool share_prepare(struct arenas *c)
     return true;
 }
 
-/* Whether the arena is not mapped, and a GPU of this node could map it. Under share_lock. */
+/* Whether the arena is not mapped although a GPU of this node could map it. The caller holds share_lock. */
 static bool share_lacks(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
 {
     const struct arena_peer *p = &c->peer[node];
@@ -348,7 +350,7 @@ void share_open(struct arenas *c, bool wait)
         (void)fab_wait(c->w, all_looked_at, c, base_deadline(2 * patience(c)));
 }
 
-/* Whether the GPU at `place` maps the arena. If so, the node's thread does not replace or remove the mapping any more. */
+/* Whether the GPU at `place` maps the arena. If it does, the carrier thread does not replace or remove the mapping any more. */
 static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu_place *place)
 {
     pthread_mutex_lock(&c->share_lock);
@@ -374,7 +376,7 @@ static bool share_leave(struct arenas *c, struct arena_other *o, const struct gp
     pthread_mutex_unlock(&c->share_lock);
     if (!unused)
         base_log(BASE_LOG_WARN, "a GPU was closed while operations on another node's arena were under way, so that arena stays mapped "
-                                "until this node is closed; wait for the operations first");
+                                "until this node is closed; wait for operations before you close");
     return unused;
 }
 
@@ -388,18 +390,18 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
         if (all[i].until)
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
-    /* without the lock, which threads that wait for a step need */
+    /* not under share_lock: share_leave() may wait, and other threads need the lock meanwhile */
     for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
         free &= share_leave(c, &all[i], place, deadline);
     return free;
 }
 
-/* How this node reaches a node of another host, or one whose arenas are not mapped. */
+/* How this node reaches the GPUs of a node on another host, or of a node with arenas that are not mapped. */
 static const char *share_far(const struct arenas *c, uint32_t node, char *why, size_t room)
 {
     const struct fab_transport *t = c->w->links[node].transport;
     const struct arena_peer *p = &c->peer[node];
-    uint32_t spaces = 0, staged = 0, first = 0; /* arenas; those that are staged, and the first of them */
+    uint32_t spaces = 0, staged = 0, first = 0; /* how many arenas; how many of them are staged; the first staged one */
     int rc = 0;
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
         int one = atomic_load_explicit(&p->rdma[s], memory_order_relaxed);

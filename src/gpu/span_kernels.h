@@ -5,7 +5,7 @@
  * combines the parts.
  *
  * A block has SPAN_THREADS threads. A step of all threads is written in SPAN_EACH, with SPAN_SYNC between two steps, so that C can run a
- * step as a loop. Variables that threads share, or keep from one step to the next, are SPAN_SHARED.
+ * step as a loop. Variables are SPAN_SHARED if threads share them, or if a thread keeps them from one step to the next.
  */
 #ifndef WEFT_GPU_SPAN_KERNELS_H
 #define WEFT_GPU_SPAN_KERNELS_H
@@ -23,7 +23,7 @@
 #define SPAN_SLACK_BYTES 128u /* how many bytes beyond a chunk's end a thread may load */
 
 #define SPAN_BLOCK_BYTES (SPAN_THREADS * SPAN_GRAIN) /* bytes for one block of wc or grep */
-/* bytes for one block of histogram, whose result has 1 KiB */
+/* bytes for one block of histogram; the block's result has 1 KiB */
 #define SPAN_HISTOGRAM_BYTES (64u << 10)
 
 enum span_function { SPAN_WC, SPAN_HISTOGRAM, SPAN_HASH, SPAN_GREP, SPAN_FUNCTIONS };
@@ -36,7 +36,7 @@ struct span_chunk {
     uint8_t *result;      /* the result, in host memory */
     uint64_t *state;      /* four words of device memory: the state of xxh64 between chunks */
     uint64_t total;       /* the bytes of the whole piece */
-    uint32_t first, last; /* whether this is the piece's first chunk, its last chunk */
+    uint32_t first, last; /* first: this is the piece's first chunk; last: this is its last chunk */
     uint32_t text_len;
     uint8_t text[SPAN_TEXT_MAX];
 };
@@ -264,7 +264,7 @@ SPAN_KERNEL(span_hash)
     }
 }
 
-/* --- grep: a byte for each SPAN_GRAIN bytes, which says whether the text begins there --- */
+/* --- grep: a byte for each SPAN_GRAIN bytes, 1 if the text begins in these bytes --- */
 
 WEFT_DEVICE_CALL bool span_text_at(const struct span_chunk *c, uint32_t at)
 {

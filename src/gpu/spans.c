@@ -2,8 +2,8 @@
  *
  * Runs kernels over spans of bytes on a GPU: see spans.h. The kernels are in span_kernels.h.
  *
- * The GPU's copy engine takes a chunk from the caller's attached memory. If the chunk is elsewhere, it is first copied to memory of the
- * pass. Kernels write their small results directly to memory of the pass.
+ * The GPU's copy engine reads a chunk from the caller's memory, if that memory is attached. Otherwise the chunk is first copied to memory
+ * of the pass. Kernels write their small results directly to memory of the pass.
  */
 #include "gpu/spans.h"
 #include "gpu/span_kernels.h"
@@ -17,7 +17,7 @@
 #define RESULT_BYTES (128u << 10)
 /* a buffer in the memory of the pass: a chunk, and the bytes that are read behind it */
 #define LINE_BYTES (SPAN_CHUNK_BYTES + SPAN_SLACK_BYTES)
-#define GPU_WAIT   (30 * WEFT_SECOND) /* the longest wait for a chunk; it is long, because other programs may use the GPU */
+#define GPU_WAIT   (30 * WEFT_SECOND) /* the longest wait for a chunk: long, because other programs may use the GPU, too */
 #define LOOKS      16u                /* polls of the GPU before the thread begins to sleep between polls */
 #define NAP        (20 * WEFT_US)
 
@@ -57,7 +57,7 @@ struct gpu_spans {
 struct buffer {
     void *lane;
     uint8_t *there;        /* the chunk, in the device's memory */
-    uint8_t *line;         /* memory of the pass for a chunk whose bytes are not attached */
+    uint8_t *line;         /* memory of the pass, for a chunk that is not in attached memory */
     uint8_t *result;       /* the result, in memory of the pass */
     uint64_t result_there; /* the kernels' address of `result` */
     uint64_t at;           /* where the chunk begins in the span */
@@ -82,9 +82,9 @@ struct gpu_pass {
 /* What differs between kernels. */
 struct form {
     const weft_kernel *kernel;
-    uint32_t block_bytes;                                         /* bytes for one block; 0: one block does the whole chunk */
+    uint32_t block_bytes;                                         /* bytes for one block; 0: one block processes the whole chunk */
     uint32_t part_bytes;                                          /* bytes of a block's result */
-    bool ordered;                                                 /* the kernel of a chunk runs after that of the chunk before */
+    bool ordered;                                                 /* the kernel of a chunk runs after the kernel of the chunk before */
     bool whole;                                                   /* end() needs the span's bytes */
     int (*begin)(struct gpu_pass *p, const struct gpu_input *in); /* may be NULL */
     int (*add)(struct gpu_pass *p, const struct gpu_input *in, const struct buffer *b, uint32_t blocks);
@@ -273,8 +273,7 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "one GPU can have access to at most %u ranges of memory at the same time, and this would be one more",
-                         REGIONS);
+        return base_fail(-ENOSPC, "the GPU has access to %u ranges of memory already, which is the most", REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)
@@ -371,7 +370,7 @@ static const uint8_t *chunk_bytes(struct gpu_pass *p, const struct gpu_input *in
     uint64_t end = b->at + len;
     *rc = 0;
     if (in->read && end > p->got) {
-        /* read() writes to the caller's memory if there is some, else to memory of the pass */
+        /* read() writes to the caller's memory (in->bytes) or, if that is NULL, to memory of the pass */
         uint8_t *to = bytes ? (uint8_t *)(uintptr_t)in->bytes + p->got : b->line;
         *rc = in->read(in->arg, p->got, to, (size_t)(end - p->got));
         p->got = end;
@@ -435,7 +434,7 @@ static int chunk_wait(struct gpu_pass *p, const struct gpu_input *in, const stru
         else if (base_now_ns() > deadline)
             return pass_failed(p, base_fail(-ETIMEDOUT,
                                             "the GPU has not finished a chunk of a few megabytes within %lld s: it hangs, or other "
-                                            "programs use it; end these, or run without --gpu",
+                                            "programs use it; end those programs, or run without --gpu",
                                             (long long)(GPU_WAIT / WEFT_SECOND)));
         if (in->waiting)
             in->waiting(in->arg);
@@ -455,7 +454,7 @@ int gpu_pass_run(struct gpu_pass *p, const struct gpu_input *in, weft_out *out)
         return base_fail(-EINVAL, "kernel %s needs all bytes of a piece in memory, but they are not there" BASE_BUG_HINT, f->kernel->name);
     memset(&p->sum, 0, sizeof p->sum);
     p->got = 0;
-    uint64_t started = 0, at = 0, ended = 0; /* chunks started; the position in bytes; chunks ended */
+    uint64_t started = 0, at = 0, ended = 0; /* number of chunks started; position in bytes; number of chunks ended */
     int rc = f->begin ? f->begin(p, in) : 0;
     while (ended < started || (!rc && at < in->len)) {
         struct buffer *b;

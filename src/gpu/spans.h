@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Runs kernels of src/kernel/ on a GPU, with the same results as on the processor. The caller opens a GPU for one kernel (struct
- * gpu_spans), and a pass in each of its threads. A pass streams spans through three buffers of the GPU, so that copies and the kernel run
- * at the same time.
+ * gpu_spans), and a pass in each of its threads. A pass sends spans of bytes through three buffers of the GPU, so that copies and the
+ * kernel run at the same time.
  */
 #ifndef WEFT_GPU_SPANS_H
 #define WEFT_GPU_SPANS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Buffers in the pool, called slots, through which pieces are copied between a GPU and another node. One node may use at most as many slots
- * as are free, so that no node can use all of them.
+ * Buffers in the pool, called slots, through which pieces are copied between a GPU and another node. The slots of one node may be at most
+ * as many as stay free, so that no node can use all slots.
  */
 #include "gpu/arena.h"
 
@@ -36,7 +36,7 @@ struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t nod
     if (!found->at) {
         int rc = slot_make(w, found);
         if (rc) {
-            *why = s->held ? 0 : rc; /* if slots are in use, one will become free; else this is an error */
+            *why = s->held ? 0 : rc; /* if slots are in use, a slot will become free; if none is, this is an error */
             return NULL;
         }
     }

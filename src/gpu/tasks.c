@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * Requests of kernels to queues: submit, claim, renew, complete. A thread of its own carries them out, because a request may have to wait
- * for a shard on another host, and the serving thread must not wait. It tries each request once. A kernel that wants to wait repeats its
- * request.
+ * for a shard on another host, and the serving thread must not wait. This thread tries each request once. A kernel that wants to wait
+ * repeats its request.
  *
- * A kernel may change its memory at any time, so the memory is copied first and then checked. The GPU copies memory in an arena, which the
- * processor may be unable to access.
+ * A kernel may change its memory at any time, so the memory is first copied and then checked. Memory in an arena is copied by the GPU,
+ * because the processor may be unable to access it.
  */
 #include "gpu/arena.h"
 #include "gpu/ring.h"
@@ -19,8 +19,8 @@ struct gpu_tasks {
     pthread_mutex_t lock;
     pthread_cond_t more;
     struct gpu_request *first, **last; /* under the lock */
-    _Atomic bool over;                 /* the thread ends, and drops requests that it has not begun */
-    _Atomic bool some;                 /* the list is not empty: read without the lock */
+    _Atomic bool over;                 /* the thread must end, and drops requests that it has not begun */
+    _Atomic bool some;                 /* the list is not empty; this flag is read without the lock */
     pthread_t thread;
 };
 
@@ -44,7 +44,8 @@ static void tasks_answer(struct gpu_request *q, int rc)
 
 /* --- the kernel's memory --- */
 
-/* Memory that a kernel names, in this node's pool or in one of its arenas. The arena stays open until memory_leave(). */
+/* Memory at an address that a kernel has given, in this node's pool or in an arena of this node. The arena stays open until
+ * memory_leave(). */
 struct kernel_memory {
     uint8_t *at;
     struct gpu_arena *arena; /* NULL: in the pool */
@@ -89,7 +90,7 @@ static int memory_copy(struct kernel_memory *m, void *to, const void *from, uint
     return rc;
 }
 
-/* Copies an array that a kernel names. */
+/* Copies an array from an address that a kernel has given. */
 static int memory_load(struct weft_node *w, uint64_t addr, void *to, uint64_t bytes)
 {
     struct kernel_memory m;
@@ -127,7 +128,7 @@ static int tasks_claim(struct weft_node *w, weft_queue *queue, const struct gpu_
     int failed = rc > 0 ? memory_copy(&to, to.at, leases, (size_t)rc * sizeof *leases) : 0;
     memory_leave(&to);
     for (int i = 0; failed && i < rc; i++)
-        (void)weft_release(queue, &leases[i]); /* the GPU has failed: let other nodes do the task now */
+        (void)weft_release(queue, &leases[i]); /* the GPU has failed, so let other nodes do the task now */
     return failed ? failed : rc;
 }
 
@@ -212,7 +213,7 @@ static void *tasks_run(void *arg)
         if (!q)
             return NULL;
         while (q && !tasks_over(t)) {
-            struct gpu_request *next = q->next; /* read it first: an answered request is used again */
+            struct gpu_request *next = q->next; /* read `next` first, because an answered request is reused at once */
             tasks_answer(q, tasks_do(t, q));
             q = next;
         }
@@ -270,8 +271,8 @@ static int tasks_add(struct gpu_workers *all, weft_queue *q, uint32_t *number)
     if (i == GPU_QUEUES)
         return base_fail(
             -ENOSPC,
-            "cannot give the queue a number: %u queues have had one on this GPU, the most there can be, and closing a queue makes "
-            "no room; use fewer queues, or close the GPU and open it again",
+            "cannot give the queue a number: this GPU has given out all %u numbers, and closing a queue frees no number; use fewer "
+            "queues, or close the GPU and open it again",
             GPU_QUEUES);
     int rc = atomic_load_explicit(&all->tasks, memory_order_relaxed) ? 0 : tasks_open(all);
     if (!rc) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The open GPUs of this node, and which of them can access which arena. Kernels of another GPU of this process can access an arena, too, if
- * the back end gives that GPU access. Each GPU has a table of the arenas that its kernels can access.
+ * The open GPUs of this node, and which of them can access which arena. Kernels of another GPU of this process can access an arena if the
+ * back end gives that GPU access. Each GPU has a table of the arenas that its kernels can access.
  */
 #include "gpu/arena.h"
 
@@ -24,7 +24,7 @@ int view_list(struct arenas *c, struct gpu_place *place)
         c->gpu_ends[i] = false;
     }
     pthread_mutex_unlock(&c->gpus_lock);
-    return i < ARENA_GPUS ? 0 : base_fail(-ENOSPC, "this node has %u GPUs open, the most there can be: close one first", ARENA_GPUS);
+    return i < ARENA_GPUS ? 0 : base_fail(-ENOSPC, "this node has %u GPUs open, which is the most: close one first", ARENA_GPUS);
 }
 
 void view_end(struct arenas *c, const struct gpu_place *place)
@@ -76,7 +76,7 @@ static bool allow(const struct gpu_arena *a, const struct gpu_place *gpu)
         return false;
     bool may = b->memory_allow(gpu->device, &a->memory) == 0;
     if (!may)
-        base_error_clear(); /* not an error: the GPU's kernels make requests instead */
+        base_error_clear(); /* clear the error, because the GPU's kernels can make requests instead */
     return may;
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Persistent workers. The first thread of a worker claims tasks in advance and puts them into a ring, from which the blocks take them.
- * Blocks return results by requests. The serving thread passes the results to the worker's second thread, which completes the tasks. One
- * thread alone would be slower than a GPU.
+ * Persistent workers. The first thread of a worker claims tasks in advance and puts them into a ring. Blocks take tasks from the ring, and
+ * return results by requests. The serving thread passes the results to the worker's second thread, which completes the tasks. One thread
+ * alone would be slower than a GPU.
  *
  * Tasks are numbered, and number n goes into slot n modulo the ring's size. A slot can be filled again when its task is done; tasks may be
- * done in any order. If the slot of a number is still in use, the number is skipped: a block that draws the number does not find it in the
- * slot, and draws the next one. So a block that hangs occupies one slot and delays no other block.
+ * done in any order. If the slot of a number is still in use, the number is skipped: a block that draws this number does not find it in the
+ * slot, and draws the next number. So a block that hangs occupies one slot and delays no other block.
  *
  * The ring is in the host's memory, so that the node can fill it without calls of the driver.
  */
@@ -29,7 +29,7 @@
 #define NAP_LEAST_NS  (10 * WEFT_US)
 #define NAP_BUSY_NS   (100 * WEFT_US) /* the longest sleep while blocks have tasks */
 #define NAP_MOST_NS   WEFT_MS
-#define NAP_IDLE_NS   (10 * WEFT_MS) /* the same when there has been no task for IDLE_NS */
+#define NAP_IDLE_NS   (10 * WEFT_MS) /* the longest sleep after there has been no task for IDLE_NS */
 #define IDLE_NS       WEFT_SECOND
 #define CHECK_NS      WEFT_SECOND
 #define LINE          128u
@@ -39,7 +39,7 @@ static void work_count(_Atomic uint64_t *n, uint64_t more)
     atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* Whether tasks are in the ring, or being put into it or completed. */
+/* Whether some task is in the ring, or is being put into it, or is being completed. */
 static bool work_outstanding(const weft_gpu_worker *k)
 {
     uint64_t ended = atomic_load_explicit(&k->completed, memory_order_relaxed) + atomic_load_explicit(&k->taken_back, memory_order_relaxed);
@@ -74,7 +74,7 @@ static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
     t->lease = *lease;
     atomic_store_explicit(&t->used, true, memory_order_relaxed);
     k->put++;
-    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* set before a block can take the task */
+    atomic_store_explicit(&t->held, k->next + 1, memory_order_release); /* stored before a block can take the task */
     fill_slot(&k->slots[k->next & k->mask], k->next, &lease->task);
     k->next++;
 }
@@ -132,7 +132,7 @@ static uint32_t finish(weft_gpu_worker *k)
     /* Fetch them together, because they are in the cache of the serving thread's processor. */
     for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++)
         base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
-    pthread_mutex_lock(&k->lease_lock); /* wait for the end of a renewal, whose result the completion needs */
+    pthread_mutex_lock(&k->lease_lock); /* wait for the end of a renewal, because the completion needs the renewed lease */
     for (; k->done_head != tail && n < BATCH; n++, k->done_head++) {
         struct work_task *t = &k->tasks[k->done[k->done_head & k->mask]];
         leases[n] = t->lease;
@@ -141,7 +141,7 @@ static uint32_t finish(weft_gpu_worker *k)
         atomic_store_explicit(&t->used, false, memory_order_release); /* pairs with put_in() */
     }
     pthread_mutex_unlock(&k->lease_lock);
-    atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed); /* before the completions, which may take long */
+    atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed); /* stored before the completions, which may take long */
     int accepted = weft_complete(k->q, leases, results, n, NULL);
     if (accepted < 0)
         base_log(BASE_LOG_WARN, "a worker of a GPU cannot report that %u tasks are done: %s", n, base_error());
@@ -167,7 +167,7 @@ static void await_tasks(weft_gpu_worker *k)
 {
     pthread_mutex_lock(&k->lease_lock);
     atomic_store_explicit(&k->sleeps, true, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst); /* before the look at `claimed`; pairs with wake_second() */
+    atomic_thread_fence(memory_order_seq_cst); /* `sleeps` must be set before `claimed` is read; pairs with wake_second() */
     while (!work_outstanding(k) && !atomic_load_explicit(&k->over, memory_order_relaxed))
         pthread_cond_wait(&k->wakes, &k->lease_lock);
     atomic_store_explicit(&k->sleeps, false, memory_order_relaxed);
@@ -220,7 +220,7 @@ static void end_claims(weft_gpu_worker *k)
     __atomic_store_n(k->ended, 1, __ATOMIC_RELEASE); /* after the last task; pairs with weft_device_next_task() */
 }
 
-/* Claims tasks, as far as there is room, and puts them into the ring. Returns how many. */
+/* Claims as many tasks as the ring has free slots, and puts them into the ring. Returns how many. */
 static uint32_t fill(weft_gpu_worker *k, int64_t now)
 {
     weft_lease leases[BATCH];
@@ -228,7 +228,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
     if (k->finished || k->stalled || !room)
         return 0;
     int n = weft_claim(k->q, leases, room < BATCH ? room : BATCH, 0);
-    for (int i = 0; i < n; i++) { /* prefetch, because these were last used a round of the ring ago */
+    for (int i = 0; i < n; i++) { /* prefetch these slots, because they were last used a round of the ring ago */
         uint64_t at = (k->next + (uint64_t)i) & k->mask;
         base_fetch_to_write(&k->tasks[at]);
         base_fetch_to_write(&k->slots[at].number);
@@ -238,7 +238,7 @@ static uint32_t fill(weft_gpu_worker *k, int64_t now)
         end_claims(k);
     if (n <= 0)
         return 0;
-    work_count(&k->claimed, (uint32_t)n); /* before any of them can be done */
+    work_count(&k->claimed, (uint32_t)n); /* counted before any of these tasks can be done */
     wake_second(k);
     for (int i = 0; i < n; i++)
         put_in(k, &leases[i], now);
@@ -271,7 +271,7 @@ static uint32_t take_back_all(weft_gpu_worker *k)
 /* Records whether a block has shown activity. */
 static void look_for_life(weft_gpu_worker *k, int64_t now)
 {
-    /* Tasks count as done when blocks report them, because the second thread may wait in a completion. */
+    /* Tasks count as done as soon as blocks report them, because the second thread may be waiting in a completion. */
     uint64_t sum = atomic_load_explicit(&k->stale, memory_order_relaxed) + atomic_load_explicit(&k->done_tail, memory_order_relaxed);
     for (uint32_t i = 0; i < WEFT_DEVICE_BEATS; i++) {
         uint64_t beat = __atomic_load_n(&k->beats[i], __ATOMIC_RELAXED);
@@ -286,7 +286,7 @@ static void look_for_life(weft_gpu_worker *k, int64_t now)
     k->stalled = false;
 }
 
-/* Gives the tasks that no block has done in time back to the queue. For a task that no block is known to have taken, the time starts when a
+/* Tasks that no block has done in time go back to the queue. If it is not known whether a block has taken a task, the time starts when some
  * block last showed activity. */
 static void look_at_tasks(weft_gpu_worker *k, int64_t now)
 {
@@ -309,13 +309,13 @@ static void look_at_tasks(weft_gpu_worker *k, int64_t now)
     k->stalled = k->stalled || waiting;
     if (hung)
         base_log(BASE_LOG_WARN,
-                 "blocks of a GPU have not done %u tasks within %lld ms, so the queue gives these tasks to others "
+                 "blocks of a GPU have not done %u tasks within %lld ms, so the queue gives these tasks to other workers "
                  "(weft_gpu_worker_config.task_ns)",
                  hung, (long long)(k->config.task_ns / WEFT_MS));
     if (waiting)
         base_log(BASE_LOG_WARN,
-                 "no block of a GPU has taken a task within %lld ms, so %u tasks go back to the queue, and the worker claims none until a "
-                 "block asks for one; is the kernel running?",
+                 "no block of a GPU has taken a task within %lld ms, so %u tasks go back to the queue, and the worker claims no task until "
+                 "a block asks for one; is the kernel running?",
                  (long long)(k->config.task_ns / WEFT_MS), waiting);
 }
 
@@ -363,8 +363,8 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
         return false;
     uint32_t n = take_back_all(k);
     if (n)
-        base_log(BASE_LOG_WARN, "a worker of a GPU was closed before its blocks had done %u of its tasks: the queue gives them to others",
-                 n);
+        base_log(BASE_LOG_WARN,
+                 "a worker of a GPU was closed before its blocks had done %u of its tasks: the queue gives these to other workers", n);
     while (work_used(k)) /* the serving thread may still be passing on the last results */
         base_sleep_ns(NAP_LEAST_NS);
     return true;
@@ -494,7 +494,7 @@ static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
     if (all->count == GPU_WORKERS_MAX)
         return base_fail(
             -ENOSPC,
-            "cannot open a worker: %u have been opened on this GPU, the most there can be, and closing one makes no room; reuse "
+            "cannot open a worker: %u workers were opened on this GPU, which is the most, and closed workers count, too; reuse "
             "workers, or close the GPU and open it again",
             GPU_WORKERS_MAX);
     k->number = all->count;
@@ -583,7 +583,7 @@ int weft_gpu_worker_close(weft_gpu_worker *k)
 int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes)
 {
     weft_gpu_worker_stats stats = {0};
-    /* acquire, and `claimed` is read last: a task that is done was counted in `claimed` before */
+    /* acquire, and read `claimed` last: a task that counts as done must also count as claimed */
     stats.done = atomic_load_explicit(&k->completed, memory_order_acquire);
     stats.refused = atomic_load_explicit(&k->refused, memory_order_relaxed);
     stats.taken_back = atomic_load_explicit(&k->taken_back, memory_order_acquire);

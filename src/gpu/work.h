@@ -7,7 +7,8 @@
 
 #include "gpu/gpu.h"
 
-/* A task in the ring. The worker's first thread writes it, except `held` and `result`. What other threads write is on the first cache line.
+/* A task in the ring. The worker's first thread writes it, except `held` and `result`. The members that other threads write are on the
+ * first cache line.
  */
 struct work_task {
     /* The task's number + 1 while no block has done the task. The thread that sets this to 0 decides how the task ends. */
@@ -17,7 +18,7 @@ struct work_task {
     int64_t since;                              /* from this time on, a block could have done the task */
     _Atomic bool used;                          /* set by the first thread; cleared, as the last step, by the thread that ends the task */
     bool taken;                                 /* a block is known to have taken the task */
-    _Alignas(BASE_CACHE_LINE) weft_lease lease; /* changed by renewals, under lease_lock, while `held` is not 0 */
+    _Alignas(BASE_CACHE_LINE) weft_lease lease; /* renewals change it while `held` is not 0; protected by lease_lock */
 };
 
 struct weft_gpu_worker {
@@ -28,7 +29,7 @@ struct weft_gpu_worker {
     bool open; /* under the lock */
     uint64_t mask;
     struct work_task *tasks;
-    uint32_t *done; /* the slots whose tasks are done, written by the serving thread; as many entries as slots */
+    uint32_t *done; /* the slots of tasks that are done; written by the serving thread; as many entries as slots */
     void *memory;   /* the memory of the following members, shared with kernels */
     size_t bytes;
     weft_device_task_slot *slots;
@@ -39,9 +40,9 @@ struct weft_gpu_worker {
     pthread_t thread, second;
     pthread_mutex_t lease_lock;
     pthread_cond_t wakes;  /* with lease_lock; signalled when the second thread must look for tasks */
-    _Atomic bool sleeps;   /* the second thread waits, because there are no tasks */
-    _Atomic int64_t until; /* when the first thread ends at the latest; INT64_MAX: the worker is not being closed */
-    _Atomic bool over;     /* the second thread ends */
+    _Atomic bool sleeps;   /* the second thread sleeps, because there are no tasks */
+    _Atomic int64_t until; /* when the first thread must have ended; INT64_MAX: the worker is not being closed */
+    _Atomic bool over;     /* the second thread must end */
 
     /* Written by the serving thread. */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t done_tail;
@@ -63,7 +64,7 @@ struct weft_gpu_worker {
     int64_t renewed;     /* when leases were last renewed */
     int64_t checked;     /* when the device was last checked for errors */
     uint64_t beats_seen; /* the sum of the blocks' counters */
-    bool stalled;        /* no block is alive, as far as is known */
+    bool stalled;        /* blocks show no activity, so none may be alive */
     bool failed;         /* the device has failed */
     bool finished;       /* no more tasks will be claimed */
 };

@@ -16,7 +16,7 @@ struct weft_out {
 
 extern const weft_kernel kernel_wc, kernel_histogram, kernel_xxh64, kernel_grep;
 
-/* --- For src/gpu/, which computes the results of pieces on a GPU. kernel/wc.h defines the result of wc. The result of histogram is 256
+/* --- For src/gpu/, which computes the results of pieces on a GPU. kernel/wc.h defines the result of wc; the result of histogram is 256
  * counters of 64 bits --- */
 int kernel_hash_give(const weft_span *in, uint64_t hash, weft_out *out);
 int kernel_grep_check(const char *arg); /* 0, or -EINVAL: grep cannot search for `arg` */

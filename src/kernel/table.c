@@ -48,7 +48,7 @@ int weft_kernel_register(const weft_kernel *kernel)
     if (weft_kernel_find(kernel->name)) {
         rc = base_fail(-EEXIST, "kernel %s: that name is taken: choose another", kernel->name);
     } else if (n == ADDED_MAX) {
-        rc = base_fail(-ENOSPC, "kernel %s: this process has registered %u kernels, the most there can be: register fewer", kernel->name,
+        rc = base_fail(-ENOSPC, "kernel %s: this process has registered %u kernels, which is the most: register fewer", kernel->name,
                        ADDED_MAX);
     } else {
         added[n] = kernel;
@@ -61,7 +61,7 @@ int weft_kernel_register(const weft_kernel *kernel)
 int weft_kernel_load(const char *file, const char *name, const weft_kernel **out)
 {
     char path[4096];
-    /* A slash, because dlopen() searches the system's directories for a name without one. */
+    /* Add a slash: dlopen() would search the system's directories for a name without a slash. */
     int n = snprintf(path, sizeof path, "%s%s", strchr(file, '/') ? "" : "./", file);
     if (n < 0 || (size_t)n >= sizeof path)
         return base_fail(-ENAMETOOLONG, "kernel %s: the path of its shared object is too long; use a shorter one", name);

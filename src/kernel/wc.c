@@ -7,9 +7,9 @@
  * results.
  *
  * One addition counts the words in 64 bytes, with either rule. `run` is the mask of the bytes that are not white space. `mark` has the bits
- * of `run` whose bytes make their run a word. In run + mark, a run that contains a mark carries into the bit after its end; after other
- * runs that bit stays 0. So popcount((run + mark) & ~run) is the number of words that end in these 64 bytes. If the last run contains a
- * mark and reaches the end, the addition has a carry, which is added to the next 64 bytes.
+ * of those bytes that make their run a word. In run + mark, a run that contains a mark carries into the bit after the run's end. After
+ * other runs that bit stays 0. So popcount((run + mark) & ~run) is the number of words that end in these 64 bytes. If the last run contains
+ * a mark and reaches the end, the addition has a carry, which is added to the next 64 bytes.
  *
  *      run   ..111.11   (bit 0 at the right)
  *      mark  ....1..1
@@ -31,7 +31,7 @@ struct wc_state {
 
 struct wc_count {
     uint64_t lines, ended;
-    unsigned char carry; /* 1: the bytes so far end in a run with a mark, whose word is not counted yet */
+    unsigned char carry; /* 1: the bytes so far end in a run with a mark; this word is not counted yet */
 };
 
 static void count_bytes(struct wc_count *n, const uint8_t *p, size_t len, bool printable)

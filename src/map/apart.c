@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The owner's side of nodes on other hosts; job.h calls such nodes apart. The launcher has started all nodes, and tells them by environment
- * variables how to join. The owner sends each node the address of the job's description (order.h). From then on they work together by the
- * queue, puts and gets, and messages.
+ * variables how to join. The owner sends each node the address of the job's description (order.h). From then on owner and nodes work
+ * together by the queue, puts and gets, and messages.
  *
  * Who kills whom: the launcher ends the other nodes when the owner has ended, and a node ends itself when the owner is gone.
  * Processes that commands have started are killed by the node's guardian (guardian.c).
@@ -24,7 +24,7 @@
 struct map_apart {
     _Atomic uint64_t died;                    /* nodes that have died, one bit each */
     uint64_t said;                            /* the nodes of `died` that were reported to the user */
-    uint64_t out_of_reach;                    /* nodes that are alive but given up because they had no route for too long, one bit each */
+    uint64_t out_of_reach;                    /* living nodes that were given up because they had no route for too long, one bit each */
     int64_t looked_ns, cut_ns[MAP_NODES_MAX]; /* cut_ns: when the node was first seen without a route; 0: there is a route */
     weft_gaddr given, order;
 };
@@ -39,7 +39,7 @@ void map_apart_free(struct map_job *job)
 static struct map_job *serving; /* global, since a signal handler gets no argument from us */
 static _Atomic bool joined;
 
-/* Handler of the signal by which the launcher reports that a node has ended before it joined: the joining fails. */
+/* Handler of the signal by which the launcher reports that a node has ended before it joined. The joining then fails. */
 static void on_told(int sig)
 {
     (void)sig;
@@ -187,8 +187,8 @@ static uint64_t take_tally(struct map_job *job, uint32_t node, bool alive)
     return t.spilled;
 }
 
-/* Give up a node that had no route for WEFT_LIVENESS, or that has a route again but does not answer earlier requests. Its pieces run
- * elsewhere. A node that has no route to the owner ends by itself. */
+/* Give up a node that had no route for WEFT_LIVENESS, or that has a route again but does not answer earlier requests. The node's pieces run
+ * elsewhere. A node without a route to the owner ends by itself. */
 static void give_up_unreachable(struct map_job *job, map_unsure_fn unsure)
 {
     struct map_apart *a = job->with;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Fetches the bytes of a piece that only another node can read: from that node's pool, or by requests to its carriers (carry.c). The bytes
- * go into this node's pool or, if that has no room, into this node's spill file.
+ * go into this node's pool or, if the pool has no room, into this node's spill file.
  */
 #include "map/job.h"
 
@@ -23,7 +23,7 @@ int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_sl
 {
     uint64_t seen = 0;
     for (;;) {
-        bool there = weft_alive(job->w, node); /* read this before the word: then all bytes that a dead node has put are visible */
+        bool there = weft_alive(job->w, node); /* read before the word: if the node is dead, all bytes that it has put are then visible */
         int rc = weft_wait_until(job->w, word, WEFT_NE, 0, &seen, there ? 100 * WEFT_MS : 0);
         if (rc == 0)
             return map_answer(seen);
@@ -40,7 +40,7 @@ int map_answer(uint64_t word)
 {
     if (word == 0)
         return -EINPROGRESS;
-    /* Refuse errors that only this node can detect. If another node sent one of them, this node would wait or ask for ever. */
+    /* Refuse error numbers that only this node itself can set. If another node sent one of those, this node would wait or ask for ever. */
     uint64_t error = word >> 32;
     if ((uint32_t)word != 1 || error >= MAP_ERRNO_MAX)
         return -EPROTO;
@@ -68,7 +68,7 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
         slot->buffer = WEFT_NULL;
         slot->buffer_bytes = 0;
         const uint64_t most = job->pool_bytes / 2 / job->slots;
-        uint64_t room = bytes < most ? bytes + bytes / 8 : bytes; /* some spare room, since pieces differ a little in length */
+        uint64_t room = bytes < most ? bytes + bytes / 8 : bytes; /* with some spare bytes, since pieces differ a little in length */
         if (room <= most && weft_alloc(job->w, room, &slot->buffer) == 0)
             slot->buffer_bytes = room;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Inputs that only one node, their home, can read, because the nodes are on different hosts. The home offers its file service for these
- * inputs only. The service reads them into its cache, and the home's carriers (carry.c) put them from there into the pools of other nodes.
- * So bytes that are needed twice are read from the disk once.
+ * inputs only. The service reads the inputs into its cache, and the home's carriers (carry.c) put the bytes from the cache into the pools
+ * of other nodes. So bytes that are needed twice are read from the disk once.
  *
  * The service fails if the home's pool is full of outputs, or if the file changes. Then the carrier reads the file itself.
  */
@@ -26,7 +26,7 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
     return inode ^ device * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* Makes the cache of the file service small, so that it stays in the processor's caches: only bytes that are being sent must be in it.
+/* Makes the cache of the file service small, so that it fits into the processor's caches. It need only hold bytes that are being sent.
  * False: there is no memory for the environment variable. */
 static bool homes_small_cache(const struct map_job *job)
 {
@@ -41,7 +41,7 @@ static bool homes_small_cache(const struct map_job *job)
 
 int map_homes_serve(const struct map_job *job)
 {
-    /* Commands do not get these variables: their environment was saved before. */
+    /* Commands do not get these variables, because the environment for commands was saved before. */
     if (setenv("WEFT_SERVE", "file", 1) || setenv("WEFT_FILE_ROOT", "-", 1) || !homes_small_cache(job))
         return base_fail(-ENOMEM, "no memory to set environment variables" BASE_MEMORY_HINT);
     return 0;
@@ -113,11 +113,11 @@ int64_t map_read_remote(void *arg, void *to, size_t len, uint64_t offset)
         int rc = map_ask(job, r->in->home, &ask);
         if (!rc)
             rc = map_asked(job, r->in->home, ask.word, NULL, NULL);
-        if (rc == -ENETDOWN && weft_alive(job->w, r->in->home)) { /* there is no route now; apart.c gives the node up if this lasts */
+        if (rc == -ENETDOWN && weft_alive(job->w, r->in->home)) { /* there is no route now; if this lasts, apart.c gives up the node */
             base_sleep_ns(KNOWN_LOOK);
             continue;
         }
-        if (rc == -ENODATA) /* the file is shorter now; the node that reads the piece reports that */
+        if (rc == -ENODATA) /* the file has become shorter; the node that reads the piece reports that */
             return (int64_t)done;
         if (rc == -ECONNRESET)
             return base_fail(rc, "node %u, which has the file, is gone; run the job again when its host is back", r->in->home);
@@ -162,7 +162,7 @@ int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask 
     int rc = show_open(job, shown, ask->input);
     if (!rc)
         rc = weft_file_map(shown->f, ask->offset, view, job->renew_ns);
-    if (!rc && view->bytes < ask->len) { /* the bytes are in two pieces of the cache, or the file has fewer bytes */
+    if (!rc && view->bytes < ask->len) { /* the bytes lie in two pieces of the cache, or the file is too short */
         weft_file_unmap(shown->f, view);
         return -ENODATA;
     }

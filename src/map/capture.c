@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Stores the output of one piece in chunks of this node's pool and, when the pool is full, in the spill file. Forked nodes share one spill
- * file; nodes that are apart have one each. On the owner's host, the output survives the node's death, since the owner has the pool mapped.
- * From other hosts the owner fetches it (home.c).
+ * file; each node that is apart has its own. On the owner's host, the output survives the node's death, since the owner has mapped the
+ * node's pool. From nodes on other hosts the owner fetches the output (home.c).
  */
 #include "map/job.h"
 
@@ -120,7 +120,7 @@ static void drop_parts(const struct map_capture *c, uint32_t count)
     }
 }
 
-/* Uses the slot's own list of parts, because other nodes may have changed the outcome. */
+/* Uses the slot's own list of parts, because other nodes may have overwritten the outcome. */
 void map_capture_refused(struct map_capture *c, const weft_result *result)
 {
     drop_parts(c, c->given);
@@ -200,9 +200,9 @@ int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, cons
         if (rc)
             return rc;
     }
-    /* release: pairs with on_release(). The owner's messages give the same order, but the thread sanitizer does not see them. */
+    /* release: pairs with on_release(). The owner's messages give the same order, but the thread sanitizer does not see these messages. */
     atomic_fetch_add_explicit(&c->job->stored, 1, memory_order_release);
-    /* The captured parts belong to the outcome now. */
+    /* From now on the captured parts belong to the outcome. */
     c->given = c->count;
     c->count = 0;
     c->used = 0;

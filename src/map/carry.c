@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * Gives other nodes the bytes that only this node can read: those of its input files, its spool and its spill file. A node on another host
- * that needs such bytes sends a request (bring.c) with an address in its own pool. A thread of this node, a carrier, puts the bytes there,
- * and then adds to a word of the asking node. The carrier takes the bytes from the cache of this node's file service (cached.c), or reads
- * them into private memory, so that a full pool cannot block an answer. Each asking node has carriers of its own, so that a slow or stopped
- * node does not hold up others.
+ * that needs such bytes sends a request (bring.c) with an address in its own pool. A thread of this node, a carrier, puts the bytes to that
+ * address, and then adds to a word in the asking node's pool. The carrier takes the bytes from the cache of this node's file service
+ * (cached.c), or reads them into private memory, so that a full pool cannot block an answer. Each asking node has carriers of its own, so
+ * that a slow or stopped node does not delay other nodes.
  */
 #include "map/job.h"
 
@@ -14,20 +14,20 @@
 #include "weft/file.h"
 
 #define CARRIERS 8u /* threads that answer one node: some wait for the disk while others put bytes into the node's pool */
-/* The bytes are put in parts of MAP_CHUNK_BYTES. Few parts should be under way to a node, because everything else that this node sends
- * there waits behind them. A network with a long delay needs more of them (put_ended()). */
+/* The bytes are put in parts of MAP_CHUNK_BYTES. Few parts should be under way to a node, because everything else that this node sends to
+ * that node waits behind them. A network with a long delay needs more parts under way (put_ended()). */
 #define PUTS_LEAST 4u
 #define PUTS_MOST  16u
 #define PUTS_QUEUE 4
 #define PUT_AGAIN  (10 * WEFT_MS)
 #define PARTS      (MAP_ASK_BYTES / MAP_CHUNK_BYTES)
 /* Whether the word of an answer is changed by an operation of its own, after the one that puts the last bytes. Two carriers may put to the
- * same place of the asking node, one after the other. Their order goes through the memory of that node, where the thread sanitizer cannot
- * follow it. With an operation of its own, the thread sanitizer sees the order by `lock` (put_ended(), asker_add()). In other builds, one
- * operation does both, since a second one makes a map up to 15 % slower.
+ * same address in the asking node, one after the other. What orders the two puts is memory of the asking node, which the thread sanitizer
+ * does not see. With an operation of its own for the word, the thread sanitizer sees the order by `lock` (put_ended(), asker_add()). In
+ * other builds, one operation puts the last bytes and changes the word, since a second operation makes a map up to 15 % slower.
  */
 #define WORD_APART BASE_THREAD_SANITIZER
-/* The most requests of one node that can wait here, if that node obeys the protocol. */
+/* The most requests of one node that can wait at this node, if the asking node obeys the protocol. */
 #define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH)
 
 struct asked {
@@ -43,8 +43,8 @@ struct asker {
     uint32_t idle, running;
     pthread_t thread[CARRIERS]; /* [running] */
     pthread_cond_t more;
-    uint32_t puts, puts_most; /* parts under way, and how many there may be */
-    uint32_t ended;           /* parts that have ended since puts_most was looked at */
+    uint32_t puts, puts_most; /* puts: number of parts under way; puts_most: how many there may be */
+    uint32_t ended;           /* number of parts that have ended since puts_most was last adjusted */
     int64_t shortest;         /* the shortest time that a part has taken */
     pthread_cond_t put_over;
 };
@@ -60,10 +60,10 @@ struct map_carry {
 struct carrier {
     struct map_held held;
     struct map_shown shown;
-    uint8_t *memory; /* [MAP_CHUNK_BYTES]; NULL: not needed yet */
+    uint8_t *memory; /* [MAP_CHUNK_BYTES]; NULL: not allocated yet */
 };
 
-/* The value that is added to the word (struct map_ask), with Linux's number of the error. */
+/* The value that is added to the word of a request (struct map_ask). It contains Linux's number of the error. */
 static uint64_t answer_of(int rc)
 {
     return 1 + ((uint64_t)-base_status_out(rc) << 32);
@@ -78,8 +78,8 @@ static bool comes_before(const struct map_ask *a, const struct map_ask *b)
     return a->input < b->input || (a->input == b->input && a->offset < b->offset);
 }
 
-/* Adds a request to the list. Requests for inputs are in the order of the input, so that one piece after the other becomes complete, and
- * slots work while the next piece comes. */
+/* Adds a request to the list. Requests for inputs are sorted by their position in the input. So one piece after the other becomes complete,
+ * and slots work on it while the next piece arrives. */
 static void asker_put(struct asker *f, struct asked *a)
 {
     struct asked **at = f->last;
@@ -125,11 +125,12 @@ static void on_ask(weft_node *w, uint32_t from, const void *header, size_t heade
     if (ask.what > MAP_ASK_DROP ||
         (!drop && (ask.len > MAP_ASK_BYTES || weft_gaddr_node(ask.to) != from || weft_gaddr_node(ask.word) != from)))
         return;
-    if (!asker_add(&c->from[from], &ask) && !drop) /* MAP_ASK_DROP needs no answer: otherwise the space is freed at the end of the job */
+    /* A MAP_ASK_DROP that is lost does no harm: the space is then freed at the end of the job. */
+    if (!asker_add(&c->from[from], &ask) && !drop)
         weft_put_signal(w, ask.to, NULL, 0, ask.word, answer_of(-ENOMEM), NULL);
 }
 
-/* Whether the node may ask for bytes of this input here. */
+/* Whether other nodes may ask this node for bytes of this input. */
 static int check_input(const struct map_job *job, const struct map_ask *ask)
 {
     if (ask->input >= job->input_count || !job->inputs || job->inputs[ask->input].stream || job->inputs[ask->input].home != job->rank)
@@ -156,7 +157,7 @@ static int read_asked(struct map_job *job, const struct map_ask *ask, struct map
 struct part {
     weft_op op;
     int64_t since;
-    bool whole; /* it has MAP_CHUNK_BYTES */
+    bool whole; /* the part has MAP_CHUNK_BYTES */
 };
 
 /* Waits until one more part may be under way. With `wait` false it does not wait, and may return false. */
@@ -171,7 +172,8 @@ static bool put_may(struct asker *f, bool wait)
     return may;
 }
 
-/* A part has ended. Its time shows how many parts wait for the network: if almost none, more may be under way; if many, fewer. */
+/* A part has ended. The time that it took shows how many parts wait for the network. If almost no part waits, more may be under way; if
+ * many wait, fewer. */
 static void put_ended(struct asker *f, int64_t took)
 {
     pthread_mutex_lock(&f->carry->lock);
@@ -210,7 +212,7 @@ static int parts_wait(struct asker *f, struct part *parts, uint32_t *tail, uint3
     return rc;
 }
 
-/* A put could not begin. Returns whether to try again. `*rc`: the error for the answer, if the bytes are not put. */
+/* Called when a put could not begin. Returns whether to try again. `*rc`: the error for the answer, if the bytes are given up. */
 static bool put_again(struct asker *f, const struct map_ask *ask, int begun, int *rc)
 {
     struct map_job *job = f->carry->job;
@@ -219,17 +221,17 @@ static bool put_again(struct asker *f, const struct map_ask *ask, int begun, int
     bool stop = f->carry->stop;
     pthread_mutex_unlock(&f->carry->lock);
     while (!stop && weft_flush(job->w, node, WEFT_TIMEOUT_DEFAULT) == -ETIMEDOUT && weft_alive(job->w, node))
-        ; /* wait for the parts under way, because their memory is used again */
+        ; /* wait for the parts under way, because their memory is reused next */
     if (stop || !weft_alive(job->w, node))
         return false;
     if (begun != -ETIMEDOUT && begun != -ENETDOWN && !*rc)
-        *rc = begun; /* there was room and a route, so the put would fail again: the next try sends only the answer */
+        *rc = begun; /* neither room nor a route was missing, so the put would fail again: the next try sends only the answer */
     base_sleep_ns(PUT_AGAIN);
     return true;
 }
 
 /* Puts the bytes at `view`, then changes the word. `view` NULL: reads the bytes part by part into the carrier's memory, and puts them from
- * there. */
+ * that memory. */
 static void put_answer(struct asker *f, struct carrier *r, const struct map_ask *ask, const uint8_t *view, int rc)
 {
     struct map_job *job = f->carry->job;
@@ -239,7 +241,8 @@ static void put_answer(struct asker *f, struct carrier *r, const struct map_ask 
     for (bool last = false; !last;) {
         size_t n = rc ? 0 : ask->len - done < MAP_CHUNK_BYTES ? (size_t)(ask->len - done) : MAP_CHUNK_BYTES;
         last = rc || (done + n == ask->len && (!WORD_APART || !n));
-        /* Wait for the parts under way: the word may change only when all bytes are there, and the next part needs the carrier's memory. */
+        /* Wait for the parts under way: the word may change only when all bytes have arrived, and the next part needs the carrier's
+         * memory. */
         if (last || !view) {
             int ended = parts_wait(f, parts, &tail, head);
             rc = rc                                             ? rc
@@ -295,7 +298,7 @@ static void *carrier_main(void *arg)
     struct carrier r = {.held.fd = -1};
     pthread_mutex_lock(&c->lock);
     for (;;) {
-        /* No request waits: close the handle, because it holds pieces of the cache that it has requested in advance. */
+        /* No request waits, so close the file's handle: it holds pieces of the cache that it has requested in advance. */
         if (!f->first && !c->stop && r.shown.f) {
             pthread_mutex_unlock(&c->lock);
             map_shown_close(&r.shown);

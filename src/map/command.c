@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs one command on one piece. One thread feeds its input and reads its output and errors, with poll() and three pipes.
+ * Runs one command on one piece. One thread feeds the command's input and reads its output and its stderr, with poll() and three pipes.
  */
 #include "map/job.h"
 
@@ -19,9 +19,9 @@ struct running {
     struct map_slot *slot;
     int fds[FDS]; /* -1: closed */
     pid_t pid;
-    /* The rest of the input, not fed yet. */
+    /* The part of the input that was not fed yet. */
     struct map_span in;
-    bool copy;            /* splice() does not work on this input: copy instead */
+    bool copy;            /* splice() does not work on this input: copy the bytes instead */
     bool full;            /* leave output in the pipe until the owner has freed memory */
     enum map_kind failed; /* why the piece fails although the command succeeds; MAP_OK: it does not fail */
 };
@@ -55,7 +55,7 @@ static int open_pipes(struct running *r)
     for (int i = OUR_IN; i <= OUR_ERR; i++)
         fcntl(r->fds[i], F_SETFL, O_NONBLOCK);
 #ifdef F_SETPIPE_SZ
-    /* Larger pipes need fewer context switches. If the user's limit does not allow them, the pipes stay small. */
+    /* Larger pipes need fewer context switches. If the user's limit does not allow larger pipes, the pipes stay small. */
     if (r->in.length > 65536)
         fcntl(r->fds[OUR_IN], F_SETPIPE_SZ, MAP_PIPE_BYTES);
     fcntl(r->fds[OUR_OUT], F_SETPIPE_SZ, MAP_PIPE_BYTES);
@@ -63,7 +63,8 @@ static int open_pipes(struct running *r)
     return 0;
 }
 
-/* Write as much input as the pipe takes now. Returns 0 if the pipe is full, or if everything is written and the pipe closed. */
+/* Write as much input as the pipe takes now. Returns 0 when the pipe is full. Also returns 0 when all input is written; the pipe is closed
+ * then. */
 static int feed(struct running *r)
 {
     struct map_span *in = &r->in;
@@ -99,7 +100,7 @@ static int feed(struct running *r)
         } else if (n < 0 && errno == EAGAIN) {
             return 0;
         } else if (n < 0 && errno == EPIPE) {
-            break; /* the command has closed its input: no error */
+            break; /* the command has closed its input, which is no error */
         } else if (n < 0) {
             r->failed = MAP_NO_INPUT;
             return base_fail(-errno, "cannot read a piece of the input for the command: %s", base_strerror(errno));
@@ -115,7 +116,8 @@ static int feed(struct running *r)
     return 0;
 }
 
-/* Read the output that is available. Returns 0 if there is no more now, or if the output has ended and the pipe is closed. */
+/* Read the output that is available. Returns 0 when no more is available now. Also returns 0 when the output has ended; the pipe is closed
+ * then. */
 static int take_output(struct running *r, bool may_wait)
 {
     for (;;) {
@@ -175,7 +177,8 @@ size_t map_errors_text(const struct map_errors *e, char *text)
     return n + half;
 }
 
-/* The process has ended: read what is left in the pipes. Its children may keep the pipes open; do not wait for them. */
+/* The process has ended: read what is left in the pipes. Children of the process may keep the pipes open; do not wait for these
+ * children. */
 static int command_drain(struct running *r)
 {
     int rc = 0;
@@ -190,7 +193,7 @@ static int command_drain(struct running *r)
     return rc;
 }
 
-/* Move bytes until the process has ended. Kill it when its time is over, or when this slot has lost the claim. */
+/* Move bytes until the process has ended. Kill the process when its time is over, or when this slot has lost the claim. */
 static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *timed_out)
 {
     struct map_slot *slot = r->slot;
@@ -198,7 +201,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
     const _Atomic uint32_t *stopped = &slot->job->board->stopped;
     const _Atomic int64_t *stopped_ns = &slot->job->board->stopped_ns;
     int64_t not_counted = atomic_load_explicit(stopped_ns, memory_order_relaxed);
-    /* With a time limit, do not leave output in the pipe: the wait would count as time of the command. */
+    /* With a time limit, do not leave output in the pipe: the command's wait would count as its run time. */
     const bool may_wait = !slot->job->options->timeout_ns;
     bool killed = false;
     int rc = 0;
@@ -210,7 +213,7 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
         int64_t until = killed || renew < deadline ? renew : deadline, now = base_now_ns();
         int64_t wait_ms = until > now ? (until - now) / WEFT_MS + 1 : 0;
         if (r->fds[PROCESS] < 0 && wait_ms > 5)
-            wait_ms = 5; /* this system has no descriptor that becomes readable when the process ends */
+            wait_ms = 5; /* this system has no descriptor that becomes readable when the process ends, so look every 5 ms */
         if (r->full && wait_ms > FULL_MS)
             wait_ms = FULL_MS;
         int n = poll(p, 4, wait_ms > 60000 ? 60000 : (int)wait_ms);
@@ -226,7 +229,8 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
         }
         now = base_now_ns();
         if (!killed && now >= deadline) {
-            /* Time for which the job is or was stopped does not count. acquire: pairs with on_continue(), which adds the time first. */
+            /* Time during which the job is or was stopped does not count. acquire: pairs with on_continue(), which first adds the time and
+             * then clears `stopped`. */
             bool held = atomic_load_explicit(stopped, memory_order_acquire);
             int64_t more = atomic_load_explicit(stopped_ns, memory_order_relaxed) - not_counted;
             not_counted += more;
@@ -258,7 +262,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         *code = -rc;
         return;
     }
-    /* Feed the pipe before the command starts: a small piece fits as a whole. */
+    /* Feed the pipe before the command starts, because a whole small piece fits into it. */
     rc = feed(&r);
     int64_t start = base_now_ns();
     if (!rc) {
@@ -272,7 +276,8 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
         /* Pairs with map_end_all(): either that function sees the group, or this load sees `ending`. */
         if (atomic_load_explicit(&job->board->ending, memory_order_seq_cst))
             kill(-r.pid, SIGKILL);
-        /* Pairs with on_stop() in the same way. If the job was continued meanwhile, the command must be continued, too. */
+        /* Pairs with on_stop(): either that handler sees the group, or this load sees `stopped`. If the job was continued meanwhile, the
+         * command must be continued, too. */
         if (atomic_load_explicit(&job->board->stopped, memory_order_seq_cst)) {
             kill(-r.pid, SIGSTOP);
             if (!atomic_load_explicit(&job->board->stopped, memory_order_seq_cst))

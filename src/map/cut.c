@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens the inputs, and finds the ends of their pieces. It reads only the few bytes around a piece's nominal end.
+ * Opens the inputs, and finds the ends of their pieces. For that it reads only the few bytes around a piece's nominal end.
  */
 #include "map/job.h"
 #include "weft/file.h"
@@ -96,7 +96,7 @@ void map_held_close(struct map_held *held)
     held->fd = -1;
 }
 
-/* Takes the launcher's list of files that other nodes have, and sets the home of each. */
+/* Reads the launcher's list of the files that other nodes have, and sets the home of each file. */
 static int take_homes(struct map_job *job, const char *text)
 {
     for (uint32_t i = 0; text && text[i]; i++) {
@@ -104,8 +104,7 @@ static int take_homes(struct map_job *job, const char *text)
             continue;
         uint32_t node = (uint8_t)text[i] - (uint32_t)MAP_HOME_FIRST;
         if (i >= job->input_count || node >= job->nodes || !strchr(job->options->files[i], ':'))
-            return base_fail(-EPROTO,
-                             "the list of the files' nodes from the launcher is invalid; run the same version of weft on all hosts");
+            return base_fail(-EPROTO, "the launcher sent an invalid list of the files' nodes; run the same version of weft on all hosts");
         struct map_input *in = &job->inputs[i];
         in->name = job->options->files[i];
         in->path = strchr(in->name, ':') + 1;
@@ -168,7 +167,7 @@ void map_inputs_close(struct map_job *job)
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan)
 {
     size_t n = job->separator_len;
-    if (n == 0) { /* --exact: pieces need not end at a separator */
+    if (n == 0) { /* with --exact, pieces need not end at a separator */
         *scan = len;
         return len >= nominal ? (size_t)nominal : 0;
     }

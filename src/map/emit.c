@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The output. Large chunks are written directly from the pool, and small ones are gathered in a buffer. The file of --output gets its name
+ * The output. Large chunks are written directly from the pool. Small chunks are gathered in a buffer. The file of --output gets its name
  * only when it is complete.
  */
 #include "map/job.h"
@@ -19,7 +19,7 @@ static int emit_refused(const struct map_emit *e, int error, const char *what)
     return base_fail(-error, "cannot %s %s: %s", what, e->name, base_strerror(error));
 }
 
-/* Create a file in the directory of the final one, without a name if the system supports that. */
+/* Create a file in the directory of the final file: a file without a name, if the system supports that. */
 static int open_nameless(struct map_emit *e)
 {
     char *slash = strrchr(e->final_path, '/');
@@ -52,14 +52,14 @@ static int open_nameless(struct map_emit *e)
     return 0;
 }
 
-/* Follow symbolic links up to the path where the file is to be created. NULL with errno. */
+/* Follow symbolic links up to the path where the file is to be created. NULL: it cannot be found; errno says why. */
 static char *behind_links(const char *path)
 {
     char *at = strdup(path), target[4096];
     for (int links = 0; at; links++) {
         ssize_t n = readlink(at, target, sizeof target - 1);
         if (n < 0)
-            return at; /* `at` is no link: it is the end of the chain */
+            return at; /* `at` is not a link: the chain ends at it */
         target[n] = '\0';
         const char *slash = strrchr(at, '/');
         int directory = target[0] == '/' || !slash ? 0 : (int)(slash - at) + 1;
@@ -102,7 +102,8 @@ int map_emit_open(struct map_emit *e, const char *path)
     if (!e->final_path)
         return emit_refused(e, errno, "open");
     int rc = open_nameless(e);
-    /* Change the owner before the mode, because a change of the owner clears bits of the mode. If the user may not change it, go on. */
+    /* Change the owner before the mode, because a change of the owner clears bits of the mode. If the user may not change the owner, go
+     * on. */
     if (!rc && exists) {
         (void)!fchown(e->fd, st.st_uid, st.st_gid);
         fchmod(e->fd, st.st_mode & 07777);
@@ -169,7 +170,7 @@ int map_emit_close(struct map_emit *e)
         snprintf(from, sizeof from, "/proc/self/fd/%d", e->fd);
         snprintf(path, len, "%s.weft-%d", e->final_path, (int)getpid());
         unlink(path);
-        e->temporary_path = path; /* from here on a signal handler removes the file */
+        e->temporary_path = path; /* from now on a signal handler removes the file */
         if (linkat(AT_FDCWD, from, AT_FDCWD, path, AT_SYMLINK_FOLLOW))
             rc = emit_refused(e, errno, "name");
     }

@@ -3,8 +3,8 @@
  * Nodes on this machine: forks of the owner, which share the board with it.
  *
  * Who kills whom: every command dies with the thread that started it (PR_SET_PDEATHSIG), but its children do not. So each command has a
- * process group, whose number is on the board. When a worker dies, the owner kills the groups of its commands. When the owner dies, the
- * workers do so.
+ * process group of its own. The group's number is on the board. When a worker dies, the owner kills the groups of that worker's commands.
+ * When the owner dies, the workers kill the groups.
  */
 #include "cluster/cluster.h"
 #include "map/job.h"
@@ -73,8 +73,8 @@ static _Noreturn void node_main(struct map_job *job, int64_t timeout_ns)
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGTSTP, SIG_IGN);
     map_on_signal(SIGCONT, SIG_DFL);
-    base_process_null(2); /* so that a program that reads our standard output sees its end when the owner has ended */
-    /* Close these, too, so that the processes at their other ends see when the owner is gone. */
+    base_process_null(2); /* so that a program that reads our standard output sees end-of-file when the owner has ended */
+    /* Close these descriptors, too, so that the processes at their other ends see when the owner is gone. */
     close(job->emit.fd);
     for (uint32_t i = 0; i < job->input_count; i++)
         if (job->inputs[i].stream)
@@ -121,7 +121,7 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
-/* The joining has failed: end all nodes. True: one of them had been killed, so a new try may succeed. Waits a little, because a killed
+/* The joining has failed: end all nodes. True: one of the nodes had been killed, so a new try may succeed. Waits a little, because a killed
  * process closes its connections before wait() reports its end. */
 static bool stop_nodes(struct map_job *job)
 {

@@ -20,7 +20,7 @@
 
 /* --- before the nodes are started --- */
 
-/* The name of this node's GPU. `option`: "host", a number, or "" (the nodes get the GPUs in turn). */
+/* Choose the name of this node's GPU. `option`: "host", a number, or "" (the nodes get the GPUs in turn). */
 static int gpu_name(const char *option, uint32_t rank, char name[16], uint32_t *count)
 {
     const struct gpu_backend *backend;
@@ -90,7 +90,7 @@ int map_gpu_check(struct map_job *job)
             if (gpu_spans_has(k))
                 snprintf(names + len, sizeof names - len, "%s%s", len ? ", " : "", k->name);
         }
-        return base_fail(-EINVAL, "kernel %s cannot run on GPUs; those that can are %s", job->kernel->name, names);
+        return base_fail(-EINVAL, "kernel %s cannot run on GPUs; kernels that can: %s", job->kernel->name, names);
     }
     if (o->dry_run || !strcmp(o->gpu, "host"))
         return 0;
@@ -138,7 +138,7 @@ static int attach_pools(struct map_job *job)
     struct weft_node *w = job->w;
     struct fab_link *l = &w->links[0];
     int rc = gpu_spans_attach(job->gpu, w->pool_base, w->pool_bytes);
-    /* Attach the owner's pool, which holds the pieces of streams. If that fails, the pieces are copied. */
+    /* Let the GPU read the owner's pool, which holds the pieces of streams. If that fails, the pieces are copied. */
     void *owners = job->rank && l->transport ? l->transport->pointer(w, l, 0) : NULL;
     if (!rc && owners)
         (void)gpu_spans_attach(job->gpu, owners, l->pool_bytes);
@@ -159,7 +159,7 @@ int map_gpu_open(struct map_job *job)
         gpu_spans_close(job->gpu);
         job->gpu = NULL;
     }
-    if (!rc || job->rank == 0) /* if the owner's GPU cannot be opened, the job fails */
+    if (!rc || job->rank == 0) /* unlike with other nodes, the job fails if the owner's GPU cannot be opened */
         return rc ? base_context(rc, "--gpu") : 0;
     gpu_lost(job);
     return 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The guardian of a node that is apart (on another host than the owner). It is a child process in a session of its own, so that a signal to
- * the node's process group does not reach it. A pipe tells it when the node has ended. Then it kills the process groups of the node's
- * commands, whose numbers are on the board.
+ * the node's process group does not reach it. A pipe tells it when the node has ended. Then the guardian kills the process groups of the
+ * node's commands. The numbers of these groups are on the board.
  */
 #include "map/job.h"
 
@@ -21,8 +21,8 @@ static _Noreturn void guard(struct map_job *job, int fd, size_t lines)
     _exit(0);
 }
 
-/* Start the guardian before other descriptors are opened. If it inherited them, the processes at their other ends would not notice this
- * node's death. */
+/* Start the guardian before other descriptors are opened. If the guardian inherited such descriptors, the processes at their other ends
+ * would not notice this node's death. */
 int map_guardian_start(struct map_job *job, size_t lines)
 {
     int fds[2], rc = base_pipe(fds, 0);

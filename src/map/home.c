@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Brings the outputs of nodes on other hosts to the owner ("home") before any byte of them is printed. First the outcome is fetched, then
- * its parts, into chunks of the owner's pool or, if that has no room, into its spill file. When a node dies, the pieces whose outputs have
- * not been fetched completely run again. While a live node has no route, its outputs stay there.
+ * Brings the outputs of nodes on other hosts to the owner ("home") before any byte of them is printed. The outcome of a piece is fetched
+ * first, then the parts of its output: into chunks of the owner's pool or, if the pool has no room, into the owner's spill file. When a
+ * node dies, pieces run again if their outputs have not been fetched completely. While a living node has no route, its outputs stay at that
+ * node.
  *
- * Pieces with lower numbers come first. Memory limits how many outputs are fetched in advance. The next one to print is always fetched,
- * through the spill file if necessary.
+ * Pieces with lower numbers come first. Memory limits how many outputs are fetched in advance. The output that is printed next is always
+ * fetched, through the spill file if necessary.
  */
 #include "map/owner.h"
 
@@ -25,30 +26,30 @@ struct coming {             /* a piece that is being fetched */
     struct map_part *home;
     uint32_t parts, room;
     bool planned;   /* the outcome has arrived, and its parts are being fetched */
-    uint32_t part;  /* index in `oc` of the part to fetch next */
-    uint64_t from;  /* offset in that part, or in the outcome itself, of the next bytes */
+    uint32_t part;  /* index of the part to fetch next, in `oc` */
+    uint64_t from;  /* offset of the next bytes, in that part or in the outcome itself */
     uint32_t moves; /* number of moves in flight */
-    int failed;     /* error: nothing more is fetched; 0: none */
+    int failed;     /* an error, after which nothing more is fetched; 0: none */
 };
 
 struct move {
     struct record *r;
-    bool asked;      /* the node's carrier (carry.c) puts the bytes here; false: a get fetches them */
-    bool held_up;    /* the move is not in flight, because there was no route to the node */
-    bool unsure;     /* the bytes were requested, but there was no route after that: the request or the answer may be lost or late */
-    uint64_t source; /* position of the bytes at the node */
-    weft_gaddr at;   /* address here at which the bytes arrive */
+    bool asked;      /* the node's carrier (carry.c) puts the bytes into this node's memory; false: this node fetches them by a get */
+    bool held_up;    /* the move was not started, because there was no route to the node */
+    bool unsure;     /* after the bytes were requested, there was no route for a while: the request or the answer may be lost or late */
+    uint64_t source; /* address or offset of the bytes at the node */
+    weft_gaddr at;   /* address in the owner's pool at which the bytes arrive */
     weft_op op;
     uint8_t *to, *copy_to; /* copy_to: destination to which the bytes are copied from the bounce buffer; NULL: none */
     size_t len;
     uint32_t part;      /* the part of `home` that these bytes belong to; NO_PART: the outcome itself */
-    weft_gaddr release; /* the node's memory to release when the move is done; WEFT_NULL: none */
+    weft_gaddr release; /* memory of the node to release when the move has ended; WEFT_NULL: none */
     int bounce;         /* index of the bounce buffer that the move uses; -1: none */
 };
 
 struct home {
     struct move moves[MOVES];
-    uint32_t head, count; /* moves are a ring, in the order in which they were started */
+    uint32_t head, count; /* moves[] is a ring, in the order in which the moves were started */
     weft_gaddr words;     /* [MOVES] */
     weft_gaddr bounces;
     bool taken[BOUNCES];
@@ -155,7 +156,7 @@ static int take_bounce(struct map_owner *o, struct move *m, weft_gaddr *at)
     return 0;
 }
 
-/* Choose where the next bytes of a part go. Returns 1, 0 if there is no room now, or an error. */
+/* Choose where the next bytes of a part go. Returns 1, or 0 if there is no memory now, or an error. */
 static int place_part(struct map_owner *o, struct record *r, struct move *m, weft_gaddr *at)
 {
     struct coming *c = r->coming;
@@ -191,7 +192,7 @@ static int start_move(struct map_owner *o, struct move *m)
     return m->held_up ? 0 : rc;
 }
 
-/* Fetch the next bytes of a piece. Returns 1 if a move was started, 0 if none can be now or nothing is left to fetch. */
+/* Fetch the next bytes of a piece. Returns 1 if a move was started, 0 if no move can be started now or nothing is left to fetch. */
 static int next_move(struct map_owner *o, struct record *r)
 {
     struct home *h = o->home;
@@ -284,7 +285,7 @@ static int plan(struct record *r)
     return 0;
 }
 
-/* All parts have arrived: make an outcome that has their addresses here. */
+/* All parts have arrived: make an outcome with the addresses of the parts at this node. */
 static struct map_outcome *outcome_at_home(const struct coming *c)
 {
     size_t list = c->parts * sizeof *c->home, rest = (size_t)c->oc->error_len + c->oc->tail_len;

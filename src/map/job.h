@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the files of this folder. Their words:
+ * Shared by the files of this folder. Words that they use:
  *
  *   owner     node 0 of the job, which cuts the input and prints the output
- *   home the node that has the file of an input; in home.c the owner, to which outputs are brought
- *   apart a node is apart if it is on another host than the owner, so that the two share no memory
+ *   home      the node that has the file of an input. In home.c: the owner, to which outputs are brought
+ *   apart     a node is apart if it is on another host than the owner, so that it shares no memory with the owner
  *   board     memory that the nodes of a host share: which commands run, whether the job is stopped or ends
  *   order     the description of the job, which the owner sends to nodes that are apart
  *   spool     an unlinked file with pieces of streams that do not fit in memory
  *   spill     an unlinked file with captured output that does not fit in memory
- *   outcome   the result of a piece: how it ended, where its output is, its error text
+ *   outcome   the result of a piece: how the piece ended, where its output is, and an error text
  *   tally     the counts of the work that a node has done
  *
  * Each file calls only those listed before it:
@@ -18,7 +18,7 @@
  *   cut.c           opens the inputs, and finds the ends of pieces
  *   mapped.c        maps a piece of a file into memory
  *   spawn.c         starts one command
- *   order.c         serializes the order: what the owner tells nodes that are apart (order.h)
+ *   order.c         serializes the order (order.h)
  *   progress_bar.c  the progress bar
  *   report.c        messages on stderr, and the summary
  *   emit.c          the output
@@ -34,7 +34,7 @@
  *   nodes.c         the board, signals, ending all nodes and commands
  *   forks.c         nodes on this machine
  *   guardian.c      a process that kills the commands of a node that is apart when that node has ended
- *   apart.c         nodes on hosts of their own, the owner's side
+ *   apart.c         the owner's side of nodes on other hosts
  *   window.c        the pieces in work (owner.h)
  *   home.c          outputs from nodes that are apart (owner.h)
  *   owner.c         the owner's loop
@@ -62,11 +62,11 @@
 #define MAP_BRING_DEPTH  4u                  /* chunks of a piece that are fetched at the same time */
 #define MAP_HOME_BYTES   (1u << 20)          /* part of the owner's pool: bounce buffers on the way to its spill file (home.c) */
 #define MAP_STEP_BYTES   (64u << 10)         /* bytes read at a time while looking for the end of a piece */
-#define MAP_LENGTH_MAX   (UINT64_C(1) << 48) /* limit for a piece and for its output; sums of such lengths cannot overflow */
+#define MAP_LENGTH_MAX   (UINT64_C(1) << 48) /* the longest piece or output of a piece; sums of such lengths cannot overflow */
 #define MAP_ERRNO_MAX    4096                /* every errno is smaller */
 #define MAP_PIPE_BYTES   (1 << 20)
 #define MAP_STDERR_BYTES (64u << 10) /* how many bytes of a command's stderr are kept: the first half and the last half */
-/* The most pieces from the first one that is not printed to the last one that is submitted. */
+/* The most pieces between the first one that is not printed and the last one that is submitted, these two included. */
 #define MAP_WINDOW          2048u
 #define MAP_POOL_MIN        (UINT64_C(4) << 20)
 #define MAP_HANDLER_RELEASE 1u /* from the owner: free the buffers at these addresses */
@@ -83,12 +83,12 @@ struct map_input {
     bool cached;          /* nodes on other hosts read the file through the file service of its home */
     int fd;               /* -1: map_input_fd() opens it when it is needed */
     bool stream;          /* can only be read from front to back */
-    uint64_t start, size; /* bytes [start, size) are the input; a stream has neither */
+    uint64_t start, size; /* bytes [start, size) are the input; not used for a stream */
     uint64_t device, inode;
 };
-#define MAP_INPUTS_OPEN 256u /* how many inputs stay open for the whole job; further ones are opened when needed */
+#define MAP_INPUTS_OPEN 256u /* so many inputs stay open for the whole job; further inputs are opened when they are needed */
 
-/* The one input that a slot keeps open until it needs another one. */
+/* The one input that a thread keeps open until it needs another input. */
 struct map_held {
     uint32_t input;
     int fd; /* -1: none */
@@ -106,8 +106,8 @@ struct map_piece {
     uint32_t input;
     enum map_place place;
     uint64_t offset, length; /* in the input */
-    /* In a file: the offset at which the input starts; in the pool: the address of the piece; in the spool: the offset of the piece; in the
-     * cache: the identity of the file (map_identity()). */
+    /* Depends on the place of the piece. In a file: the offset at which the input starts. In the pool: the address of the piece. In the
+     * spool: the offset of the piece. In the cache: the identity of the file (map_identity()). */
     uint64_t at;
 };
 
@@ -115,17 +115,18 @@ struct map_job;
 
 int map_inputs_open(struct map_job *job);
 void map_inputs_close(struct map_job *job);
-void map_inputs_count(struct map_job *job); /* sets counts.bytes_total, from the sizes that are known now */
+void map_inputs_count(struct map_job *job); /* sets counts.bytes_total, from the sizes that are known so far */
 int map_input_look(struct map_input *in);   /* reads the identity of the file; called at the home */
 /* A descriptor of an input. The job or `held` owns it; it is valid until the next call. */
 int map_input_fd(const struct map_job *job, uint32_t input, struct map_held *held);
 void map_held_close(struct map_held *held);
-/* Find the end of the piece that starts at `start`. `read` is like pread(2), but returns a negative errno, with an error text. */
+/* Find the end of the piece that starts at `start`. `read` is like pread(2), but after an error it returns a negative errno and sets an
+ * error text. */
 typedef int64_t (*map_read_fn)(void *arg, void *to, size_t len, uint64_t offset);
 int map_cut_file(const struct map_job *job, const struct map_input *in, map_read_fn read, void *arg, uint64_t start, uint64_t *end);
 int64_t map_read_fd(void *fd, void *to, size_t len, uint64_t offset); /* a map_read_fn; `fd` points to an int */
-/* Finds the first separator in bytes [0, len) that begins at `nominal` or later, from `*scan` on. Returns the offset behind it. Returns 0
- * if there is none; then the next search begins at the new `*scan`. GNU parallel cuts in the same way. */
+/* Finds the first separator in bytes [0, len) that begins at `nominal` or later, and returns the offset behind it. The search begins at
+ * `*scan`. If there is no separator, returns 0, and sets `*scan` to where the next search begins. GNU parallel cuts in the same way. */
 size_t map_cut_find(const struct map_job *job, const uint8_t *bytes, size_t len, uint64_t nominal, size_t *scan);
 
 /* --- scratch.c: unlinked files for what does not fit in memory --- */
@@ -143,15 +144,15 @@ int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
 #define MAP_SCRATCH_ALIGN 4096u /* dropped ranges must start and end at a block of the file system */
 
-/* --- the board (nodes.c): memory that all nodes of a host share, because it must outlive a node. A node that is apart shares its board
- * only with its guardian --- */
+/* --- the board (nodes.c): memory that all nodes of a host share. It must outlive a node. A node that is apart shares its board only with
+ * its guardian --- */
 enum map_gpu {
     MAP_GPU_FINE,    /* the GPU works, or the node uses none */
     MAP_GPU_FAILING, /* the GPU has failed, and the reason is being written */
     MAP_GPU_FAILED,  /* the reason is complete */
     MAP_GPU_SAID     /* the failure was reported */
 };
-struct map_line {                                    /* one for each slot; written by that slot only */
+struct map_line {                                    /* one line for each slot; written by that slot only */
     _Alignas(BASE_CACHE_LINE) _Atomic int32_t group; /* process group of the command that runs; 0: none */
     _Atomic uint32_t busy;
     _Atomic uint64_t pieces, busy_ns, command_ns;
@@ -160,8 +161,8 @@ struct map_board {
     _Atomic uint32_t ending;  /* no command may start any more */
     _Atomic uint32_t stopped; /* the job is stopped (Ctrl-Z), and with it every command */
     _Atomic int64_t stopped_since,
-        stopped_ns;            /* since when it is stopped, and for how long it was stopped in total; time-outs do not count this time */
-    _Atomic uint32_t printing; /* the owner is writing output, so memory will become free */
+        stopped_ns;            /* stopped_since: when it was stopped; stopped_ns: for how long in total. Time-outs do not count this time */
+    _Atomic uint32_t printing; /* the owner is writing output, so memory will be freed soon */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* bytes of the spill file that were handed out */
     _Atomic int32_t pids[MAP_NODES_MAX];                    /* process ids of the nodes; 0: the process has ended */
     _Atomic uint32_t gpu[MAP_NODES_MAX];                    /* enum map_gpu */
@@ -175,8 +176,8 @@ void map_board_destroy(struct map_job *job);
 void map_nodes_prepare_owner(struct map_job *job);
 void map_nodes_forget(void); /* the job is over: signal handlers must no longer use `job` */
 void map_on_signal(int sig, void (*handler)(int));
-/* Pass the signal to the handler that was installed before: that of the fabric, which releases devices, or the default action. Each handler
- * of a signal that ends the job calls this last. */
+/* Pass the signal on to the action that was installed before: the fabric's handler, which releases devices, or the default action. Each
+ * handler of a signal that ends the job calls this last. */
 void map_signal_pass(int sig);
 void map_nodes_stop_with(struct map_job *job); /* make Ctrl-Z stop the commands, and SIGCONT continue them */
 /* weft_open() with the settings of a map node; opens the queue, too. `on_member` is called with the job when a node has gone. */
@@ -211,7 +212,7 @@ struct map_telling { /* the node's own counts, which it puts into the owner's po
 void map_tally_tell(struct map_job *job); /* send the tally to the owner; does nothing in a node that is not apart */
 
 /* --- apart.c: nodes on hosts of their own, which the launcher has started; all called by the owner --- */
-/* Returns whether an answer of the node may be lost, for which the owner waits. `cut`: the node has no route now. */
+/* Returns whether the owner waits for an answer of the node that may be lost. `cut`: the node has no route now. */
 struct map_owner;
 typedef bool (*map_unsure_fn)(struct map_owner *o, uint32_t node, bool cut);
 int map_apart_start(struct map_job *job);                        /* join the cluster with the nodes */
@@ -227,8 +228,8 @@ enum map_ask_what { MAP_ASK_FILE, MAP_ASK_SPOOL, MAP_ASK_SPILL, MAP_ASK_DROP };
  * 32 bits. */
 struct map_ask {
     uint32_t what, input;
-    uint64_t
-        file; /* for MAP_ASK_FILE: the identity that the file must have (map_identity()); 0: that of the file which the home has opened */
+    uint64_t file; /* for MAP_ASK_FILE: the identity that the file must have (map_identity()); 0: the identity of the file that the home has
+                      opened */
     uint64_t offset, len; /* at most MAP_ASK_BYTES, except for MAP_ASK_DROP, which frees this range of the spill file */
     weft_gaddr to, word;  /* at the asking node */
 };
@@ -236,20 +237,20 @@ struct map_ask {
 int map_carry_start(struct map_job *job); /* from now on, other nodes get answers */
 void map_carry_stop(struct map_job *job);
 
-/* --- bring.c: asks another node for such bytes, and fetches them --- */
-/* Send a request. The answer comes in `word`, which is in this node's pool: poll it, or call map_asked(). */
+/* --- bring.c: asks another node for bytes that only that node can read, and fetches them --- */
+/* Send a request. The answer arrives in `ask->word`, which is in this node's pool. Poll that word, or call map_asked(). */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
 int map_answer(
-    uint64_t word); /* decodes the answer in a word, without an error text; -EINPROGRESS: there is none yet; -EPROTO: it is invalid */
+    uint64_t word); /* decodes the answer in a word, without an error text; -EINPROGRESS: no answer yet; -EPROTO: the answer is invalid */
 struct map_slot;
-/* Waits for the answer, as long as the node is alive. Meanwhile renews the claim of `slot`, which may be NULL (map_slot_renew()). */
+/* Waits for the answer, as long as the node is alive. Meanwhile renews the claim of `slot` (map_slot_renew()); `slot` may be NULL. */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_slot *slot, int64_t *next);
 int map_ended(struct map_job *job, weft_op *op); /* waits for the end of an operation */
 struct map_span;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
-/* Finds room for a piece that is fetched. True: `*to` has room for the whole piece. False: `*to` has room for MAP_BRING_DEPTH chunks, each
- * of which then goes to the spill file. */
+/* Finds memory for a piece that is fetched. True: the whole piece fits at `*to`. False: only MAP_BRING_DEPTH chunks fit at `*to`, and each
+ * chunk then goes to the spill file. */
 bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to);
 void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to,
                  struct map_span *in);        /* called when all bytes have arrived */
@@ -259,13 +260,13 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
 /* Renew the claim on the slot's piece, once `*next` has come. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
 
-/* --- cached.c: inputs that their home reads once for all --- */
+/* --- cached.c: inputs that their home reads once for all nodes --- */
 /* A number that identifies the file with this device and inode. */
 uint64_t map_identity(uint64_t device, uint64_t inode);
-/* Before the node is opened: let it offer the file service for the inputs whose home it is. */
+/* Call this before the node is opened: the node will offer the file service for the inputs of which it is the home. */
 int map_homes_serve(const struct map_job *job);
 int map_homes_offer(struct map_job *job); /* when the node is open and the inputs are known: offer these inputs */
-/* Owner only: reads size and identity of the inputs of other homes, when these homes offer them. */
+/* Owner only: waits until other homes offer their inputs, and reads the size and identity of these inputs. */
 int map_homes_open(struct map_job *job);
 void map_homes_close(struct map_job *job); /* owner only */
 /* For map_cut_file(): reads an input that another node has. `arg`: struct map_remote */
@@ -281,11 +282,11 @@ struct map_shown {
     uint32_t input;
     int64_t not_before; /* after an error of the service: do not use it before this time */
 };
-/* Looks in the cache of the service `file` for the bytes of an input of this node that a request names. They stay there until
- * weft_file_unmap(). After an error, read the bytes from the file instead. */
+/* Finds the bytes of a request, which are part of an input of this node, in the cache of the file service. The bytes stay in the cache
+ * until weft_file_unmap(). After an error, read the bytes from the file instead. */
 int map_show(struct map_job *job, struct map_shown *shown, const struct map_ask *ask, weft_file_view *view);
 void map_shown_close(struct map_shown *shown);
-/* Like map_bring(), but fetches the piece from the home's cache by gets. They fail if there is no route. */
+/* Like map_bring(), but fetches the piece from the home's cache by gets. A get fails if there is no route. */
 int map_bring_cached(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
 
 /* --- spawn.c: the start of one command --- */
@@ -295,7 +296,7 @@ struct map_command {
     bool placeholders; /* some argument contains a placeholder such as {file} */
 };
 int map_command_resolve(struct map_command *c, char *const *argv, bool literal);
-void map_signals_save(void); /* saves the signal dispositions that commands will get; call it before changing any */
+void map_signals_save(void); /* saves the signal dispositions that commands will get; call it before changing any disposition */
 int map_environment_save(bool apart);
 /* Start a command with `fds` as descriptors 0, 1, 2, in a process group of its own. `*group` gets the group's number before the command
  * runs. The command dies with this thread. Returns a negative errno without an error text. */
@@ -308,7 +309,7 @@ enum map_kind {
     MAP_SIGNALLED, /* code: the signal */
     MAP_TIMED_OUT,
     MAP_NO_START,  /* code: errno; no node can start the command */
-    MAP_NO_INPUT,  /* code: errno. The error text says why; also for MAP_NO_SPACE and MAP_NO_RESULT */
+    MAP_NO_INPUT,  /* code: errno. Like MAP_NO_SPACE and MAP_NO_RESULT, this kind comes with an error text */
     MAP_NO_SPACE,  /* no room in the spill file; the job ends */
     MAP_NO_RESULT, /* the kernel failed */
     MAP_DEADLY,    /* several nodes died while running the piece */
@@ -320,16 +321,17 @@ struct map_part {
 };
 #define MAP_SPILLED (UINT64_C(1) << 63)
 
-/* The result of a piece, in the pool of the node that ran it. Then follow parts[], the error text, and the last bytes of the output. */
+/* The result of a piece, in the pool of the node that ran it. Behind this struct follow parts[], the error text, and the last bytes of the
+ * output. */
 struct map_outcome {
     uint32_t kind;
-    int32_t code; /* Linux's number, if it is a signal or an errno */
+    int32_t code; /* if it is a signal or an errno: Linux's number */
     uint32_t parts, error_len, tail_len;
     uint32_t zero;
     uint64_t output_len;
 };
 
-int map_outcome_code(const struct map_outcome *oc); /* the code; this system's number, if it is a signal or an errno */
+int map_outcome_code(const struct map_outcome *oc); /* the code; if it is a signal or an errno, this system's number */
 
 struct map_capture {
     struct map_job *job;
@@ -344,15 +346,15 @@ struct map_capture {
     uint8_t *outcome; /* the outcome, built here */
     size_t outcome_room;
 };
-/* Where the next output may be written, at least one byte. With `may_wait`, returns -EAGAIN without an error text while the pool is full
- * and the owner is printing, because memory then becomes free by itself. */
+/* Finds where the next output may be written: room for at least one byte. With `may_wait`, returns -EAGAIN without an error text while the
+ * pool is full and the owner is printing, because memory is then freed soon. */
 int map_capture_room(struct map_capture *c, uint8_t **at, size_t *room, bool may_wait);
 void map_capture_commit(struct map_capture *c, size_t len);
 int map_capture_write(void *capture, const void *bytes, size_t len); /* for struct weft_out */
 void map_capture_drop(struct map_capture *c);
 /* End a piece: store the outcome, and its address in `result`. Drops the captured output unless `kind` is MAP_OK. */
 int map_capture_finish(struct map_capture *c, enum map_kind kind, int code, const char *error, size_t error_len, weft_result *result);
-/* The queue has refused the completion: free the last outcome and its parts. Call it before anything else is captured. */
+/* Call this if the queue has refused the completion, before anything else is captured. It frees the last outcome and its parts. */
 void map_capture_refused(struct map_capture *c, const weft_result *result);
 void map_capture_close(struct map_capture *c);
 #define MAP_STATUS_SPILLED 1                                /* weft_result.status: the outcome itself is in the spill file */
@@ -360,7 +362,7 @@ void map_capture_close(struct map_capture *c);
 uint64_t map_spill_take(struct map_job *job, uint64_t len); /* room in the spill file */
 
 /* --- command.c: one command on one piece --- */
-struct map_errors { /* a command's stderr: its first and its last bytes */
+struct map_errors { /* the first and the last bytes of a command's stderr */
     char *bytes;    /* [MAP_STDERR_BYTES] */
     uint64_t total;
 };
@@ -374,7 +376,7 @@ void map_command_run(struct map_slot *slot, const char *path, char *const *argv,
 /* The kept text in one piece; `text` has room for MAP_STDERR_BYTES + 64. */
 size_t map_errors_text(const struct map_errors *e, char *text);
 
-/* --- mapped.c: a piece of a file as memory, safe against truncation of the file. Each thread may have one --- */
+/* --- mapped.c: a piece of a file as memory, safe against truncation of the file. Each thread may have one such mapping --- */
 struct map_mapped {
     const uint8_t *bytes; /* the piece's bytes */
     void *start;          /* start of the mapped pages */
@@ -382,7 +384,7 @@ struct map_mapped {
     volatile sig_atomic_t cut;
 };
 int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t length);
-bool map_mapped_close(struct map_mapped *m); /* true: the file was truncated, so the bytes read may be wrong */
+bool map_mapped_close(struct map_mapped *m); /* true: the file was truncated, so the mapped bytes may have been wrong */
 
 struct gpu_spans;
 struct gpu_pass;
@@ -405,7 +407,7 @@ struct map_slot {
     uint64_t brought_at, brought; /* offset and length of a fetched piece in the spill file, if the piece is too large for memory */
     struct gpu_pass *pass;        /* buffers of the GPU; allocated with the first piece; NULL: none */
     weft_gaddr pass_memory;       /* pool memory for the GPU's buffers */
-    bool entered;                 /* the buffers were requested already */
+    bool entered;                 /* the GPU's buffers were requested already */
     struct map_held held;         /* the input of the last piece */
     pthread_t thread;
 };
@@ -414,14 +416,14 @@ int map_slots_start(struct map_job *job);
 void map_slots_join(struct map_job *job);
 
 /* --- gpu.c: kernels on the node's GPU --- */
-/* Owner only, before it has nodes or threads: can the job run on GPUs? Counts them. -EINVAL: the options are wrong. */
+/* Owner only, before it has nodes or threads: check whether the job can run on GPUs, and count the GPUs. -EINVAL: the options are wrong. */
 int map_gpu_check(struct map_job *job);
 int map_gpu_open(struct map_job *job); /* call it after the node has joined; does nothing if the job is not for GPUs */
 void map_gpu_close(struct map_job *job);
-/* Run the kernel on a piece, whose bytes start at `offset` of their input. False: run the piece on the processor instead. */
+/* Run the kernel on a piece that starts at `offset` of its input. False: run the piece on the processor instead. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
 void map_gpu_leave(struct map_slot *slot); /* free the slot's buffers on the GPU */
-void map_gpu_report(struct map_job *job);  /* owner only: say which nodes do without their GPU */
+void map_gpu_report(struct map_job *job);  /* owner only: print which nodes no longer use their GPU */
 
 /* --- emit.c: the output --- */
 struct map_emit {
@@ -431,7 +433,7 @@ struct map_emit {
     char *temporary_path; /* NULL: the file has no name yet */
     bool exists;          /* a file existed at final_path before the job */
     struct map_job *bar;  /* the job whose progress bar is on the same terminal; no bar is drawn after the first output */
-    uint8_t *buffer;      /* small outputs are gathered */
+    uint8_t *buffer;      /* small outputs are gathered here */
     size_t used;
     uint64_t bytes;
 };
@@ -460,7 +462,7 @@ void map_stream_close(struct map_stream *s);
 struct map_counts { /* kept by the owner */
     uint64_t pieces, done, failed, retried;
     uint64_t bytes_in, bytes_done, bytes_total; /* total 0: not known */
-    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes on other hosts than the owner */
+    uint64_t spilled_apart;                     /* bytes that went through temporary files of nodes that are apart */
     uint32_t nodes_died;
     int64_t start_ns, open_ns, end_ns;
 };
@@ -512,7 +514,7 @@ struct map_job {
     uint32_t asleep;           /* number of other idle slots */
     uint32_t slots_started;
     _Atomic uint32_t stored; /* number of outcomes that this node's slots have stored; orders them before on_release() */
-    _Atomic uint32_t misses; /* number of claims in a row that brought only pieces that had failed here before */
+    _Atomic uint32_t misses; /* number of claims in a row that found only pieces that had failed on this node before */
     int64_t look_ns;         /* misses > 0: when the node may claim again */
 
     /* The owner's part. */
@@ -525,18 +527,18 @@ struct map_job {
     _Atomic bool over;    /* the work is done: nodes may leave */
     pthread_mutex_t lock; /* guards the fields below, which the feeder and the main thread share */
     pthread_cond_t changed;
-    uint64_t submitted, low;         /* number of pieces handed to the queue; number of the first piece that is not finished */
-    uint64_t input_live, spool_live; /* bytes of stream pieces in the pool; pieces in the spool */
+    uint64_t submitted, low; /* submitted: how many pieces were handed to the queue; low: number of the first piece that is not finished */
+    uint64_t input_live, spool_live; /* input_live: bytes of stream pieces in the pool; spool_live: pieces in the spool */
     bool fed;                        /* nothing more will be submitted */
-    _Atomic int feed_error;          /* the feeder's error; feed_text is written before it */
+    _Atomic int feed_error;          /* the feeder's error; stored after feed_text */
     char feed_text[512];
 };
 
-/* --- run.c: find the kernel that the options name; -EINVAL if there is none --- */
+/* --- run.c: find the kernel that the options name; -EINVAL: there is no such kernel --- */
 int map_choose_kernel(struct map_job *job);
 
-/* --- owner.c: the work of node 0. Returns the exit status, or a negative errno whose error text was not printed. After an error, or if
- * job->over is not set, threads and nodes are still running. --- */
+/* --- owner.c: the work of node 0. Returns the exit status. If its error text was not printed yet, returns a negative errno instead. After
+ * an error, or if job->over is not set, threads and nodes are still running. --- */
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 

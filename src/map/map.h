@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * map: the engine of `weft map`. Inputs are cut into pieces, each piece is a task of the queue, a node runs a command or a kernel on it,
- * and the outputs are printed in the order of the input.
+ * map: the engine of `weft map`. Inputs are cut into pieces. Each piece is a task of the queue, on which some node runs a command or a
+ * kernel. The outputs are printed in the order of the input.
  *
  * The process that calls map_run() is node 0, the owner: it cuts the inputs, submits the pieces, takes the completions and prints the
- * outputs. It also runs pieces, as the other nodes do. The other nodes are either forks of the owner, which inherit the options and the
- * open inputs, or they are apart: the launcher has started them on other hosts. Nodes that are apart get the options and the bytes of the
- * inputs over the fabric. The owner fetches the whole output of a piece from them before it prints any of it.
+ * outputs. It also runs pieces, as the other nodes do. The other nodes may be forks of the owner, which inherit the options and the open
+ * inputs. Or they are apart: the launcher has started them on other hosts. Nodes that are apart get the options and the bytes of the inputs
+ * over the fabric. From such a node, the owner fetches the whole output of a piece before it prints any byte of that output.
  *
  *      owner.c   feeder thread: cut.c (files), stream.c (pipes)  ->  queue
  *      worker.c  slot threads of every node: claim -> command.c (spawn.c) or a kernel (gpu.c) -> capture.c -> complete
@@ -28,14 +28,14 @@ enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
 struct map_options {
     char *const *files;
     uint32_t file_count;
-    /* only with `apart`, if there are files that other nodes have (HOST:PATH), else NULL: a character for each file, which is MAP_HOME_HERE
-     * or MAP_HOME_FIRST + the node that has it */
+    /* NULL, except with `apart` if other nodes have some of the files (HOST:PATH). Then it has a character for each file: MAP_HOME_HERE, or
+     * MAP_HOME_FIRST + the number of the node that has the file */
     const char *homes;
     char *const *command;    /* NULL-terminated; NULL: a kernel */
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */
-    const char *gpu; /* run the kernel on GPUs. "": each node on one; a number: all nodes on that one; "host": on the processor. NULL: run
-                        it without GPUs */
+    const char *gpu; /* run the kernel on GPUs. "": each node on one GPU; a number: all nodes on the GPU of that number; "host": on the
+                        processor, as GPU `host`. NULL: no GPUs */
     uint32_t nodes, slots; /* 0: chosen from the number of processors */
     uint64_t memory_bytes; /* of all pools together; 0: chosen from the machine's memory */
     const char *memory;    /* the option's text, for messages */
@@ -58,14 +58,14 @@ struct map_options {
 #define MAP_NODES_MAX       64u
 #define MAP_HOME_HERE       '.'
 #define MAP_HOME_FIRST      '0'
-#define MAP_HOMES_MAX \
-    131071u /* files of a job that has files of other hosts; the limit is that one argument of a program can have 128 KiB */
-#define MAP_SLOTS_MAX 1024u
+#define MAP_HOMES_MAX       131071u /* most files of a job, if some are on other hosts: one argument of a program can have 128 KiB */
+#define MAP_SLOTS_MAX       1024u
 
-/* Check the options before nodes are launched, and compute the pool size of each node. Returns 0, or the exit status after printing an
- * error. */
+/* Check the options before nodes are launched, and compute the pool size of each node. Returns 0. After an error, prints it and returns the
+ * exit status. */
 int map_plan(const struct map_options *options, uint64_t *pool_bytes);
-/* A node other than 0 of a launched job: the environment gives its number, and node 0 sends it the work. Returns the exit status. */
+/* Run a node other than node 0 of a launched job. The environment has the node's number, and node 0 sends it the job's description. Returns
+ * the exit status. */
 int map_serve(void);
 /* Run the job. Returns the exit status; errors have been printed on stderr. */
 int map_run(const struct map_options *options);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Maps a piece of a file into memory, for kernels, if the piece is too large for the pool. Reading a mapped file that was truncated raises
- * SIGBUS. The handler here maps zeros in place of the missing pages, so that only the piece fails.
+ * SIGBUS. This file's signal handler maps zeros in place of the missing pages, so that only the piece fails.
  */
 #include "map/job.h"
 
@@ -19,7 +19,7 @@ static void on_bus(int sig, siginfo_t *info, void *context)
     (void)context;
     struct map_mapped *m = mine;
     uintptr_t at = (uintptr_t)info->si_addr, start = m ? (uintptr_t)m->start : 0, end = start + (m ? m->len : 0);
-    if (at < start || at >= end) { /* the fault is not in our mapping: restore the former action, for which the fault comes again */
+    if (at < start || at >= end) { /* the fault is not in our mapping: restore the former action; the fault then reaches that action */
         sigaction(sig, &before, NULL);
         return;
     }

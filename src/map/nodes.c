@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Used by all nodes of a job: the board, signals, ending everything at once, and opening a node. The board is memory that forks share, so
- * that it can be read after a node has died, and by signal handlers.
+ * that signal handlers can read it, and other nodes after a node has died.
  */
 #include "map/job.h"
 
@@ -67,9 +67,9 @@ static void on_owner_signal(int sig)
     map_signal_pass(sig);
 }
 
-/* --- Ctrl-Z. The terminal signals only our process group, so the handler stops and continues the commands, which have groups of their own.
- * Of the forked nodes only the owner stops; the others read on the board that they must start nothing, and can still end if the owner is
- * killed. If the nodes are on several hosts, they get both signals from the launcher, and none of them stops. --- */
+/* --- Ctrl-Z. The terminal signals only our process group. Commands have groups of their own, so the handler stops and continues them. Of
+ * the forked nodes only the owner stops. The other nodes read on the board that they must start nothing, and can still end if the owner is
+ * killed. Nodes on several hosts get both signals from the launcher, and do not stop. --- */
 static struct map_job *stoppable;
 
 static void signal_commands(struct map_job *job, int sig)
@@ -98,7 +98,7 @@ static void on_stop(int sig)
         /* Pairs with map_command_run(): either this handler sees the new command, or that function sees `stopped`. */
         atomic_store_explicit(&job->board->stopped, 1, memory_order_seq_cst);
         signal_commands(job, SIGSTOP);
-        /* Repeat this, because slots that have just started a command cannot stop it when this process has stopped. */
+        /* Repeat this: a slot that has just started a command cannot stop the command after this process has stopped. */
         for (int round = 0; round < 10 && !job->apart; round++) {
             struct timespec ms = {0, 1000000};
             nanosleep(&ms, NULL);
@@ -119,7 +119,7 @@ static void on_continue(int sig)
     if (job && job->board && atomic_load_explicit(&job->board->stopped, memory_order_relaxed)) {
         int64_t since = atomic_load_explicit(&job->board->stopped_since, memory_order_relaxed);
         atomic_fetch_add_explicit(&job->board->stopped_ns, now_ns() - since, memory_order_relaxed);
-        /* Pairs with pump(), which must see the added time when it sees that `stopped` is 0. */
+        /* Pairs with pump(): when pump() sees that `stopped` is 0, it must also see the added time. */
         atomic_store_explicit(&job->board->stopped, 0, memory_order_seq_cst);
         signal_commands(job, SIGCONT);
     }
@@ -131,7 +131,7 @@ void map_nodes_stop_with(struct map_job *job)
     struct sigaction sa;
     stoppable = job;
     if (sigaction(SIGTSTP, NULL, &sa) || sa.sa_handler == SIG_IGN)
-        return; /* SIGTSTP is ignored, so no shell would continue the job: do not stop the job */
+        return; /* SIGTSTP is ignored, so there may be no shell that would continue the job: do not stop it */
     sa = (struct sigaction){.sa_handler = on_stop, .sa_flags = SA_RESTART};
     sigfillset(&sa.sa_mask);
     sigaction(SIGTSTP, &sa, NULL);
@@ -155,7 +155,7 @@ void map_end_all(struct map_job *job)
     if (job->emit.temporary_path)
         unlink(job->emit.temporary_path);
     map_progress_clear(job);
-    /* Wait for the nodes: they end at once, except on a very busy machine. */
+    /* Wait until the nodes have ended, which takes time only on a very busy machine. */
     for (int round = 0; round < 400; round++) {
         bool left = false;
         for (uint32_t node = 1; node < job->nodes; node++) {
@@ -217,7 +217,8 @@ static void on_release(weft_node *w, uint32_t from, const void *header, size_t h
     }
 }
 
-/* The library's error for a pool that is too large names WEFT_POOL. Name --memory instead, which sets it here. */
+/* The library's error for a pool that is too large names WEFT_POOL. `weft map` sets WEFT_POOL from --memory, so name that option
+ * instead. */
 static int say_memory(int rc)
 {
     char text[512];
@@ -256,7 +257,7 @@ void map_nodes_prepare_owner(struct map_job *job)
 {
     job->owner_pid = getpid();
     signalled = job;
-    /* Adopt orphans, so that the group numbers of a dead node's commands are not used again before the groups are killed. */
+    /* Adopt orphans, so that the system does not reuse the group numbers of a dead node's commands before the groups are killed. */
     base_adopt();
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serializes and parses the order: a head, then zero-terminated strings. The strings are the kernel, with its file and the GPU if there are
- * any, or the words of the command; then the names of the inputs; then map_order.serve.
+ * Serializes and parses the order: a head, then zero-terminated strings. First come the strings of the kernel (its name, then its file and
+ * the GPU, if there are any), or the words of the command. Then come the names of the inputs, then map_order.serve.
  */
 #include "map/order.h"
 
@@ -12,7 +12,7 @@
 
 struct head {
     char magic[8];
-    uint32_t bytes;                                                /* length of the strings behind this head */
+    uint32_t bytes;                                                /* length of all strings behind this head */
     uint32_t slots, retries, inputs, names, argc, literal, kernel; /* literal: 0 or 1; kernel: number of strings for the kernel, 0 to 2 */
     int64_t timeout_ns, lease_ns;
     uint64_t given, tallies;

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define TICK_NS  (100 * WEFT_MS)
-#define TOLD_NS  (10 * WEFT_MS) /* so long after the last output, the owner counts as not printing */
+#define TOLD_NS  (10 * WEFT_MS) /* when nothing was printed for so long, the owner counts as not printing */
 #define REAP_MAX 64u
 
 /* --- submitting --- */
@@ -90,7 +90,7 @@ static void *feeder_main(void *arg)
 
 /* --- printing --- */
 
-/* Allocate only for bytes that have arrived: the length in the outcome may be wrong. */
+/* Allocate only for bytes that have arrived, because the length in the outcome may be wrong. */
 static int fold_bytes(struct map_owner *o, uint64_t at, const void *bytes, size_t len)
 {
     if (at + len > o->fold_room) {
@@ -158,8 +158,8 @@ static int print_outcome(struct map_owner *o, const struct record *r, const stru
     return rc;
 }
 
-/* Record whether the owner is printing. While it is printing, nodes may leave output in pipes. Nodes that are apart are not told of short
- * pauses. */
+/* Record whether the owner is printing. While the owner is printing, nodes may leave output in pipes. Nodes that are apart are not told of
+ * short pauses. */
 static void set_printing(struct map_owner *o, bool printing)
 {
     struct map_job *job = o->job;
@@ -179,7 +179,7 @@ static int print_piece(struct map_owner *o, struct record *r)
 {
     struct map_outcome *oc;
     int rc = owner_read_outcome(o, r, &oc);
-    if (!rc && oc->kind != MAP_OK) { /* the kind was MAP_OK when the piece completed, so a node has changed the outcome */
+    if (!rc && oc->kind != MAP_OK) { /* the kind was MAP_OK when the piece completed, so a node has overwritten the outcome */
         free(oc);
         rc = base_fail(-EPROTO, "node %u changed the outcome of a piece while this node read it; run the same version of weft on all hosts",
                        r->worker);
@@ -226,7 +226,7 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
 {
     struct map_job *job = o->job;
     int rc = 0;
-    pthread_mutex_lock(&job->lock); /* the window from `submitted` on belongs to the feeder */
+    pthread_mutex_lock(&job->lock); /* entries of the window from `submitted` on belong to the feeder */
     uint64_t submitted = job->submitted;
     pthread_mutex_unlock(&job->lock);
     if (job->options->unordered) {
@@ -236,7 +236,7 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
                 rc = print_piece(o, r);
         }
         uint64_t low = job->low;
-        for (uint64_t i = 0; low + i < submitted && !rc && o->home; i++) { /* pieces whose outputs have been fetched by now */
+        for (uint64_t i = 0; low + i < submitted && !rc && o->home; i++) { /* take the pieces whose outputs have been fetched by now */
             struct record *r = &o->window[(low + i) % MAP_WINDOW];
             if (r->state == COMPLETE)
                 rc = print_piece(o, r);
@@ -253,7 +253,7 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
     return rc;
 }
 
-/* No piece is outstanding: wait until the feeder submits one. True: the feeder has submitted everything, and the job is done. */
+/* No piece is outstanding: wait until the feeder submits a piece. True: the feeder will submit no more, and the job is done. */
 static bool wait_for_feeder(struct map_job *job)
 {
     pthread_mutex_lock(&job->lock);
@@ -366,7 +366,7 @@ int map_owner_run(struct map_job *job)
         rc = map_emit_close(&job->emit);
     }
     map_progress_clear(job);
-    if (rc)                          /* threads still use this memory: it is freed at the end of the process */
+    if (rc)                          /* threads still use this memory, so it is freed only at the end of the process */
         return status ? status : rc; /* if there is an exit status, the error has been printed already */
     job->counts.end_ns = base_now_ns();
     job->over = true;

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT
  *
- * Shared by the owner's files: window.c (pieces in work), home.c (outputs from nodes that are apart: on other hosts), owner.c (the main
- * loop).
+ * Shared by the owner's files: window.c (pieces in work), home.c (outputs of nodes on other hosts), owner.c (the main loop).
  */
 #ifndef WEFT_MAP_OWNER_H
 #define WEFT_MAP_OWNER_H
 
 #include "map/job.h"
 
-enum state { FREE, SUBMITTED, COMING, COMPLETE }; /* COMING: complete, but the output must be fetched from its node */
+/* COMING: the piece is complete, but its output must be fetched from the node that ran it. */
+enum state { FREE, SUBMITTED, COMING, COMPLETE };
 
 struct record { /* a piece that is submitted and not finished */
     struct map_piece piece;
     enum state state;
     uint32_t attempts, worker;
-    uint64_t failed_on; /* the nodes on which the piece has failed, one bit each: the next attempt prefers others */
+    uint64_t failed_on; /* the nodes on which the piece has failed, one bit each: the next attempt prefers other nodes */
     int32_t status;
     uint64_t result, result_len;
     struct coming *coming;
@@ -29,7 +29,7 @@ struct map_owner {
     void *fold_state;
     uint8_t *fold_input;
     size_t fold_room;
-    weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* addresses to release at one node, not sent yet */
+    weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* addresses of memory that one node may free; not sent to it yet */
     uint32_t release_count, release_node;
     bool told; /* nodes that are apart have been told that the owner is printing */
     int64_t printed_ns;
@@ -39,8 +39,9 @@ struct map_owner {
 
 /* --- window.c --- */
 int owner_submit(struct map_owner *o, const struct record *r);
-void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at); /* free this memory of a node's pool, with a later message */
-void owner_send_releases(struct map_owner *o);                         /* send the collected releases now */
+/* Tells the node, in a later message, to free this memory of its pool. */
+void owner_release(struct map_owner *o, uint32_t node, weft_gaddr at);
+void owner_send_releases(struct map_owner *o); /* send the collected releases now */
 void owner_release_part(struct map_owner *o, const struct record *r, const struct map_part *part);
 /* Release the outcome itself. Its parts are released when they are printed. */
 void owner_release_outcome(struct map_owner *o, const struct record *r);
@@ -55,11 +56,11 @@ void owner_finish_piece(struct map_owner *o, struct record *r); /* the piece is 
 /* --- home.c --- */
 int home_open(struct map_owner *o);
 void home_free(struct map_owner *o);
-int home_expect(struct map_owner *o, struct record *r); /* a piece is complete at its node: fetch its output */
+int home_expect(struct map_owner *o, struct record *r); /* called when a piece is complete at its node: fetches its output */
 /* Do all fetching that is possible now. Returns the number of steps done, or an error. `*status` is as in owner_take_outcome(). */
 int home_step(struct map_owner *o, int *status);
 bool home_busy(const struct map_owner *o); /* whether outputs are being fetched */
-/* Whether an answer of the node may be lost, for which the owner waits. `cut`: the node has no route now. */
+/* Whether the owner waits for an answer of the node that may be lost. `cut`: the node has no route now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
 void home_wait(struct map_owner *o); /* wait briefly for some of the outputs */
 

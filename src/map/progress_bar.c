@@ -56,7 +56,7 @@ void map_progress_show(struct map_job *job)
         snprintf(retried, sizeof retried, ", %" PRIu64 " retried", c->retried);
     if (c->failed)
         snprintf(failed, sizeof failed, ", %" PRIu64 " failed", c->failed);
-    /* The line must fit: one that wraps cannot be erased. */
+    /* The line must fit on the terminal, because a wrapped line cannot be erased. */
     struct winsize size;
     int columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80, n;
     if (c->bytes_total) {

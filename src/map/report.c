@@ -129,7 +129,7 @@ int map_report_stats(struct map_job *job)
     }
     double seconds = (double)(c->end_ns - c->start_ns) / 1e9, start = (double)(c->open_ns - c->start_ns) / 1e9;
     double rate = seconds > 0 ? (double)c->bytes_done / seconds : 0;
-    /* Average time of a slot for a piece, from claim to completion, without the run time of the command. */
+    /* The average time from claim to completion of a piece, without the run time of the command. */
     double own_us = all.pieces && !job->kernel ? (double)(all.busy_ns - all.command_ns) / 1e3 / (double)all.pieces : 0;
     uint64_t spilled = atomic_load_explicit(&job->board->spill_bytes, memory_order_relaxed) + job->counts.spilled_apart;
     json_t *whole =

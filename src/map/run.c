@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define GPU_SLOTS    3u /* the smallest default of --slots with a GPU. While the GPU works for one slot, the others read */
-#define KERNEL_BLOCK (UINT64_C(256) << 20) /* a kernel may run for long on a larger piece, so its claim gets a longer lease */
+#define KERNEL_BLOCK (UINT64_C(256) << 20) /* claims of larger pieces get a longer lease, since a kernel may run for long on them */
 
 /* Whether a file is empty. Reads it, since stat() reports the size 0 for files of /proc, too. */
 static bool empty_file(int fd)
@@ -100,15 +100,15 @@ static int check_stats_file(const struct map_options *o)
     const char *path = o->stats_file;
     int rc = check_writable("--stats-file", path);
     if (!rc && same_file(path, o->output, STDOUT_FILENO))
-        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output; name another one", path);
+        rc = base_fail(-EINVAL, "--stats-file %s: this file is the output; name another file", path);
     for (uint32_t i = 0; i < o->file_count && !rc; i++)
         if (same_file(path, strcmp(o->files[i], "-") ? o->files[i] : NULL, STDIN_FILENO))
-            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input; name another one", path);
+            rc = base_fail(-EINVAL, "--stats-file %s: this file is an input; name another file", path);
     return rc;
 }
 
-/* The lease of a claim. The pieces of a node that is stopped or hangs run elsewhere only after their lease. So the lease should be short,
- * but long enough that a slow node does not lose its claims. */
+/* The lease of a claim. If a node is stopped or hangs, its pieces run elsewhere only after their leases have ended. So the lease should be
+ * short, but long enough that a slow node does not lose its claims. */
 static void choose_lease(struct map_job *job)
 {
     const struct map_options *o = job->options;
@@ -120,7 +120,7 @@ static void choose_lease(struct map_job *job)
     job->renew_ns = job->lease_ns / 4;
 }
 
-/* The kernel is given as NAME[:TEXT]: a built-in one, or with --kernel-from a symbol of that file. */
+/* The kernel is given as NAME[:TEXT]. NAME is a built-in kernel or, with --kernel-from, a symbol of that file. */
 int map_choose_kernel(struct map_job *job)
 {
     const struct map_options *o = job->options;
@@ -170,7 +170,7 @@ static int job_prepare(struct map_job *job)
     int rc = prepare_kernel(job);
     if (rc)
         return rc;
-    /* A node for each GPU: several processes on one GPU would take turns. */
+    /* With GPUs, one node for each GPU: several processes on one GPU would take turns. */
     job->nodes = o->nodes ? o->nodes : job->gpus ? job->gpus : cpus < 2 ? 2 : cpus > 4 ? 4 : cpus;
     uint32_t share = o->apart && !o->emulated ? 1 : job->nodes;
     job->slots = o->slots ? o->slots : cpus > share ? cpus / share : 1;
@@ -255,7 +255,7 @@ int map_run(const struct map_options *options)
     if (!rc)
         rc = map_emit_open(&job->emit, options->output);
     for (uint32_t i = 0; i < job->input_count && options->progress == MAP_AUTO; i++)
-        if (job->inputs[i].fd >= 0 && isatty(job->inputs[i].fd)) /* the user types the input, which a progress bar would disturb */
+        if (job->inputs[i].fd >= 0 && isatty(job->inputs[i].fd)) /* the user types the input; a progress bar would disturb that */
             job->progress = false;
     if (!rc && job->progress && isatty(job->emit.fd))
         job->emit.bar = job;

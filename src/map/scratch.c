@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Unlinked files for what does not fit in memory. They have no name, so they vanish however the job ends. Forked nodes inherit their
- * descriptors. The disk space of a piece is freed when the piece is no longer needed.
+ * Unlinked files for data that does not fit in memory. These files have no name, so they vanish however the job ends. Forked nodes inherit
+ * the files' descriptors. The disk space of a piece is freed when the piece is no longer needed.
  */
 #include "map/job.h"
 
@@ -25,7 +25,7 @@ void map_scratch_open(struct map_scratch *s)
     snprintf(path, sizeof path, "%s/weft-map-XXXXXX", s->directory);
     s->fd = mkostemp(path, O_CLOEXEC);
     if (s->fd < 0)
-        s->error = errno; /* most jobs never need the file: report the error when it is needed */
+        s->error = errno; /* most jobs never need the file, so report the error only when the file is needed */
     else
         unlink(path);
 }
@@ -88,7 +88,7 @@ int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, 
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len)
 {
 #ifdef FALLOC_FL_PUNCH_HOLE
-    /* If the file system cannot do this, the space is freed at the end of the job. */
+    /* If the file system cannot free a range, the space is freed at the end of the job. */
     if (s->fd >= 0 && len)
         (void)!fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)base_round_up(len, MAP_SCRATCH_ALIGN));
 #else

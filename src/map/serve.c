@@ -152,7 +152,7 @@ static int follow_inputs(struct map_job *job, const struct map_order *o)
     return 0;
 }
 
-/* Set up the job as the order says. */
+/* Set up the job from the order. */
 static int follow_order(struct map_job *job)
 {
     struct following *f = job->following;
@@ -187,7 +187,7 @@ static int follow_order(struct map_job *job)
         return rc;
     if (o->kernel)
         return map_choose_kernel(job);
-    if (map_command_resolve(&job->command, o->argv, o->literal)) /* the command's start will fail, and report why */
+    if (map_command_resolve(&job->command, o->argv, o->literal)) /* starting the command will fail, and that error is reported */
         snprintf(job->command.path, sizeof job->command.path, "%s", o->argv[0]);
     return 0;
 }
@@ -210,7 +210,8 @@ static int serve_run(struct map_job *job)
     weft_config config = {.bytes = sizeof config};
     if ((rc = map_homes_serve(job)) || (rc = map_node_open(job, &config, on_serve_member)))
         return rc;
-    /* Ignore these signals: the owner decides what happens. Until now they have ended this node, since the owner may have ended unseen. */
+    /* Ignore these signals: the owner decides what happens. Until now these signals ended this node, since the owner could have ended
+     * unnoticed. */
     map_on_signal(SIGINT, SIG_IGN);
     map_on_signal(SIGQUIT, SIG_IGN);
     map_on_signal(SIGTERM, on_end);
@@ -246,7 +247,7 @@ int map_serve(void)
     job->emit.fd = job->spill.fd = job->spool.fd = -1;
     int rc = job->rank ? serve_run(job) : base_fail(-EINVAL, "--as-node is for weft's own use: leave it out (WEFT_RANK is not set)");
     if (rc) {
-        /* The end of the owner is reported by the owner itself, or by the launcher. */
+        /* If the owner has ended, the owner itself or the launcher reports that. */
         if (!job->w || weft_alive(job->w, 0))
             map_say(job, "node %u: %s", job->rank, weft_error());
         if (job->w) {

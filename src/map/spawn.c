@@ -13,8 +13,8 @@ extern char **environ;
 static struct base_dispositions original;
 static sigset_t original_mask;
 
-/* The environment of commands. It has no variables of the launcher, so that a weft program that a command starts does not try to join this
- * job. Variables NAME that were changed for an emulated host get the value that the launcher has stored in WEFT_OUTER_NAME. */
+/* The environment of commands. It has no variables of the launcher: a weft program that a command starts must not try to join this job.
+ * Variables NAME that were changed for an emulated host get the value that the launcher has stored in WEFT_OUTER_NAME. */
 static char **command_env;
 static const char outer[] = "WEFT_OUTER_";
 

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SPOOL_AHEAD 2u /* pieces in the spool for each slot of the job, at most */
+#define SPOOL_AHEAD 2u /* the most pieces in the spool, for each slot of the job */
 
 static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_t *got)
 {
@@ -24,14 +24,14 @@ static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_
     return 0;
 }
 
-/* Wait for the owner's condition variable, at most 20 ms, because not everything that frees memory signals it. */
+/* Wait for the owner's condition variable, but at most 20 ms: memory may be freed without a signal to it. */
 static void wait_a_little(struct map_job *job)
 {
     base_cond_wait(&job->changed, &job->lock, base_deadline(20 * WEFT_MS));
 }
 
-/* Allocate pool memory for a piece, within the budget for reading ahead. A piece that already has `held` bytes may
- * exceed the budget if no other piece has any. Waits until there is memory. False: the piece cannot fit. */
+/* Allocate pool memory for a piece, within the budget for reading ahead. A piece that already has `held` bytes may exceed the budget if no
+ * other piece has memory. Waits until there is memory. False: the piece cannot fit. */
 static bool take_memory(struct map_job *job, uint64_t bytes, uint64_t held, weft_gaddr *at)
 {
     bool got = false;
@@ -60,7 +60,7 @@ static void give_memory(struct map_job *job, weft_gaddr at, uint64_t bytes)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* How much pool memory is counted for a stream piece. It depends only on the piece's length, so that it need not be stored. */
+/* How much pool memory is counted for a stream piece. This depends only on the piece's length, so it need not be stored. */
 static uint64_t piece_memory(uint64_t length)
 {
     return base_round_up(length + 1, MAP_STEP_BYTES);
@@ -104,7 +104,7 @@ static int spool_piece(struct map_job *job, struct map_stream *s, const uint8_t 
     size_t held = keep;
     while (!rc) {
         size_t fresh = 0, want = room - held;
-        /* Read in large steps up to the nominal end, then in small ones, because bytes behind the end must be kept for the next piece. */
+        /* Read in large steps up to the nominal end, then in small steps, because bytes behind the end must be kept for the next piece. */
         if (seen + held >= block && want > MAP_STEP_BYTES)
             want = MAP_STEP_BYTES;
         else if (seen + held < block && want > block - seen - held)
@@ -176,7 +176,7 @@ int map_stream_next(struct map_job *job, struct map_stream *s, struct map_piece 
         end = len >= block ? map_cut_find(job, bytes, len, block, &scan) : 0;
         if (end || s->ended)
             break;
-        if (len == room) { /* no separator so far: take twice the memory */
+        if (len == room) { /* no separator so far: take twice as much memory */
             weft_gaddr larger;
             if (room > UINT64_MAX / 4 || !take_memory(job, 2 * room, room, &larger)) {
                 rc = spool_piece(job, s, bytes, len, piece);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reports to the owner what a node has done that is apart (on another host), and so cannot write to the owner's board.
+ * Reports to the owner what this node has done. Used by nodes that are apart (on another host): they cannot write to the owner's board.
  */
 #include "map/job.h"
 

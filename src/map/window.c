@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define KIND_PIECE    1u
-#define RELEASE_PARTS 4u /* how many releases are sent together: those of 1 MiB of output */
+#define RELEASE_PARTS 4u /* how many releases are sent together: as many as 1 MiB of output needs */
 
 int owner_submit(struct map_owner *o, const struct record *r)
 {
@@ -83,7 +83,7 @@ int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome
 
 void owner_send_releases(struct map_owner *o)
 {
-    /* Errors are ignored: the node is gone, and its pool with it. */
+    /* Ignore errors: they mean that the node is gone, and its pool with it. */
     if (o->release_count)
         weft_send(o->job->w, o->release_node, MAP_HANDLER_RELEASE, NULL, 0, o->release, o->release_count * sizeof *o->release, NULL);
     o->release_count = 0;

@@ -11,12 +11,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* How many times a piece runs again, in addition to --retries, when nodes die while they run it. Then it fails, since it may be the cause
- * of the deaths. */
+/* If nodes die while they run a piece, the piece runs again so many times, in addition to --retries. Then it fails, since it may be the
+ * cause of the deaths. */
 #define DEATHS_MAX 3u
 
-/* How many times nodes on which a piece has failed pass the piece on, so that another node can take it. A single node reaches this limit
- * after about two seconds, so a stopped node does not hold the job up for ever. */
+/* A node on which a piece has failed passes the piece on, so that another node can take it. All nodes together do so at most this many
+ * times for a piece. A node that is alone reaches this limit after about two seconds, so a stopped node does not hold up the job for
+ * ever. */
 #define GIVE_AWAY_MAX 36u
 
 /* A node that gets only pieces that have failed on it waits before it claims again: first WEFT_MS, then twice as long each time, at most
@@ -110,7 +111,7 @@ static void run_command(struct map_slot *slot, const struct map_piece *piece, co
     free(filled);
 }
 
-/* Bring a piece's bytes into memory: read them into the slot's buffer or, if that cannot be made so large, map the file. */
+/* Bring a piece's bytes into memory: read them into the slot's buffer or, if the buffer cannot be made so large, map the file. */
 static const uint8_t *worker_load(struct map_slot *slot, const struct map_span *in, struct map_mapped *mapped)
 {
     struct map_job *job = slot->job;
@@ -196,7 +197,8 @@ static uint64_t given_away(struct map_job *job, const weft_lease *claim)
     return weft_get_blocking(job->w, &times, at, sizeof times) ? 0 : times;
 }
 
-/* Whether this node should run the piece: it has not failed here, or has failed on all living nodes, or was passed on often enough. */
+/* Whether this node should run the piece: the piece has not failed on this node, or has failed on all living nodes, or was passed on often
+ * enough. */
 static bool suits(struct map_job *job, const weft_lease *claim)
 {
     uint64_t failed_on = claim->task.arg[0];
@@ -214,8 +216,8 @@ static void give_away(struct map_job *job, const weft_lease *claim)
     weft_release(job->queue, claim); /* refused if the claim has already been lost */
 }
 
-/* Records whether the node has found a piece that it should run. If not, all its slots wait before they claim again. Otherwise, a node with
- * many slots would claim the pieces that failed on it faster than other nodes. */
+/* Records whether the node has found a piece that it should run. If it has not, all its slots wait before they claim again. Without that
+ * wait, a node with many slots would be faster than other nodes at claiming the pieces that failed on it. */
 static void note_choice(struct map_job *job, bool found)
 {
     if (found && atomic_load_explicit(&job->misses, memory_order_relaxed) == 0)
@@ -232,8 +234,8 @@ static void note_choice(struct map_job *job, bool found)
     pthread_mutex_unlock(&job->turn_lock);
 }
 
-/* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Claim another piece first, because
- * the queue hands out the oldest task first. False: nothing is claimed now. */
+/* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Before that, claim another piece,
+ * because the queue would hand out the same piece again. False: nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     bool found = suits(job, claim);
@@ -251,8 +253,8 @@ static bool worker_choose(struct map_job *job, weft_lease *claim)
     return found;
 }
 
-/* Whether a piece is valid. It must be checked, because other nodes can write to the pool in which tasks are. Only nodes that have opened a
- * file can check a range of it. */
+/* Whether a piece is valid. This must be checked, because other nodes can write to the pool that holds the tasks. Only nodes that have
+ * opened the piece's file can check the range in it. */
 static bool possible(const struct map_job *job, const struct map_piece *piece)
 {
     if (piece->input >= job->input_count || piece->place > MAP_IN_CACHE || piece->length == 0 || piece->length > MAP_LENGTH_MAX ||
@@ -274,7 +276,7 @@ static bool is_here(const struct map_job *job, const struct map_piece *piece)
     return !map_is_apart(job);
 }
 
-/* Whether a request to the piece's home may be lost. Over tb, the route can end and come back; a get then fails, but a request may be lost
+/* Whether a request to the piece's home may be lost. Over tb, a route can end and come back. Then a get fails, but a request may be lost
  * without an error. */
 static bool loses_requests(const struct map_job *job, const struct map_piece *piece)
 {
@@ -314,7 +316,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
             code = -map_bring(slot, &piece, &in);
         kind = code ? MAP_NO_INPUT : MAP_OK;
         if (code == ENETDOWN || code == EAGAIN) { /* there was no route to the node, so the piece has not failed */
-            weft_release(job->queue, claim);      /* if this fails, the lease ends later */
+            weft_release(job->queue, claim);      /* if this fails, the claim ends with its lease */
             slot->lost = true;
         }
     } else {
@@ -344,7 +346,7 @@ static int do_piece(struct map_slot *slot, weft_lease *claim, weft_result *resul
         len = map_errors_text(&slot->errors, slot->text);
     }
     int rc = map_capture_finish(&slot->capture, kind, code, slot->text, len, result);
-    if (rc) { /* no room for the outcome: report the error in the status */
+    if (rc) { /* there is no memory for the outcome: report the error in the status */
         map_capture_drop(&slot->capture);
         *result = (weft_result){.status = base_status_out(rc)};
     }
@@ -366,8 +368,8 @@ static void wait_to_look(struct map_job *job)
     }
 }
 
-/* Wait for a piece that suits this node, and claim it. Only one idle slot waits for the queue, since that wait polls; the others sleep
- * until that slot stops waiting. Returns 1 or an error. */
+/* Wait for a piece that suits this node, and claim it. Only one idle slot waits for the queue, since that wait polls. The other idle slots
+ * sleep until that slot stops waiting. Returns 1 or an error. */
 static int wait_for_piece(struct map_job *job, weft_lease *claim)
 {
     pthread_mutex_lock(&job->turn_lock);

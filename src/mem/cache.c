@@ -4,8 +4,9 @@
  * checks and clears the mark and pushes the block. All other paths are slow, and take the pool's lock.
  *
  * Limits of caches: STACK_BLOCKS blocks and STACK_BYTES for a class, THREAD_BYTES for a thread, an eighth of the pool for all threads
- * together. A stack starts small, and its limit grows when it becomes empty or full. A thread at its limit that needs a new class returns
- * all its blocks and starts again. So in an exhausted pool, other threads' caches have at most an eighth.
+ * together. A stack starts small, and its limit grows when it becomes empty or full. When a thread that has reached its limit needs blocks
+ * of a new class, it returns all its blocks and starts again. So when a pool is exhausted, the caches of other threads have at most an
+ * eighth of it.
  */
 #include "mem/heap.h"
 
@@ -37,13 +38,13 @@ struct mem_cache {
     struct mem_cache *next, *prev; /* list of the pool's caches; guarded by the pool's lock */
 };
 
-/* The calling thread's caches: the last used one, and the list of all. */
+/* The calling thread's caches: the cache that was used last, and the list of all its caches. */
 static BASE_THREAD_LOCAL struct {
     uint64_t pool_id;
     struct mem_cache *cache, *all;
 } here;
 
-/* Guards the links between caches and pools: a thread may end while a pool is being destroyed. */
+/* Guards the links between caches and pools, because a thread may end while a pool is being destroyed. */
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_key; /* its destructor runs at the end of a thread */
@@ -61,7 +62,7 @@ static inline void set_top(struct stack *s, struct mem_block *top)
 
 /* --- returning blocks: under pool->lock --- */
 
-/* Return the oldest `n` blocks of a stack to their slabs; the newest ones stay, because they are likely in the processor's cache. */
+/* Return the oldest `n` blocks of a stack to their slabs. The newest blocks stay, because they are likely in the processor's cache. */
 static void give_oldest(struct mem_pool *p, struct stack *s, size_t n)
 {
     struct mem_block *top = top_of(s);
@@ -300,7 +301,7 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
     struct mem_block *top = s ? top_of(s) : NULL;
     struct mem_block block;
 
-    /* The cache may have a block, because the fast path handles only the last used pool and no alignment.
+    /* The cache may have a block: the fast path did not look if another pool was used last, or if an alignment was requested.
      */
     if (s && top != s->first) {
         block = *--top;
@@ -364,7 +365,7 @@ static int alloc_large(struct mem_pool *p, uint64_t bytes, uint64_t align, uint6
 static __attribute__((noinline)) int alloc_other(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offset)
 {
     if (!bytes)
-        return base_fail(-EINVAL, "a buffer of 0 bytes was requested; the smallest has 1");
+        return base_fail(-EINVAL, "a buffer of 0 bytes was requested; request at least 1 byte");
     if (align & (align - 1) || align > MEM_ALIGN_MAX)
         return base_fail(-EINVAL, "a buffer with alignment %llu was requested: the alignment must be a power of two, at most %llu",
                          (unsigned long long)align, (unsigned long long)MEM_ALIGN_MAX);
@@ -410,8 +411,8 @@ int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offs
 
 /* --- free --- */
 
-/* Make the error for an offset at which no live buffer starts. If another thread is freeing the buffer, the error may describe the state
- * before or after. */
+/* Make the error for an offset at which no live buffer starts. If another thread is freeing a buffer there, the error may describe the
+ * state before or after that. */
 static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
@@ -466,7 +467,7 @@ static __attribute__((noinline)) int free_large(struct mem_pool *p, uint64_t off
     return live ? 0 : cache_refuse(p, offset);
 }
 
-/* The slow path, for a full stack, or if another pool was used last. */
+/* The slow path of a free: the stack is full, or another pool was used last. */
 static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t class, struct mem_block block)
 {
     atomic_store_explicit(block.mark, 0, memory_order_relaxed);
@@ -494,8 +495,8 @@ static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t cla
 static inline uint64_t tag_of(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT;
-    /* acquire: pairs with the release in slab_make(). Usually the program already orders the two. The thread sanitizer cannot see this
-     * order if the offset passes through another process. */
+    /* acquire: pairs with the release in slab_make(). Usually the program already orders the two accesses, but the thread sanitizer cannot
+     * see this order if the offset passes through another process. */
     return BASE_LIKELY(e < p->extents) ? atomic_load_explicit(&p->extent[e].tag, memory_order_acquire) : 0;
 }
 

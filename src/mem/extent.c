@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs of extents. Free runs are in bins by length (one bin for each length below 16 extents, then 16 bins for each doubling), and a bit
- * map shows which bins have any. Both ends of a free run record its length, so that a freed run is merged with its free neighbours in
+ * Runs of extents. Free runs are in bins by length: one bin for each length below 16 extents, then 16 bins for each doubling. A bit map
+ * shows which bins have free runs. Both ends of a free run record its length, so that a freed run is merged with its free neighbours in
  * constant time. A large buffer has records only at its ends.
  */
 #include "mem/heap.h"
 
-#define LOOK 16u /* at most so many runs of a bin are compared before the next bin is searched */
+#define LOOK 16u /* so many runs of a bin are compared before the next bin is searched */
 
 static uint32_t bin_of(uint32_t extents)
 {
@@ -34,7 +34,7 @@ static void insert(struct mem_pool *p, uint32_t first, uint32_t extents)
 {
     uint32_t bin = bin_of(extents), next = p->run_head[bin];
     p->kind[first + extents - 1] = RUN_FREE_END;
-    p->kind[first] = RUN_FREE; /* set last, so that a run of one extent gets RUN_FREE */
+    p->kind[first] = RUN_FREE; /* set after the run's end, so that a run of one extent gets RUN_FREE */
     p->extent[first + extents - 1].run = extents;
     p->extent[first].run = extents;
     p->extent[first].next = next;
@@ -132,7 +132,7 @@ uint32_t run_largest(const struct mem_pool *p)
 
 uint32_t run_head_of(const struct mem_pool *p, uint32_t extent)
 {
-    /* A linear search is fast enough for a wrong free. */
+    /* A linear search is fast enough, because only a wrong free needs it. */
     if (p->kind[extent] == RUN_FREE_END)
         return extent - p->extent[extent].run + 1;
     while (p->kind[extent] == RUN_INSIDE)

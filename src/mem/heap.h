@@ -7,10 +7,11 @@
  *   cache  free blocks that a thread keeps, in a stack for each class, so that most
  *          allocations and frees access no memory that other threads access                 (cache.c)
  *
- * Each block has a mark, a byte in private memory that says whether the block is live. A slab has one such byte for each granule (a power
- * of two that divides the block size, 1/8 to 1/16 of it), and sets only those at the start of a block. So the mark of an offset is found by
- * a shift, and offsets inside a block have mark 0. A bit map shows which blocks are free in the slab. One word of the map covers 64 marks,
- * which is one cache line. Threads get the blocks of whole words, so that two threads seldom write marks in the same cache line.
+ * Each block has a mark, a byte in private memory that says whether the block is live. A slab has one such byte for each granule. A granule
+ * is a power of two that divides the block size, 1/8 to 1/16 of it. Only the byte at the start of a block is ever set. So the mark of an
+ * offset is found by a shift, and offsets inside a block have mark 0. A bit map shows which blocks are free in the slab. One word of the
+ * map covers 64 marks, which fill a cache line. A thread gets the blocks of whole words, so that two threads seldom write marks in the same
+ * cache line.
  *
  * A block is in exactly one of three states: used by the program (mark 1), in a thread's cache (mark 0, map bit 0), or free in its slab
  * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either under pool->lock or by the
@@ -37,7 +38,7 @@ typedef _Atomic uint8_t mem_mark;
 
 struct mem_extent {
     /* In a slab: the address of the first granule's mark, log2 of the granule in bits 56..63, and the class in bits 48..55. Otherwise 0.
-     * All are in one word, because mem_free() reads them without the lock and must not see a mixture of two slabs. */
+     * All three are in one word, because mem_free() reads them without the lock and must not see a mixture of two slabs. */
     _Atomic uint64_t tag;
     struct mem_slab *slab; /* the slab of this extent */
     uint32_t run;          /* length of the run; valid at its first extent, and at the last one of a free run */
@@ -53,7 +54,7 @@ struct mem_slab {
     uint64_t *map;                /* a set bit: a free block starts at this granule */
     mem_mark *marks;
     uint32_t extent, extents; /* first extent and length of the run */
-    uint32_t blocks, unused;  /* number of blocks, and of free ones */
+    uint32_t blocks, unused;  /* number of blocks; number of free blocks */
     uint32_t words, hint;     /* words of the map; all words before `hint` are 0 */
     uint32_t class;
     struct mem_slab *all; /* list of all slab records. A record is reused after its slab is freed; the pool frees all records */
@@ -63,9 +64,9 @@ struct mem_class {
     uint32_t size;
     uint8_t grain;   /* log2 of the granule */
     uint8_t extents; /* preferred length of a slab; if no such run is free, the slab has one extent */
-    uint32_t spare;  /* number of slabs without used blocks that are kept for reuse */
+    uint32_t spare;  /* how many slabs without used blocks are kept for reuse */
     struct mem_slab *slabs;
-    uint64_t out; /* blocks not in slabs: live or in caches */
+    uint64_t out; /* number of blocks that are not in slabs: they are live or in caches */
 };
 
 struct mem_block {
@@ -107,8 +108,8 @@ uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* first extent
 /* --- slab.c: all under pool->lock --- */
 void slab_init(struct mem_pool *p);
 void slab_fini(struct mem_pool *p);
-/* Take `want` blocks of a class, plus further ones of the same words of the map, at most `room` in all. Creates a slab if necessary.
- * Returns the number of blocks; 0: the pool is full. */
+/* Take `want` blocks of a class, plus further blocks of the same words of the map, at most `room` blocks in all. Creates a slab if
+ * necessary. Returns the number of blocks; 0: the pool is full. */
 uint32_t slab_take(struct mem_pool *p, uint32_t class, struct mem_block *into, uint32_t want, uint32_t room);
 void slab_put(struct mem_pool *p, struct mem_block block);
 void slab_trim(struct mem_pool *p); /* free all slabs without used blocks */

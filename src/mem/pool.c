@@ -204,7 +204,8 @@ int mem_pool_create(struct mem_pool **out, const struct mem_options *o)
         return rc;
     uint64_t least = heap + MEM_EXTENT_BYTES;
     if (o->heap_offset > o->bytes || bytes < least)
-        return base_fail(-EINVAL, "a pool of %llu bytes is too small: weft itself uses the first %llu, so set WEFT_POOL to at least %llu",
+        return base_fail(-EINVAL,
+                         "a pool of %llu bytes is too small: weft itself uses the first %llu bytes, so set WEFT_POOL to at least %llu",
                          (unsigned long long)o->bytes, (unsigned long long)heap, (unsigned long long)least);
 
     struct mem_pool *p = pool_new(bytes, heap);

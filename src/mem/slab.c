@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Slabs: runs of extents that are divided into blocks of one size. heap.h explains the bit map of free blocks and the marks. Records of
- * slabs are reused, and freed only with the pool, because a wrong free may read the marks of a slab that is being freed.
+ * slabs are reused, but not freed before the pool: a wrong free may read the marks of a slab that is being freed.
  */
 #include "mem/heap.h"
 
@@ -191,7 +191,7 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     uint32_t g = (uint32_t)(block.mark - s->marks);
     uint64_t bit = UINT64_C(1) << (g % 64);
     if (BASE_UNLIKELY(s->map[g / 64] & bit)) {
-        /* Two threads have freed and cached the same buffer at the same time: drop the second copy. */
+        /* Two threads have freed the same buffer at the same time, and both have cached it: drop the second copy. */
         base_log(BASE_LOG_ERROR,
                  "the buffer at pool offset 0x%llx was freed by two threads at once: the program must free each buffer once",
                  (unsigned long long)block.offset);

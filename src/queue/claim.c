@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The worker's side: claiming from the node's own shard and others', completing, renewing, releasing.
+ * The worker's side: claiming tasks (from the node's own shard and from those of other nodes), completing, renewing and releasing them.
  */
 #include "queue/queue.h"
 
 #include <string.h>
 
-/* What weft_lease.private_ holds. */
+/* Indices into weft_lease.private_. */
 enum claim_word { CLAIM_SLOT, CLAIM_STATE, CLAIM_ID, CLAIM_SUBMITTER };
 
 #define CLAIM_RUN 64u
@@ -25,7 +25,7 @@ static int claim_from(struct weft_queue *q, struct queue_view *v, weft_lease *ou
         out[i].private_[CLAIM_ID] = c->id;
         out[i].private_[CLAIM_SUBMITTER] = c->submitter;
     }
-    /* A shard that returns an error counts as empty. If its node dies, the submitters place its tasks in other shards. */
+    /* A shard that returns an error counts as empty. If the shard's node has died, the submitters place its tasks in other shards. */
     return n < 0 ? 0 : n;
 }
 
@@ -92,7 +92,7 @@ BASE_INLINE int claim_or_shut(struct weft_queue *q, weft_lease *out, uint32_t ma
 
 static BASE_COLD int claim_later(struct weft_queue *q, weft_lease *out, uint32_t max, int64_t deadline)
 {
-    /* Shards that this process cannot load from are only looked at after each pause. The first pauses are short, because work often comes
+    /* Shards that this process cannot load from are looked at only between pauses. The first pauses are short, because tasks often come
      * soon. */
     for (int64_t pause = CLAIM_FIRST_NS;; pause = 2 * pause < CLAIM_SLICE_NS ? 2 * pause : CLAIM_SLICE_NS) {
         int64_t now = base_now_ns();
@@ -130,7 +130,7 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     return rc;
 }
 
-/* Returns the view and the slot of a claim; NULL if this node certainly does not hold the claim any more. */
+/* Returns the view of a claim's shard, and stores the claim's slot. NULL: this node certainly does not hold the claim any more. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
@@ -140,15 +140,15 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-/* Send completions to their submitter. False: the submitter is gone, and the homes free its slots. */
+/* Send completions to their submitter. False: the submitter is gone, and the shards' homes free its slots. */
 static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
     if (node == q->w->rank) {
         if (incarnation == q->incarnation)
             queue_accept(q, node, dones, count);
-        /* If the incarnations differ, this node has closed and reopened the queue since it submitted these tasks. The homes learn of the
-         * close, and free the slots. */
+        /* If the incarnations differ, this node has closed and reopened the queue since it submitted these tasks. The shards' homes learn
+         * of the close, and free the slots. */
         return true;
     }
     if (queue_send(q, node, QUEUE_DONES, incarnation, dones, count, count * sizeof *dones) == 0)
@@ -159,7 +159,7 @@ static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct qu
     return true;
 }
 
-/* One deadline for all that a call waits for. */
+/* One deadline for all waits of a call. */
 struct limit {
     bool begun;
     int64_t before;
@@ -179,7 +179,7 @@ static void limit_end(const struct limit *l)
         fab_limit(l->before);
 }
 
-/* Swap one claim to DONE; false when it is refused. */
+/* Swap one claim to DONE. False: the shard has refused the swap. */
 static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
 {
     uint32_t slot;
@@ -198,7 +198,7 @@ static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_r
     return true;
 }
 
-/* In a handler, refuse claims in shards that are reached through the fabric: a handler must not wait. */
+/* In a handler, refuse claims in shards that are reached through the fabric, because a handler must not wait. */
 static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease *claims, uint32_t count)
 {
     for (uint32_t i = 0, slot; i < count && fab_in_handler(); i++) {
@@ -212,7 +212,7 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
     return 0;
 }
 
-/* Fetches the slots of several claims together, so that not each swap waits for its own slot. */
+/* Fetches the slots of several claims together. Otherwise each swap would wait for its own slot. */
 static void claim_fetch(const struct weft_queue *q, const weft_lease *claims, uint32_t n)
 {
     for (uint32_t i = 0, slot; i < n; i++) {
@@ -294,8 +294,8 @@ int weft_renew(weft_queue *q, weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_renew(&v->shard, slot, claim->private_[CLAIM_STATE], &now) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "it is not known whether its lease was renewed: renew it again");
-    claim->private_[CLAIM_STATE] = now; /* set last, so that a call that fails leaves the caller's claim as it was */
+        return claim_refused(q, v, rc, "it is not known whether the lease was renewed: renew the claim again");
+    claim->private_[CLAIM_STATE] = now; /* set last: a call that fails must leave the caller's claim as it was */
     return 0;
 }
 
@@ -310,7 +310,7 @@ int weft_release(weft_queue *q, const weft_lease *claim)
     struct queue_view *v = claim_view(q, claim, &slot);
     rc = v ? slot_release(&v->shard, slot, claim->private_[CLAIM_STATE]) : -ESTALE;
     if (rc)
-        return claim_refused(q, v, rc, "its claim is released when that node answers");
+        return claim_refused(q, v, rc, "the claim is released when that node answers");
     queue_wake(q, v);
     return 0;
 }

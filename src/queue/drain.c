@@ -3,18 +3,17 @@
  * weft_drain(): all work that any living node has submitted is complete.
  *
  * Each node publishes two counters in its shard's header: how many tasks it has submitted, and how many of those are complete. A task may
- * submit other tasks before it is complete. So one look at all counters can find a task complete, and miss a task that this one has
- * submitted.
+ * submit other tasks before it is complete. So one look at all counters can find a task complete, and miss the tasks that it has submitted.
  *
  * So a drain looks twice, and ends when both looks find all work complete and the same number of tasks submitted. Proof for one node: the
- * first look reads `completed`, then `submitted`, and finds them equal. Neither counter falls. So all work of the node was complete between
- * the two reads. The second look finds the same number submitted in the same incarnation of the queue, so nothing was submitted in between.
- * Each node is checked alone: in a sum over all nodes, new tasks of one node could hide the lost tasks of a node that died or reopened the
- * queue.
+ * first look reads `completed`, then `submitted`, and finds equal numbers. Neither counter ever falls. So all work of the node was complete
+ * between the two reads. The second look finds the same number submitted in the same incarnation of the queue, so nothing was submitted in
+ * between. Each node is checked alone: in a sum over all nodes, new tasks of one node could hide the lost tasks of a node that died or
+ * reopened the queue.
  *
- * The counters of some nodes are unknown: this node has not handled their HELLO, or they have not opened such a queue, or their shard is
- * marked as closed and they may have reopened the queue. The drain asks these nodes between the two looks. A node that answers "not open
- * here" has no outstanding work.
+ * The counters of some nodes are unknown. Perhaps this node has not handled their HELLO, or they have not opened the queue. Or their shard
+ * is marked as closed, and they may have reopened the queue. The drain asks these nodes between the two looks. A node that answers "not
+ * open here" has no outstanding work.
  */
 #include "queue/queue.h"
 
@@ -22,20 +21,20 @@
 #include <stdlib.h>
 
 #define DRAIN_SLICE_NS WEFT_MS
-#define ASK_NS         (20 * WEFT_MS) /* between two questions to a node that has not yet answered that the queue is not open there */
+#define ASK_NS         (20 * WEFT_MS) /* between two questions to a node that has not answered yet */
 
 /* What one reading of the counters found about a node. */
 struct found {
     uint64_t submitted;
-    uint32_t incarnation; /* of the node's queue; 0: the node is gone, or its counters are unknown */
-    bool unknown;         /* its counters are unknown */
+    uint32_t incarnation; /* incarnation of the node's queue; 0: the node is gone, or its counters are unknown */
+    bool unknown;         /* the counters are unknown */
 };
 
 struct drain {
     struct weft_queue *q;
     bool asked;     /* a look found all work complete, and then the nodes with unknown shards were asked */
-    uint32_t ask;   /* the number of that question */
-    int64_t ask_at; /* when to ask the nodes again that have not answered */
+    uint32_t ask;   /* the number of the question that these nodes were asked */
+    int64_t ask_at; /* when to ask again the nodes that have not answered */
     uint32_t unknowns;
     struct found *found; /* [room]: the result of the last look, for each node */
 };
@@ -62,8 +61,7 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     if (!fab_alive(q->w, node))
         return true;
     if (v && drain_count(v, &submitted, &completed, &closed))
-        /* A node that is gone has no work. If the node is alive, it does not answer, perhaps because it is stopped, and its work is
-         * unknown. */
+        /* A node that is gone has no work. A node that is alive but does not answer (it may be stopped) may have some. */
         return !fab_alive(q->w, node);
     if (closed) {
         f->unknown = true;
@@ -90,7 +88,7 @@ static bool drain_look(struct drain *d, bool *same)
     return true;
 }
 
-/* Has the node answered question number `ask`, or a later one, with "not open here"? */
+/* Whether the node has answered question number `ask`, or a later one, with "not open here". */
 static bool none_open(const struct weft_queue *q, uint32_t node, uint32_t ask)
 {
     return (int32_t)(atomic_load_explicit(&q->none[node], memory_order_acquire) - ask) >=
@@ -111,13 +109,13 @@ static bool drained(struct drain *d)
     }
     if (!d->asked || !same) {
         d->asked = true;
-        /* Choose the number of the question after the counters were read, so that an answer to an older question does not count. */
+        /* The question gets its number only after the counters were read: an answer to an older question must not count. */
 
         d->ask = atomic_fetch_add_explicit(&q->asks, 1, memory_order_seq_cst) + 1;
         d->ask_at = 0;
     }
-    /* Ask the nodes with unknown counters that have not answered this question. After an answer to an older question, the node may have
-     * opened the queue. */
+    /* Ask those nodes with unknown counters that have not answered this question. A node that has answered an older question may have
+     * opened the queue since. */
     bool all = true, ask = base_now_ns() >= d->ask_at;
     for (uint32_t i = 0; i < q->w->size; i++)
         if (d->found[i].unknown && !none_open(q, i, d->ask)) {
@@ -135,7 +133,7 @@ static bool drain_ready(void *arg)
     struct drain *d = arg;
     for (uint32_t i = 0; i < d->q->w->size; i++) {
         struct queue_view *v = queue_view_of(d->q, i);
-        /* A remote shard can only be read by waiting, which this function must not do: weft_drain() reads it between two sleeps. */
+        /* Reading a remote shard means waiting, which this function must not do. weft_drain() reads such shards between two sleeps. */
         if (v && !v->shard.mem)
             return false;
     }
@@ -167,7 +165,7 @@ static int drain_later(struct drain *d, int64_t timeout_ns)
     struct weft_queue *q = d->q;
     struct fab_patience p;
     bool once = timeout_ns == 0;
-    /* Even with time-out 0, wait for the answers of nodes that were asked: nothing else tells what they have submitted. */
+    /* Even with time-out 0, wait for the answers of nodes that were asked: nothing else shows whether they have submitted tasks. */
     fab_patience_begin(&p, q->w, FAB_LAST, once && d->asked ? QUEUE_LOOK_NS : timeout_ns);
     for (;;) {
         int over = once && !d->asked ? -ETIMEDOUT : queue_check(q, &p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that must arrive, and for which no thread waits: completions, requests to settle a slot, the close of a queue. If there is no
- * room for a message, it is kept, and upkeep.c sends it later, also after the queue was closed.
+ * Messages that must arrive, although no thread waits until they have: completions, requests to settle a slot, the close of a queue. A
+ * message that cannot be sent now is kept. upkeep.c sends it later, even after the queue was closed.
  */
 #include "queue/queue.h"
 
@@ -12,19 +12,19 @@ struct queue_unsent {
     struct queue_unsent *next;
     uint32_t node, to, count;
     enum queue_message_type type;
-    bool sending; /* under the outbox lock; while this is set, the message must not be changed */
+    bool sending; /* guarded by the outbox lock; while it is set, the message must not be changed */
     size_t len;
     uint8_t payload[];
 };
 
-/* Whether message `u` makes the kept message `kept` superfluous. One ANSWER for each node is enough: otherwise a node that asks for ever
- * and receives nothing would fill this node's memory. Of the ASKs of drains only the newest counts. */
+/* Whether message `u` makes the kept message `kept` superfluous. Of the ASKs of drains only the newest counts. One ANSWER to each node is
+ * enough: otherwise a node that asks for ever and receives nothing would fill this node's memory. */
 static bool supersedes(const struct queue_unsent *u, const struct queue_unsent *kept)
 {
     return (u->type == QUEUE_ANSWER || u->type == QUEUE_ASK) && kept->type == u->type && kept->node == u->node && !kept->sending;
 }
 
-/* Whether messages to this node are waiting, which a later message must not overtake. For example, if a CLOSE overtook a SETTLE, nobody
+/* Whether kept messages to this node are waiting. A later message must not overtake them: if a CLOSE overtook a SETTLE, for example, nobody
  * would free the slot. */
 static bool others_wait(struct weft_queue *q, uint32_t node)
 {
@@ -108,11 +108,11 @@ void queue_post(struct weft_queue *q, uint32_t node, enum queue_message_type typ
         queue_keep(q, node, type, to, payload, count, len);
 }
 
-/* Runs in the progress thread only; other threads only append. A message stays in the list until it is sent, so that no later message
- * overtakes it. */
+/* Runs in the progress thread only; other threads only append to the list. A message stays in the list until it is sent, so that no later
+ * message overtakes it. */
 void queue_send_unsent(struct weft_queue *q)
 {
-    uint64_t full[WEFT_MAX_NUMBERS / 64]; /* a bit for each node for which there is no room: later messages to it wait as well */
+    uint64_t full[WEFT_MAX_NUMBERS / 64]; /* a bit for each node that has no room for a message now: later messages wait as well */
     base_spin_lock(&q->unsent_lock);
     if (q->unsent)
         memset(full, 0, sizeof full);

@@ -37,7 +37,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     q->own = queue_view_make(q, w->rank, q->incarnation, at, slots, false);
     if (!q->own || !q->own->shard.mem) {
         weft_free(w, at);
-        return base_fail(-ENOMEM, "queue '%s': no memory for this node's part of it" BASE_MEMORY_HINT, q->name);
+        return base_fail(-ENOMEM, "queue '%s': no memory for this node's part of the queue" BASE_MEMORY_HINT, q->name);
     }
     fab_use(w, FAB_USE_TASKS, (int64_t)slot_shard_bytes(slots));
     slot_format(&q->own->shard);
@@ -64,7 +64,7 @@ int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *giv
     if (len == 0 || len >= QUEUE_NAME_BYTES)
         return base_fail(-EINVAL, "queue name '%s': it must have 1 to %u bytes", name ? name : "", QUEUE_NAME_BYTES - 1);
     if (slots > SLOT_COUNT_MAX || (slots & (slots - 1)))
-        return base_fail(-EINVAL, "queue '%s': %u slots: it must be a power of two, at most %u", name, slots, SLOT_COUNT_MAX);
+        return base_fail(-EINVAL, "queue '%s': %u slots: the number must be a power of two, at most %u", name, slots, SLOT_COUNT_MAX);
     if (config->lease_ns < 0)
         return base_fail(-EINVAL, "queue '%s': a lease of %lld ns: it must be positive, or 0 for the default", name,
                          (long long)config->lease_ns);
@@ -126,12 +126,12 @@ int weft_queue_close(weft_queue *q)
         return base_fail(
             -EBUSY, "queue '%s': %u thread%s of this node wait%s in the queue: let them return first (weft_queue_shutdown() ends claims)",
             q->name, waiting, waiting == 1 ? "" : "s", waiting == 1 ? "s" : "");
-    /* release: a drain that sees this asks whether the queue was reopened. Pairs with slot_counts(). */
+    /* release: pairs with slot_counts(). A drain that sees the shard closed asks whether the queue was reopened. */
     atomic_store_explicit(&q->own->shard.mem[SLOT_CLOSED], 1, memory_order_release);
     queue_room_leave(q);
     queue_tell_all(q, QUEUE_CLOSE);
     /* The shard's memory stays allocated until the node closes, because a thread of another node may be changing a slot. The handle stays,
-     * too, so that a call on it can see that the queue is closed. */
+     * too, so that a later call with it can see that the queue is closed. */
     base_spin_lock(&q->table.lock);
     table_clear(&q->table);
     base_spin_unlock(&q->table.lock);
@@ -145,9 +145,9 @@ void queue_set_force(weft_queue *q, uint32_t force)
     for (uint32_t i = 0; i < q->w->size; i++) {
         struct queue_view *v = queue_view_of(q, i);
         if (v && v != q->own && (force & QUEUE_REMOTE) && (v->shard.tried || queue_view_tried(v, NULL))) {
-            v->shard.mem = NULL; /* no other thread reads this: tests call the function before the queue is used */
+            v->shard.mem = NULL; /* no other thread reads this field: tests call the function before the queue is used */
             atomic_store_explicit(&q->views[i], v,
-                                  memory_order_release); /* for the handler that makes the node's next view from this one */
+                                  memory_order_release); /* pairs with the handler that makes the node's next view from this one */
             atomic_store_explicit(&q->elsewhere, true, memory_order_relaxed);
         }
     }

@@ -80,7 +80,8 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (weft_gaddr_node(m->shard) != from || weft_gaddr_space(m->shard) || offset % BASE_CACHE_LINE || slots > SLOT_COUNT_MAX ||
         offset < FAB_NULL_BYTES || offset > q->w->links[from].pool_bytes || bytes > q->w->links[from].pool_bytes - offset) {
         base_log(BASE_LOG_WARN,
-                 "queue '%s': node %u announced an invalid part of the queue, which is ignored; run the same version of weft on all hosts",
+                 "queue '%s': node %u sent an invalid address of its part of the queue, which is ignored; run the same version of weft on "
+                 "all hosts",
                  q->name, from);
         return;
     }
@@ -90,7 +91,7 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
             room_shut(q);
         return;
     }
-    /* A message about an older incarnation, which was kept for lack of room, can arrive after the HELLO of a newer one. */
+    /* A message about an older incarnation may have been kept for a while, and then arrives after the HELLO of a newer incarnation. */
     if (old && (int32_t)(m->incarnation - old->incarnation) < 0)
         return;
     if (old && old->former == QUEUE_VIEWS_MAX - 1) {
@@ -128,14 +129,14 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     if (!listed) {
         q->serving[at] = from;
         if (at == n)
-            atomic_store_explicit(&q->serving_count, n + 1, memory_order_release); /* pairs with acquire loads of it */
+            atomic_store_explicit(&q->serving_count, n + 1, memory_order_release); /* pairs with the acquire loads of serving_count */
     }
     if (m->shut)
         room_shut(q);
     fab_wake_here(q->w);
 }
 
-/* Settle slots of this node's shard: node `from` does not know whether swaps of their state words have happened. */
+/* Settle slots of this node's shard, for node `from`, which does not know whether its swaps of their state words have happened. */
 static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, const void *payload, size_t payload_len)
 {
     struct queue_settle_message m[QUEUE_SETTLES_MAX];
@@ -145,10 +146,10 @@ static void room_settle(struct weft_queue *q, uint32_t from, uint32_t count, con
     memcpy(m, payload, payload_len);
     for (uint32_t i = 0; i < count; i++) {
         if (m[i].slot >= q->own->shard.slots || (m[i].then != SLOT_FREE && m[i].then != SLOT_READY)) {
-            base_log(
-                BASE_LOG_WARN,
-                "queue '%s': node %u asked about a task that cannot exist, which is ignored; run the same version of weft on all hosts",
-                q->name, from);
+            base_log(BASE_LOG_WARN,
+                     "queue '%s': node %u sent a request about a task that cannot exist; the request is ignored; run the same version of "
+                     "weft on all hosts",
+                     q->name, from);
             continue;
         }
         ready = slot_settle(&q->own->shard, m[i].slot, m[i].from, m[i].to, (enum slot_status)m[i].then) || ready;
@@ -181,12 +182,12 @@ static void room_handle(weft_node *w, uint32_t from, const void *header, size_t 
         return;
     memcpy(&m, header, sizeof m);
     struct weft_queue *q = enter_named(room, m.key, m.name);
-    if (!q) { /* not open here: only an ASK is answered */
+    if (!q) { /* the queue is not open at this node: only an ASK is answered */
         if (m.type == QUEUE_ASK)
             say_none(w, from, &m);
         return;
     }
-    if (m.to && m.to != q->incarnation) { /* meant for an earlier incarnation, which was closed */
+    if (m.to && m.to != q->incarnation) { /* the message is for an earlier incarnation, which was closed */
         room_leave(room, q);
         return;
     }
@@ -313,7 +314,7 @@ int queue_room_enter(struct weft_node *w, struct weft_queue *q)
     if (at == QUEUES_MAX)
         return base_fail(-ENOSPC, "queue '%s': a node has at most %u queues open: close one", q->name, QUEUES_MAX);
     queue_tell_all(q, QUEUE_HELLO);
-    fab_kick(w); /* have the progress thread begin the queue's upkeep */
+    fab_kick(w); /* make the progress thread begin the queue's upkeep */
     return 0;
 }
 
@@ -324,7 +325,7 @@ void queue_room_leave(struct weft_queue *q)
     for (uint32_t i = 0; i < QUEUES_MAX; i++)
         if (room->queues[i] == q)
             room->queues[i] = NULL;
-    while (q->users) { /* handlers and hooks do not wait, so this is short */
+    while (q->users) { /* handlers and hooks do not wait, so this ends soon */
         base_spin_unlock(&room->lock);
         base_sleep_ns(20000);
         base_spin_lock(&room->lock);

@@ -3,11 +3,11 @@
  * The protocol of one shard: see slot.h for the states and the reasons.
  *
  * Memory orders, for shards that are reached by loads and stores:
- *   (S) state words: a swap is acq_rel, a load acquire. READY is released after the fields, so a claimer that loads READY sees the fields.
- *   A claimer's swap is also a release, so its loads of the fields cannot sink below it.
+ *   (S) state words: a swap is acq_rel, a load acquire. READY is stored with a release after the fields, so a claimer that loads READY sees
+ *   the fields. A claimer's swap is also a release, so its loads of the fields cannot sink below it.
  *   (T) tail: raised with a release after READY; claimers acquire it. Raises are read-modify-writes, so a later
  *       raise by another submitter carries the earlier ones (release sequence).
- *   (H) head: rules 1 and 2 of slot.h need only the total order of the changes of head, and that a claimer which loads a
+ *   (H) head: rules 1 and 2 of slot.h need only the total order of the changes of head, and that a claimer that loads a
  *       maker's change sees the slot that was made ready before it: acq_rel and acquire.
  *   (I) idle: see queue.h; because of it the raise of tail is seq_cst.
  */
@@ -43,8 +43,8 @@ static inline int swap(const struct slot_shard *s, uint32_t word, uint64_t *seen
     return same;
 }
 
-/* Whether a swap through the fabric that ended with error `rc` may have happened. Not if the home is gone (-ECONNRESET) or nothing was
- * started (-EDEADLK). */
+/* Whether a swap through the fabric that ended with error `rc` may have happened. It cannot have happened if the home is gone
+ * (-ECONNRESET), or if the operation was never started (-EDEADLK). */
 static bool may_have_happened(int rc)
 {
     return rc < 0 && rc != -ECONNRESET && rc != -EDEADLK;
@@ -80,8 +80,8 @@ void slot_fetch(const struct slot_shard *s, uint32_t slot)
         base_fetch_to_write(s->mem + slot_base(s, slot));
 }
 
-/* How many slots calls that go through several slots fetch in advance. Each swap is a barrier: without the fetch, the load of a slot would
- * begin only after the swap of the slot before. */
+/* A call that goes through several slots fetches so many of them in advance. Each swap is a memory barrier: without the fetch, the load of
+ * a slot would begin only after the swap of the slot before. */
 #define SLOT_AHEAD 8u
 
 /* Fetches both cache lines of the slot at a position. */
@@ -92,8 +92,8 @@ static inline void fetch_whole(const struct slot_shard *s, uint64_t position)
     base_fetch_to_write(m + SLOT_WORDS / 2);
 }
 
-/* Fetches the first slots of `count` from position `p` on. Does nothing for a single slot, and for a shard that is reached through the
- * fabric. */
+/* For a call that goes through `count` slots from position `p` on: fetches the first slots. Does nothing for a single slot, or for a shard
+ * that is reached through the fabric. */
 static inline void fetch_first(const struct slot_shard *s, uint64_t p, uint64_t count)
 {
     for (uint64_t i = 0; s->mem && count > 1 && i < SLOT_AHEAD && i < count; i++)
@@ -191,14 +191,14 @@ static int head_lower(const struct slot_shard *s, uint64_t position)
     return rc;
 }
 
-/* Rule 1 for a slot given by its number. If the slot is not before the head, the head stays. */
+/* Rule 1 for slot number `slot`. If the slot is not before the head, the head stays. */
 static int head_lower_slot(const struct slot_shard *s, uint32_t slot)
 {
     uint64_t tail;
     int rc = load(s, SLOT_TAIL, &tail);
     if (rc || tail == 0)
         return rc;
-    uint64_t back = (tail - 1 - slot) & (s->slots - 1); /* from the last position to the slot's latest */
+    uint64_t back = (tail - 1 - slot) & (s->slots - 1); /* distance from the last position back to the slot's latest position */
     return back < tail ? head_lower(s, tail - 1 - back) : 0;
 }
 
@@ -222,8 +222,8 @@ BASE_INLINE int take(const struct slot_shard *s, uint32_t slot, uint64_t user, u
     return rc;
 }
 
-/* Write a task into a slot that take() took, and make it ready. Returns 0 if the task is ready, or if *error is set and the home makes it
- * ready later.
+/* Write a task into a slot that take() took, and make it ready. Returns 0 if the task is ready. Also returns 0, with *error set, if the
+ * home makes the task ready later.
  */
 BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, uint32_t attempt, uint64_t writing, uint64_t id,
                      const uint64_t *task, int *error)
@@ -240,12 +240,12 @@ BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, u
         *error = rc;
         return may_have_happened(rc) ? 0 : rc;
     }
-    return rc ? 0 : -ECONNRESET; /* the home has declared this node dead and took the slot back */
+    return rc ? 0 : -ECONNRESET; /* the home has declared this node dead, and has taken the slot back */
 }
 
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count)
 {
-    /* Once a task is placed, `patience` used slots in a row end the search: the caller has other shards to fill. */
+    /* Once a task is placed, `patience` used slots in a row end the search, because the caller can fill other shards. */
     const uint32_t patience = 16;
     uint64_t tail;
     int rc = load(s, SLOT_TAIL, &tail), error = 0;
@@ -275,7 +275,7 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
     if (placed == 0)
         return rc < 0 ? rc : 0;
     if (rc == 0)
-        rc = error; /* after an error, skip further operations, each of which would wait again */
+        rc = error; /* after an error, start no further operations: each of them would wait again */
     if (s->mem)
         rc = 0;
     while (rc >= 0 && tail < last) {
@@ -283,7 +283,8 @@ int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, con
         if (rc)
             break;
     }
-    /* `tail` is the value before the swap. If it was beyond our first position, claimers may have passed our slots while we wrote them. */
+    /* `tail` is the value before the swap. If that was beyond our first position, claimers may have passed our slots while we wrote
+     * them. */
     if (BASE_UNLIKELY(rc >= 0 && tail > first))
         rc = head_lower(s, first);
     /* If the home is gone, the tasks in its shard are lost, and the caller is told of its death. */
@@ -300,14 +301,14 @@ struct look {
     uint64_t words[SLOT_LOAD_WORDS];
 };
 
-/* The state of the slot at a position below `tail`. A word that has changed since it was read does no harm: the swap from it fails, and for
- * a slot that has become ready meanwhile, rule 1 of slot.h holds. */
+/* The state of the slot at a position below `tail`. The word may have changed since it was read in advance. That does no harm: the swap
+ * from an old word fails, and rule 1 of slot.h holds for a slot that has become ready meanwhile. */
 static int look_at(const struct slot_shard *s, struct look *l, uint64_t position, uint64_t tail, uint64_t *word)
 {
     if (BASE_LIKELY(s->mem != NULL))
         return load(s, slot_base(s, position), word);
     if (position - l->from >= l->count) {
-        uint64_t left = s->slots - (position & (s->slots - 1)); /* to the end of the ring */
+        uint64_t left = s->slots - (position & (s->slots - 1)); /* slots up to the end of the ring */
         left = left < tail - position ? left : tail - position;
         uint32_t n = l->next < left ? l->next : (uint32_t)left;
         int rc = s->remote->load(s->arg, slot_base(s, position), l->words, (n - 1) * SLOT_WORDS + 1);
@@ -322,8 +323,8 @@ static int look_at(const struct slot_shard *s, struct look *l, uint64_t position
 }
 
 /* Whether this thread may try to claim the READY `word` of a slot through the fabric. Only the first thread of this node that reads the
- * word may. If that thread gives its swap up, the home makes claimers look at the slot again. A word up to SLOT_BEHIND versions older than
- * the one tried last is outdated. Relaxed, because no other memory is read depending on the entry. */
+ * word may try. If that thread gives up its swap, the home makes claimers look at the slot again. A word up to SLOT_BEHIND versions older
+ * than the one tried last is outdated. Relaxed, because nothing else is read on the strength of this entry. */
 static bool try_once(const struct slot_shard *s, uint32_t slot, uint64_t word)
 {
     uint64_t seen = atomic_load_explicit(&s->tried[slot], memory_order_relaxed), mine = (uint64_t)s->incarnation << 32 | word >> 32;
@@ -348,9 +349,9 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
         max = (lag + 1) / 2;
     uint64_t p = tail - lag;
     struct look look;
-    look.count = 0; /* `words` is not set: that would cost more than the rest of a claim here */
+    look.count = 0; /* `words` stays uninitialized: setting it would cost more than the rest of a claim */
     look.from = 0;
-    look.next = 1;                              /* most often the first one is ready */
+    look.next = 1;                              /* most often the first slot is ready */
     uint64_t end = p + (max < lag ? max : lag); /* where the claim ends if all slots are ready */
     fetch_first(s, p, end - p);
     for (; p != tail && got < max; p++) {
@@ -373,13 +374,14 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
         c->slot = (uint32_t)p & (s->slots - 1);
         if (BASE_UNLIKELY(s->mem == NULL) && !try_once(s, c->slot, word))
             continue;
-        if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): if this succeeds, the fields were not changed while they were copied */
+        if ((rc = swap(s, base, &word, c->word)) < 0) { /* (S): if the swap succeeds, the fields were not changed while they were copied */
             slot_ask_settle(s, rc, c->slot, ready, c->word, SLOT_READY);
             break;
         }
         got += (uint32_t)rc;
     }
-    /* Rule 2 of slot.h: raise head only while its version is the one read at the start. Other claimers may have raised it meanwhile. */
+    /* Rule 2 of slot.h: raise head only while its version is the one read at the start. Other claimers may have raised head meanwhile,
+     * which does not change its version. */
     for (uint64_t seen = head; rc >= 0 && seen >> 32 == head >> 32;) {
         if ((int32_t)((uint32_t)p - (uint32_t)seen) <= 0)
             break;
@@ -416,7 +418,7 @@ static BASE_COLD int change_claim_elsewhere(const struct slot_shard *s, uint32_t
                 slot_ask_settle(s, rc, slot, word, next, SLOT_READY);
             return to == SLOT_CLAIMED && renewed && may_have_happened(rc) ? -ESTALE : rc;
         }
-        /* If the slot holds the successor of `word`, an earlier renewal has happened, whose answer was lost. */
+        /* If the slot holds the successor of `word`, an earlier renewal has happened, but its answer was lost. */
         if (renewed || seen != slot_next_same(word, SLOT_CLAIMED))
             return -ESTALE;
         word = seen;
@@ -510,7 +512,7 @@ static bool requeue(const struct slot_shard *s, uint32_t slot, uint64_t word)
     return true;
 }
 
-/* Take back all slots of a node that is gone, or those of incarnations up to `incarnation` of its queue. */
+/* Take back slots of a node: all slots if it has died, otherwise only the slots of incarnations up to `incarnation` of its queue. */
 static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, uint32_t incarnation)
 {
     uint32_t requeued = 0;
@@ -520,7 +522,7 @@ static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, 
             uint64_t word, submitter;
             if (load(s, base, &word) || slot_status(word) == SLOT_FREE || load(s, base + SLOT_SUBMITTER, &submitter))
                 break;
-            bool writing = slot_status(word) == SLOT_WRITING; /* while WRITING, the fields are not valid yet */
+            bool writing = slot_status(word) == SLOT_WRITING; /* in state WRITING, the fields are not valid yet */
             bool owned = slot_owner(word) == node && slot_status(word) != SLOT_READY &&
                          (died || (!writing && slot_incarnation(word) == (incarnation & SLOT_INCARNATION_MASK)));
             bool submitted = !writing && slot_user_node(submitter) == node && (died || slot_user_incarnation(submitter) <= incarnation);
@@ -533,7 +535,7 @@ static uint32_t take_back(const struct slot_shard *s, uint32_t node, bool died, 
                 rc = taken ? 0 : -ESTALE;
             }
             if (rc != -ESTALE)
-                break; /* else another thread has changed the slot: look again */
+                break; /* if the swap fails, another thread has changed the slot: look again */
         }
     }
     return requeued;

@@ -8,14 +8,14 @@
 #include <string.h>
 
 #define SUBMIT_RUN      64u /* tasks placed in one shard at a time */
-#define SUBMIT_OWN      64u /* up to this backlog a node prefers its own shard, which needs no traffic; other nodes can steal from it */
+#define SUBMIT_OWN      64u /* up to this backlog a node prefers its own shard, which needs no traffic; others can steal from it */
 #define SUBMIT_SLICE_NS WEFT_MS
 #define PENDING_RUN     16u
 
-_Static_assert(QUEUE_DONES_MAX <= QUEUE_SETTLES_MAX, "what one message completes another can free");
+_Static_assert(QUEUE_DONES_MAX <= QUEUE_SETTLES_MAX, "one message can free all slots that another one completes");
 _Static_assert(sizeof(weft_task) == SLOT_TASK_WORDS * 8, "a task fills its part of a slot");
 
-/* The shard for the next run of tasks; `avoid`: how many shards were just found full. */
+/* Choose the shard for the next run of tasks. `avoid`: how many shards were just found full. */
 static struct queue_view *submit_choose(struct weft_queue *q, uint32_t avoid)
 {
     uint32_t n = atomic_load_explicit(&q->serving_count, memory_order_acquire);
@@ -52,7 +52,7 @@ static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_t
     uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
     if (BASE_UNLIKELY(kept < noted)) {
         base_spin_lock(&t->lock);
-        /* Remove the last ones first, so that the first ones stay. If the home is gone, none of them is in the table any more. */
+        /* Remove the last entries first, so that the first ones stay. If the home is gone, its tasks are no longer OUT in the table. */
         for (uint32_t i = noted; i-- > kept;)
             if (!table_remove(t, ids[i], v->node)) {
                 kept = i + 1;
@@ -71,7 +71,7 @@ struct room_wait {
     uint64_t completed;
 };
 
-/* Whether a task may find room now, by cheap checks only. */
+/* Whether some shard may have room for a task. Makes cheap checks only. */
 static bool room_ready(void *arg)
 {
     struct room_wait *r = arg;
@@ -118,7 +118,7 @@ static BASE_COLD int submit_later(struct weft_queue *q, const weft_task *tasks, 
                              "queue '%s': no shard had room before the deadline: claim tasks faster, or open the queue with more slots",
                              q->name);
         struct room_wait r = {q, atomic_load_explicit(&q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed)};
-        int64_t slice = now + SUBMIT_SLICE_NS; /* other nodes that free slots do not wake this node, so look again after a while */
+        int64_t slice = now + SUBMIT_SLICE_NS; /* other nodes do not wake this node when they free slots, so look again after a while */
         int rc = fab_wait(q->w, room_ready, &r, slice < deadline ? slice : deadline);
         if (rc && rc != -ETIMEDOUT)
             return rc;
@@ -148,7 +148,8 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     return rc;
 }
 
-/* Ask nodes by message to free slots of their shards, which are reached through the fabric: a handler must not wait for an operation. */
+/* For slots of shards that are reached through the fabric: ask the shards' nodes by message to free them. A handler must not wait for an
+ * operation. */
 static BASE_COLD void free_elsewhere(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
 {
     struct queue_settle_message at_home[QUEUE_DONES_MAX];
@@ -237,7 +238,7 @@ static void say_reap(struct weft_queue *q, const struct fab_patience *p)
     queue_say(q, p, "reap", whom);
 }
 
-/* Reap completions that are there now. Returns how many; 0 if there are none but tasks are outstanding. */
+/* Reap the completions that have arrived. Returns how many; 0 if none has arrived, but tasks are outstanding. */
 BASE_INLINE int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
 {
     struct table *t = &q->table;
@@ -248,7 +249,7 @@ BASE_INLINE int reap_now(struct weft_queue *q, weft_done *out, uint32_t max)
     base_spin_unlock(&t->lock);
     return BASE_UNLIKELY(none)
                ? base_fail(-ENOENT,
-                           "queue '%s': this node waits for no task, because it has reaped all that it submitted: submit tasks first",
+                           "queue '%s': this node has no outstanding task: it has reaped all tasks that it submitted; submit tasks first",
                            q->name)
                : (int)n;
 }
@@ -313,7 +314,7 @@ void queue_home_gone(struct weft_queue *q, struct queue_view *v)
     if (n) {
         queue_place_pending(q);
         if (atomic_load_explicit(&q->pending, memory_order_relaxed))
-            fab_kick(q->w); /* have the progress thread place it again */
+            fab_kick(q->w); /* make the progress thread place the task again */
     }
 }
 

@@ -22,7 +22,7 @@ void table_clear(struct table *t)
         free(t->chunks[i]);
     free(t->chunks);
     free(t->complete.index);
-    t->chunks = NULL; /* without chunks the table finds and accepts no entry */
+    t->chunks = NULL; /* a table without chunks finds no entry and accepts none */
     t->chunk_count = 0;
     t->free = TABLE_NONE;
     t->pending = (struct table_list){TABLE_NONE, TABLE_NONE, 0};
@@ -39,7 +39,7 @@ static inline uint64_t id_of(uint32_t index, uint32_t generation)
     return (uint64_t)generation << 32 | index;
 }
 
-/* The entry of an id; NULL if there is none. The id may be any number, since it may come from another node. */
+/* Find the entry of an id; NULL if there is none. The id may be any number, since other nodes send ids. */
 static inline struct table_entry *find(struct table *t, uint64_t id)
 {
     uint32_t index = (uint32_t)id;

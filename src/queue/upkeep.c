@@ -60,8 +60,8 @@ int64_t queue_tick(struct weft_queue *q, int64_t now)
             atomic_fetch_add_explicit(&q->requeued, n, memory_order_relaxed);
             queue_wake(q, q->own);
         }
-        /* Checking a long ring takes long: spend at most a hundredth of a processor on it. Elapsed time would be wrong here: on a busy
-         * machine it would delay the end of leases. */
+        /* Checking a long ring takes long, so spend at most a hundredth of a processor on it. Elapsed time would be the wrong measure: on a
+         * busy machine it would delay the end of leases. */
         int64_t cost = base_cpu_ns() - began;
         q->next_scan = now + (cost * 100 > scan ? cost * 100 : scan);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * How this node reaches the shards: by loads and stores on its own host, and elsewhere by puts, gets and atomics, each of which waits.
+ * How this node reaches the shards: on its own host by loads and stores, elsewhere by puts, gets and atomics. Each of these operations
+ * waits.
  */
 #include "queue/queue.h"
 
@@ -22,7 +23,8 @@ static int view_answered(struct queue_view *v, int rc)
     return rc;
 }
 
-/* A load that has timed out may store its result when the caller's stack frame is gone. So the result goes to other memory first. */
+/* A load that has timed out may store its result after the caller's stack frame is gone. So the result goes to memory of the fabric
+ * first. */
 _Static_assert(SLOT_LOAD_WORDS * sizeof(uint64_t) <= FAB_NOW_BYTES, "what weft_get_blocking() reads into memory of its own");
 
 static int remote_load(void *arg, uint32_t word, uint64_t *out, uint32_t count)
@@ -120,14 +122,14 @@ struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, 
 static BASE_COLD int take_idle_elsewhere(struct queue_view *v)
 {
     if (fab_in_handler() || queue_view_silent(v))
-        return 0; /* the claimer there looks again by itself soon */
+        return 0; /* a claimer of that node looks again by itself soon */
     int64_t before = queue_limit(0);
     int swapped = slot_header_swap(&v->shard, SLOT_IDLE, 1, 0);
     fab_limit(before);
     return swapped;
 }
 
-/* Take the idle word of a node from 1 to 0 and wake it; false if no claimer there sleeps. */
+/* Swap the idle word of a node from 1 to 0, and wake the node. False: no claimer of that node sleeps. */
 static bool wake_if_idle(struct weft_queue *q, struct queue_view *v)
 {
     if (BASE_LIKELY(v->shard.mem != NULL)) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Begins and ends waits in a queue, and prints which nodes a wait is for. The queue cannot be closed meanwhile.
+ * Begins and ends waits in a queue, and prints which nodes a wait is for. While a thread waits, the queue cannot be closed.
  */
 #include "queue/queue.h"
 
@@ -27,7 +27,7 @@ void queue_end_wait(struct weft_queue *q)
     base_spin_unlock(&q->waiting_lock);
 }
 
-/* Check whether a wait is still possible. If this node claims tasks itself, it can do the work without the nodes that are gone. */
+/* Check whether a wait can still succeed. If this node claims tasks itself, it can do the work of nodes that are gone. */
 int queue_check(struct weft_queue *q, struct fab_patience *p)
 {
     int rc = fab_patience_check(p);

@@ -3,22 +3,23 @@
  * Barrier by dissemination: in round k each node signals the node 2^k places after it, and waits for the signal of the node 2^k places
  * before it. After log2(n) rounds each node has heard, directly or through others, of every other node.
  *
- * Every node has, in its pool, one cache line of words for each other node; only that node writes the line. A signal is a word with the
- * barrier's set of nodes and the number of barriers that this set has had (its generation). A pair of nodes exchanges a signal in only one
+ * Every node has, in its pool, one cache line of words for each other node; only the other node writes this line. A signal is a word with
+ * the barrier's set of nodes and the number of barriers that this set has had (the generation). Two nodes signal each other in only one
  * round, so one word is enough for all rounds. A node that is one barrier ahead only increases the word.
  *
  * When a node dies or leaves, the set changes, and the next barriers use another word of the line. The last signal of the old set stays
- * readable, because other nodes may still be in that barrier. No node waits for a signal that will not arrive: a node that cannot finish a
- * barrier writes this into one reserved word of the line (GIVEN_UP_WORD), and a node that begins with a new set writes the set into another
- * (NEWEST_WORD). All nodes that did not finish start again with the smaller set. So do two nodes with different sets of the same size,
- * which occur if they saw others leave in different orders. tests/model/barrier.pml checks this exhaustively. A line has fewer words than
- * there are sizes of a set. A node reuses a word for a smaller set only when the reader has begun with a set newer than the word's old one.
+ * readable, because other nodes may still be in the old set's last barrier. No node waits for a signal that will not arrive: two words of
+ * the line are reserved for this. A node that cannot finish a barrier writes this barrier into GIVEN_UP_WORD. A node that begins with a new
+ * set writes the set into NEWEST_WORD. All nodes that did not finish start again with the smaller set. Two nodes that saw other nodes leave
+ * in different orders have different sets of the same size; they start again, too. tests/model/barrier.pml checks this exhaustively. A line
+ * has fewer words than there are sizes of a set. A node reuses a word for a smaller set only when the word's reader has begun with a set
+ * that is newer than the word's old set.
  *
  * A call that times out does not leave the barrier: the node's next call continues the same barrier, with the same set and generation.
  * Signals that were sent stay valid, and other nodes may pass the barrier meanwhile.
  *
- * A node sends no signals to itself. So its own line records the barrier at which it has arrived; waiting nodes read this line to print for
- * which nodes they wait.
+ * A node sends no signals to itself. So the line that a node has for itself records the barrier at which the node has arrived. Waiting
+ * nodes read this line to print which nodes they wait for.
  */
 #include <stdio.h>
 
@@ -28,13 +29,13 @@
  * smaller set is newer. */
 #define SIGNAL_WORDS  6u /* signal words in a line; the size of the set selects the word */
 #define GIVEN_UP_WORD 6u /* the last barrier that failed at the writer; the writer enters no later barrier with this set */
-#define NEWEST_WORD   7u /* the newest set with which the writer has begun a barrier; generation 0 */
+#define NEWEST_WORD   7u /* the newest set with which the writer has begun a barrier, with generation 0 */
 #define COME_WORD     0u /* in a node's own line: the last barrier at which the node arrived */
 
 #define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */
 
-/* A long wait prints which nodes have not arrived. To find out, it reads a word of each other node: at most ASK_NS for each, and ASK_ALL_NS
- * for all. */
+/* A long wait prints which nodes have not arrived. To find out, it reads a word of each other node. A read may take ASK_NS, and all reads
+ * together ASK_ALL_NS. */
 #define ASK_NS     WEFT_SECOND
 #define ASK_ALL_NS (3 * WEFT_SECOND)
 
@@ -104,14 +105,14 @@ static bool has_signalled(const struct signal_wait *b)
            (int32_t)((uint32_t)v - b->generation) >= 0; /* the sender may be one generation ahead; the generation may wrap */
 }
 
-/* Whether the sender sends no more signals in this barrier. If true, the caller must check the signal again, because the sender may have
- * sent it just before. */
+/* Whether the sender will send no more signals in this barrier. If so, the caller must check the signal once more, because the sender may
+ * have sent it just before. */
 static bool barrier_has_ended(const struct signal_wait *b)
 {
     uint64_t given_up = atomic_load_explicit(&b->line[GIVEN_UP_WORD], memory_order_acquire);
     uint64_t newest = atomic_load_explicit(&b->line[NEWEST_WORD], memory_order_acquire) >> 32;
     /* If the sender's newest set is different but of the same size, the two nodes saw different nodes leave. Sets only shrink, so the
-     * sender never had this node's set. This barrier fails, and the next one has the smaller set. */
+     * sender never had this node's set. This barrier fails, and the next barrier has the smaller set. */
     return (given_up >> 32 == b->set && (int32_t)((uint32_t)given_up - b->generation) <= 0) ||
            (newest != 0 && newest != b->set && newest >> 20 <= b->set >> 20) || !fab_alive(b->w, b->from);
 }
@@ -122,7 +123,8 @@ static bool signalled(void *arg)
     if (BASE_LIKELY(has_signalled(b)))
         return true;
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
-        /* A death makes the barrier fail. A node that left has passed the barrier, unless this node still waits for its signal.
+        /* A death makes the barrier fail. If a node has left, it has passed the barrier, unless this node still waits for the node's
+         * signal.
          */
         b->epoch = weft_epoch(b->w);
         if (fab_count_dead(b->w, b->w->founders) != b->dead) {
@@ -186,8 +188,8 @@ static void barrier_give_up(struct weft_node *w, struct sync *s)
 static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 {
     return base_fail(-ETIMEDOUT,
-                     "%s: node %u (pid %d) has not arrived, or waits for a node that has not; call again to continue this barrier", what,
-                     node, w->links[node].pid);
+                     "%s: node %u (pid %d) has not arrived, or waits for a node that has not arrived; call again to continue this barrier",
+                     what, node, w->links[node].pid);
 }
 
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
@@ -203,7 +205,7 @@ static bool has_come(const struct sync *s, uint64_t word)
     return set == s->set ? (int32_t)((uint32_t)word - s->generation) >= 0 : set != 0 && set >> 20 < s->set >> 20;
 }
 
-/* Determine which nodes have not arrived. Nodes that do not answer in time are left out. False: `ready` has become true, so the wait is
+/* Find out which nodes have not arrived. Nodes that do not answer in time are left out. False: `ready` has become true, so the wait is
  * over. */
 static bool find_late(struct weft_node *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
 {
@@ -305,7 +307,7 @@ static bool news(void *arg)
 }
 
 /* Called after a failed barrier. Waits until this node has noticed which node is gone, so that the next barrier has the smaller set. Waits
- * at most for the default deadline, because perhaps only another node considers a node dead. */
+ * at most until the default deadline: perhaps only another node considers some node dead. */
 static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_patience *p)
 {
     struct news_wait n = {w, s->epoch};
@@ -325,7 +327,7 @@ static int barrier_enter(struct weft_node *w, struct sync *s)
         uint32_t dead = s->dead;
         s->epoch = epoch;
         take_stock(w, s);
-        /* Each death makes one barrier of every survivor fail, before it enters a barrier with the smaller set. */
+        /* Each death makes one barrier fail at every survivor, before the survivor enters a barrier with the smaller set. */
         if (s->dead != dead)
             return base_fail(-ECONNRESET,
                              "this barrier has failed, because a node has died; the next barrier is among the remaining nodes");
@@ -371,7 +373,7 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     struct fab_patience p;
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
-    /* A barrier that an earlier call has entered keeps its set, even if nodes are gone since then, because they may have arrived before. */
+    /* A barrier that an earlier call has entered keeps its set, even if nodes are gone since then: these nodes may have arrived before. */
     int rc = s->entered ? 0 : barrier_enter(w, s);
     while (rc == 0 && s->untold) {
         rc = tell_newest(w, s);
@@ -380,7 +382,7 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     if (rc == 0) {
         say_come(w, s, s->generation);
         rc = barrier_go_on(w, s, &p, visit);
-        /* After a time-out, other nodes wait for signals that this node sends only in its next call. So mark this node as not arrived. */
+        /* After a time-out, other nodes wait for signals that this node sends only in its next call. So this node counts as not arrived. */
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);
     }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Exchange: a few words from every node to every node, and a barrier. Each node writes its words into the pools of the others, with a tag
- * that names the barrier. There are two places, used in turn, so a node that is one exchange ahead does not overwrite unread words. A node
- * cannot be two exchanges ahead, because it cannot pass a barrier at which others have not arrived. The exception is a node with a newer,
- * smaller set, which the tag shows.
+ * that identifies the barrier. Each node has two places for words in a pool, and uses them in turn, so a node that is one exchange ahead
+ * does not overwrite unread words. A node cannot be two exchanges ahead, because it cannot pass a barrier at which other nodes have not
+ * arrived. The exception is a node with a newer, smaller set; its tag shows the set.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -130,7 +130,7 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
             x->gave[from] = true;
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
             return base_fail(-ECONNRESET,
-                             "this exchange has failed: a node is gone, and node %u has begun the next exchange already; the next one is "
+                             "this exchange has failed: a node is gone, and node %u has begun the next exchange already; that exchange is "
                              "among the remaining nodes",
                              from);
     }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The side of the lock (lock.h) that takes and releases it.
+ * The node that takes and releases a lock (lock.h).
  *
- * A claim is one attempt to take a lock, and exists until the lock is released. A WANTED claim belongs to the thread that tries. A HELD
- * claim belongs to the node, and any thread may release it. A call that times out leaves its claim to the progress thread (the list `left`)
- * if the result of its swap is unknown. The progress thread undoes the claim by a second swap, from this claim's value to 0 or LOCK_ORPHAN.
- * Atomics to one node are executed in order, so the second swap comes after the first. The second swap cannot affect another claim, because
- * its expected value names this one.
+ * A claim is one attempt to take a lock, and exists until the lock is released. A WANTED claim belongs to the thread that tries to take the
+ * lock. A HELD claim belongs to the node, and any thread may release it. A call that times out leaves its claim to the progress thread (the
+ * list `left`) if the result of its swap is unknown. The progress thread undoes the claim by a second swap, from this claim's value to 0 or
+ * LOCK_ORPHAN. Atomics to one node are executed in order, so the second swap comes after the first. The second swap cannot affect another
+ * claim, because it expects the value of this claim.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ struct lock_claim {
     _Atomic bool granted;
     _Atomic bool refused;
     bool inherited, many;
-    /* A pending compare-and-swap that takes the lock, or releases it (`back`): */
+    /* A pending compare-and-swap, which takes the lock or, with `back`, releases it: */
     struct fab_now *swap;
     bool back; /* if set, `inherited` means that the claim came from a dead holder and was never used */
 };
@@ -89,7 +89,7 @@ static struct lock_claim *take_held(struct sync *s, uint64_t word)
         if (held)
             spare(s, c);
         else
-            held = c; /* the newest */
+            held = c; /* the newest claim so far */
     }
     return held;
 }
@@ -268,7 +268,7 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     if (rc == 0 && lock_owned(w, value))
         snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
-        snprintf(whom, sizeof whom, "node %u, in whose pool it is and which is alive, to hand it over", home);
+        snprintf(whom, sizeof whom, "node %u, which is alive and has the lock in its pool, to hand it over", home);
     fab_patience_say(p, what, whom);
 }
 
@@ -310,12 +310,12 @@ static int wait_for_answer(struct lock_claim *c, struct fab_patience *p)
 
 static int timed_out(weft_gaddr word)
 {
-    return base_fail(-ETIMEDOUT, "lock %#llx: another thread or node held it until the deadline; try again, or allow more time",
+    return base_fail(-ETIMEDOUT, "lock %#llx: another thread or node held the lock until the deadline; try again, or allow more time",
                      (unsigned long long)word);
 }
 
-/* Another claim has the lock: ask the lock's home to queue this claim, and wait. On success the claim is HELD, on an error it no longer
- * exists. */
+/* Another claim has the lock: ask the lock's home to queue this claim, and wait. After success the claim is HELD. After an error it no
+ * longer exists. */
 static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
 {
     uint32_t home = weft_gaddr_node(c->word);
@@ -337,7 +337,7 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     bool granted = atomic_load_explicit(&c->granted, memory_order_acquire);
     bool refused = atomic_load_explicit(&c->refused, memory_order_acquire), many = c->many;
     *inherited = c->inherited;
-    c->inherited = false; /* this caller is told of the death, the next holder is not */
+    c->inherited = false; /* this caller is told of the death, so the next holder is not */
     c->waits = false;
     if (granted) {
         become_held(c);
@@ -350,23 +350,25 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
         return 0;
     if (refused && many)
         return base_fail(-ENOBUFS,
-                         "lock %#llx: %u requests of this node already wait for locks in the pool of node %u, the most that it accepts: "
+                         "lock %#llx: %u requests of this node already wait for locks in the pool of node %u, which is the most: "
                          "let fewer threads wait at the same time",
                          (unsigned long long)word, LOCK_REQUESTS_MAX, home);
     if (refused)
-        return base_fail(-ENOMEM,
-                         "lock %#llx: node %u, in whose pool it is, has no memory for one more waiter; end other programs on its host",
-                         (unsigned long long)word, home);
+        return base_fail(
+            -ENOMEM,
+            "lock %#llx: node %u, which has the lock in its pool, has no memory for one more waiter; end other programs on its host",
+            (unsigned long long)word, home);
     if (asked && rc == -ETIMEDOUT) {
-        (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* on failure, a grant that arrives later is released */
+        (void)lock_say(w, home, LOCK_CANCEL, word, ticket, false); /* if this fails, a grant that arrives later is released */
         return timed_out(word);
     }
     return rc ? rc
-              : base_fail(-ECONNRESET, "lock %#llx: node %u, in whose pool it is, is gone; use a lock in the pool of a node that is alive",
+              : base_fail(-ECONNRESET,
+                          "lock %#llx: node %u, which had the lock in its pool, is gone; use a lock in the pool of a node that is alive",
                           (unsigned long long)word, home);
 }
 
-/* The lock was not free, its word was `old`. Wait for the lock, or take it over from a dead holder. */
+/* The lock was not free; its word was `old`. Wait for the lock, or take it over from a dead holder. */
 static BASE_COLD int wait_in_line(struct weft_node *w, struct sync *s, struct lock_claim *c, uint64_t old, struct fab_patience *p,
                                   bool *inherited)
 {
@@ -438,13 +440,14 @@ static int lock_there(struct weft_node *w, struct sync *s, weft_gaddr word, stru
         }
         lock_leave(s, c); /* the swap may have been executed, or may still be executed */
         if (rc == -EINPROGRESS)
-            return base_fail(-ETIMEDOUT,
-                             "lock %#llx: node %u, in whose pool it is, did not answer before the deadline (is its process stopped?); if "
-                             "it grants the lock later, weft releases the lock again",
-                             (unsigned long long)word, weft_gaddr_node(word));
+            return base_fail(
+                -ETIMEDOUT,
+                "lock %#llx: node %u, which has the lock in its pool, did not answer before the deadline (is its process stopped?); if "
+                "it grants the lock later, weft releases the lock again",
+                (unsigned long long)word, weft_gaddr_node(word));
         if (rc != -ECONNABORTED)
             return rc;
-        /* The link was interrupted and works again: try again. */
+        /* The link was broken and works again: try again. */
     }
 }
 
@@ -479,7 +482,7 @@ static int not_held(weft_gaddr word)
                      (unsigned long long)word);
 }
 
-/* After a release that failed and changed nothing: the claim stays HELD. */
+/* Called after a release that failed and changed nothing: the claim stays HELD. */
 static int still_held(struct sync *s, struct lock_claim *c, int rc)
 {
     base_spin_lock(&s->lock_lock);

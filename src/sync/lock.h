@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * The lock: its word, its messages, and the calls between its two sides: lock.c (the node that takes and releases the lock) and lock_home.c
- * (the home, which is the node with the word in its pool).
+ * The lock has two sides: lock.c is the node that takes and releases the lock; lock_home.c is the home, the node with the lock's word in
+ * its pool. This file has the word, the messages, and the calls between the two.
  *
- * A claim is one attempt of a node to take the lock (see lock.c). The word is 0 if the lock is free. Otherwise it names the claim that
- * holds the lock: the node, and a number that the node uses only once. One compare-and-swap takes a free lock, and one releases a lock
- * without waiters. A node that finds the lock taken asks the home. The home queues the waiters in order of arrival, in private memory, and
- * hands the lock over by messages.
+ * A claim is one attempt of a node to take the lock (see lock.c). The word is 0 if the lock is free. Otherwise it identifies the claim that
+ * holds the lock, by the node and a number that the node uses only once. One compare-and-swap takes a free lock, and one releases a lock
+ * that has no waiters. A node that finds the lock taken asks the home. The home queues the waiters in order of arrival, in private memory,
+ * and hands the lock over by messages.
  *
  * While LOCK_WAITERS is set, only the home changes the word. The holder's compare-and-swap to 0 then fails, and the holder sends a message
  * instead.
  *
  * A compare-and-swap may be executed long after its call has timed out (the home was stopped), or its result may stay unknown (the link
- * broke). Because the word names the claim, a node can undo its own claim without affecting others (see lock.c). tests/model/lock.pml
- * checks this exhaustively.
+ * broke). Because the word identifies the claim, a node can undo its own claim without affecting other claims (see lock.c).
+ * tests/model/lock.pml checks this exhaustively.
  */
 #ifndef WEFT_SYNC_LOCK_H
 #define WEFT_SYNC_LOCK_H
@@ -37,10 +37,11 @@ static inline uint64_t lock_value(uint32_t node, uint64_t ticket)
 enum lock_verb {
     LOCK_REQUEST = 1, /* to the home: this claim waits for the lock */
     LOCK_GRANT,       /* from the home: the claim has the lock; `flag`: the former holder died */
-    LOCK_RELEASE,     /* to the home: the claim releases the lock; `flag`: it inherited the lock from a dead holder and did not use it */
-    LOCK_CANCEL,      /* to the home: the claim no longer waits */
-    LOCK_REFUSE, /* from the home: the claim cannot be queued; `flag`: its node has too many requests here; otherwise the home is out of
-                    memory */
+    LOCK_RELEASE, /* to the home: the claim releases the lock; `flag`: the claim has inherited the lock from a dead holder, and has not used
+                     it */
+    LOCK_CANCEL,  /* to the home: the claim no longer waits */
+    LOCK_REFUSE, /* from the home: the claim cannot be queued; `flag`: the claim's node has too many requests at the home; else: the home is
+                    out of memory */
 };
 
 struct lock_message {
@@ -72,6 +73,6 @@ void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)
 void lock_home_gone(struct weft_node *w, struct sync *s, uint32_t node);
 int64_t lock_home_tick(struct weft_node *w, struct sync *s);
 void lock_home_close(struct sync *s);
-uint32_t lock_home_requests(struct sync *s, uint32_t *queues); /* number of requests queued here; for tests of the limit */
+uint32_t lock_home_requests(struct sync *s, uint32_t *queues); /* number of requests queued at this home; for tests of the limit */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The home's side of the lock (lock.h): the queue of waiters, in order of arrival. All of this file runs in handlers and hooks of the node
- * in whose pool the word is. The word is untrusted, because every node can write to every pool. The home only compares it with claims; no
- * memory access depends on its value.
+ * The home's side of the lock (lock.h): the queue of waiters, in order of arrival. All of this file runs in handlers and hooks of the home,
+ * which is the node with the word in its pool. The word is untrusted, because every node can write to every pool. The home only compares it
+ * with claims; no memory access depends on its value.
  */
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ struct lock_waiter {
     struct lock_waiter *next;
     uint64_t word, ticket;
     uint32_t node;
-    bool inherited; /* of a granted waiter: the former holder died */
+    bool inherited; /* only for a waiter that was granted the lock: the former holder died */
 };
 
 struct lock_queue {
@@ -47,8 +47,8 @@ static void drop_empty(struct lock_queue **at)
     }
 }
 
-/* Make the first living waiter of the queue the owner. Without a waiter, free the lock, or set LOCK_ORPHAN if it was inherited from a dead
- * holder. Returns the new owner; the caller releases lock_lock and then calls home_lock_tell(). */
+/* Make the first living waiter of the queue the lock's owner. Without a waiter, free the lock, or set LOCK_ORPHAN if the lock was inherited
+ * from a dead holder. Returns the new owner; the caller then releases lock_lock and calls home_lock_tell(). */
 static struct lock_waiter *hand_over(struct weft_node *w, struct sync *s, struct lock_queue **at, bool inherited)
 {
     struct lock_queue *q = *at;
@@ -86,7 +86,7 @@ static void home_lock_tell(struct weft_node *w, struct sync *s, struct lock_wait
     to->next = s->owed;
     s->owed = to;
     base_spin_unlock(&s->lock_lock);
-    fab_kick(w); /* have the progress thread run its tick */
+    fab_kick(w); /* make the progress thread run its tick */
 }
 
 int64_t lock_home_tick(struct weft_node *w, struct sync *s)
@@ -106,7 +106,7 @@ int64_t lock_home_tick(struct weft_node *w, struct sync *s)
     return again;
 }
 
-/* Append a waiter to the queue of its word, using `*fresh` if there is no queue. The caller holds lock_lock. */
+/* Append a waiter to the queue of its lock. If the lock has no queue yet, use `*fresh`. The caller holds lock_lock. */
 static struct lock_queue **line_up(struct sync *s, struct lock_waiter *waiter, struct lock_queue **fresh)
 {
     struct lock_queue **q = find_queue(s, waiter->word);
@@ -178,7 +178,7 @@ void lock_on_release(struct weft_node *w, struct sync *s, uint32_t from, const s
     home_lock_release(w, s, m->word, lock_value(from, m->ticket), m->flag);
 }
 
-/* Remove the request of `node` with this ticket, or all of its requests (`ticket` NULL). The caller holds lock_lock. */
+/* Remove the request of `node` with this ticket or, with `ticket` NULL, all requests of `node`. The caller holds lock_lock. */
 static void remove_requests(struct sync *s, struct lock_queue **q, uint32_t node, const uint64_t *ticket)
 {
     struct lock_waiter **at = &(*q)->first;
@@ -193,7 +193,7 @@ static void remove_requests(struct sync *s, struct lock_queue **q, uint32_t node
         free(waiter);
     }
     (*q)->last = at;
-    drop_empty(q); /* LOCK_WAITERS may stay set; then the holder releases the lock by a message */
+    drop_empty(q); /* LOCK_WAITERS may stay set although nobody waits: the holder then releases the lock by a message */
 }
 
 void lock_on_cancel(struct sync *s, uint32_t from, const struct lock_message *m)

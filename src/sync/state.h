@@ -7,7 +7,7 @@
 
 #include "sync/sync.h"
 
-struct lock_queue;  /* at the home of a lock: the waiters for it (lock_home.c) */
+struct lock_queue;  /* at the home of a lock: the waiters for the lock (lock_home.c) */
 struct lock_waiter; /* at the home of a lock: one waiter in a lock_queue */
 struct lock_claim;  /* at a node: its claim on a lock that it holds, wants or releases (lock.c) */
 #define SYNC_CLAIM_BUCKETS 64u
@@ -35,8 +35,8 @@ struct sync {
     uint32_t *requests;       /* [size]: number of queued requests of each node */
 };
 
-/* Minimum time-out for reading a word of another node, because a read needs a round trip. A call with a shorter time-out, such as 0, waits
- * for this time if the node is stopped. */
+/* The shortest time-out for reading a word of another node, because a read needs a round trip. So if the other node is stopped, a call with
+ * a shorter time-out, such as 0, takes this long. */
 #define SYNC_LOOK_NS (50 * WEFT_MS)
 
 /* barrier.c. Callbacks of an exchange inside a barrier. `before` runs before signals are sent, when the barrier's set and generation are
@@ -47,7 +47,7 @@ struct sync_visit {
     int (*after)(struct weft_node *w, struct fab_patience *p, void *arg);
     void *arg;
 };
-/* As fab_wait(), inside a barrier, for an action of node `from`. A long wait prints which nodes have not arrived. */
+/* As fab_wait(), for a wait inside a barrier for node `from`. A long wait prints which nodes have not arrived. */
 int sync_wait(struct fab_patience *p, fab_ready_fn ready, void *arg, const char *what, uint32_t from);
 int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *visit);
 

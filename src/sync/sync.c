@@ -67,7 +67,7 @@ static void say_counter(const struct fab_patience *p, weft_gaddr word, bool unre
     fab_patience_say(p, what, whom);
 }
 
-/* Poll the word at growing intervals: a change of the word wakes only its own node. */
+/* Poll the word at growing intervals, because a change of the word wakes only the node that has the word. */
 static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_gaddr word, uint64_t value)
 {
     for (int64_t pause = 5 * WEFT_US;; pause = pause < WEFT_MS ? pause * 2 : pause) {
@@ -102,7 +102,7 @@ int weft_counter_wait(weft_node *w, weft_gaddr word, uint64_t value, int64_t tim
     fab_patience_begin(&p, w, FAB_ANY, timeout_ns);
     int64_t look = base_deadline(SYNC_LOOK_NS);
     int64_t limit = fab_limit(p.deadline < look ? look : p.deadline);
-    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed); /* counts as a waiter even between two polls */
+    atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed); /* this thread counts as a waiter even between two polls */
     int rc = wait_for_counter(w, &p, word, value);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
     (void)fab_limit(limit);

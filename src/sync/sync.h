@@ -14,7 +14,7 @@ static inline uint64_t sync_barrier_offset(uint32_t from)
 {
     return FAB_NULL_BYTES + (uint64_t)from * BASE_CACHE_LINE;
 }
-/* After the barrier's lines: two places for each node for weft_exchange(), each with a tag and WEFT_EXCHANGE_WORDS words. */
+/* Behind the barrier's lines: for weft_exchange(), two places for each node, each with a tag and WEFT_EXCHANGE_WORDS words. */
 static inline uint64_t sync_exchange_offset(uint32_t nodes, uint32_t from)
 {
     return sync_barrier_offset(nodes) + (uint64_t)from * 2 * (1 + WEFT_EXCHANGE_WORDS) * 8;

@@ -9,8 +9,7 @@
 static int cq_refused(const struct verbs_device *d, const char *what, uint32_t entries)
 {
     int raw, code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
-    return base_fail(code,
-                     "device %s: cannot make a completion %s for %u entries: errno %d (%s); other programs may use all that the device has",
+    return base_fail(code, "device %s: cannot make a completion %s for %u entries: errno %d (%s); end other programs that use the device",
                      d->name, what, entries, raw, base_strerror(code));
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens and queries the devices of this host, and decides which are usable. Before verbs_device_use() nothing is allocated on a device: if
- * a process dies, a Thunderbolt device loses its protection domain until the host restarts.
+ * Opens and queries the devices of this host, and decides which are usable. Nothing is allocated on a device before verbs_device_use(),
+ * because a Thunderbolt device loses the protection domain of a process that dies, until the host restarts.
  */
 #include <net/if.h>
 #include <stdio.h>
@@ -50,7 +50,7 @@ static void find_interface(struct verbs_device *d, unsigned index, bool thunderb
         snprintf(d->interface, sizeof d->interface, "%s", name);
 }
 
-/* Reads the type of GID entry `g`, if the library can tell. Returns the index of the entry's network interface; 0: unknown. */
+/* Reads the type of GID entry `g`, if the library can report it. Returns the index of the entry's network interface; 0: unknown. */
 static unsigned look_closer(const struct verbs_device *d, struct verbs_gid *g)
 {
 #if !defined(__APPLE__)
@@ -105,7 +105,7 @@ static const char *state_text(enum ibv_port_state state)
 
 static int device_query_port(struct verbs_device *d)
 {
-    memset(&d->port_attr, 0, sizeof d->port_attr); /* the verb fills an older, shorter struct, so the rest must be zero */
+    memset(&d->port_attr, 0, sizeof d->port_attr); /* the verb fills an older, shorter struct, so the other fields must be zero */
     int rc = d->lib->query_port(d->context, d->port, &d->port_attr), raw;
     if (rc) {
         int code = verbs_code(rc, false, &raw);
@@ -182,7 +182,7 @@ static void visit(struct verbs_device *d, const struct verbs_library *lib, struc
     if (!d->context) {
         int code = verbs_code(0, false, &raw);
         device_judge(d, code, "cannot be opened: errno %d (%s)%s", raw, base_strerror(code),
-                     code == -EACCES || code == -EPERM ? "; /dev/infiniband/uverbs* must be open to you" : "");
+                     code == -EACCES || code == -EPERM ? "; this user must be allowed to open /dev/infiniband/uverbs*" : "");
         return;
     }
     if ((rc = lib->query_device(d->context, &d->attr))) {
@@ -247,7 +247,7 @@ void verbs_devices_close(struct verbs_device *devices, uint32_t count)
     free(devices);
 }
 
-/* Returns the beginning of an error message: the device's name, or "" if the reason in `why_not` has the name already (see gid.c). */
+/* Returns the beginning of an error message: the device's name, or "" if the text in `why_not` contains the name already (see gid.c). */
 static const char *before_reason(const struct verbs_device *d, char *text, size_t len)
 {
     snprintf(text, len, "%s%s", strstr(d->why_not, d->name) ? "" : d->name, strstr(d->why_not, d->name) ? "" : ": ");
@@ -278,7 +278,7 @@ static int none(const struct verbs_device *all, uint32_t count, const char *name
     return base_fail(-ENODEV, "no usable RDMA device: %s", there);
 }
 
-/* Returns the device with this name; without a name, the fastest usable device. NULL: none. */
+/* Returns the device with this name; without a name, the fastest usable device. NULL: there is no such device. */
 static struct verbs_device *pick(struct verbs_device *all, uint32_t count, const char *name)
 {
     struct verbs_device *best = NULL;
@@ -357,11 +357,11 @@ int verbs_device_use(struct verbs_device *d)
     rc = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
     if (d->traits.link == VERBS_THUNDERBOLT)
         return base_fail(rc,
-                         "%s: no protection domain is left: errno %d (%s). The device has %u, and a process that was killed keeps one "
-                         "until the host restarts: restart the host",
+                         "%s: no protection domain is left: errno %d (%s). The device has %u domains, and a killed process keeps its "
+                         "domain until the host restarts: restart the host",
                          d->name, raw, base_strerror(rc), d->traits.pds);
-    return base_fail(rc, "%s: cannot allocate a protection domain: errno %d (%s); other programs may use all that the device has", d->name,
-                     raw, base_strerror(rc));
+    return base_fail(rc, "%s: cannot allocate a protection domain: errno %d (%s); end other programs that use the device", d->name, raw,
+                     base_strerror(rc));
 }
 
 void verbs_device_close(struct verbs_device *d)

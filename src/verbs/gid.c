@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Chooses an entry of a port's GID table. The entry's GID is sent to the peer as this node's address, and its index is the sgid_index of
- * every queue pair. A wrong GID is only noticed when a queue pair is connected.
+ * every queue pair. A wrong GID is not noticed before a queue pair is connected.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static bool ipv4_mapped(const union ibv_gid *gid)
     return all_zero(gid->raw, 10) && gid->raw[10] == 0xff && gid->raw[11] == 0xff && !all_zero(gid->raw + 12, 4);
 }
 
-/* Whether a GID is a usable address. An IPv6 prefix without an interface part (fe80::) and the IPv4 address 0.0.0.0 are not. */
+/* Whether a GID is a usable address. An IPv6 prefix without an interface part (fe80::) is not usable, nor is the IPv4 address 0.0.0.0. */
 static bool gid_is_set(const union ibv_gid *gid)
 {
     bool mapped_nothing = all_zero(gid->raw, 10) && all_zero(gid->raw + 12, 4);
@@ -80,7 +80,7 @@ static void gid_print_table(char *out, size_t len, const struct verbs_gid *table
 }
 
 /* Fails with an error text about the GID table. `wanted`: the index that the user asked for. If another entry is set, the interface has an
- * address, so the text does not advise to configure one. */
+ * address, so the text does not advise to configure an address. */
 static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char *what, const char *device, const char *interface,
                       int wanted)
 {

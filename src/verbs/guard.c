@@ -19,8 +19,8 @@
 #include "base/process.h"
 #include "verbs/guard_ask.h"
 
-/* Starts the guard in a session of its own. It is not a child of the program, so that the program's wait() never reports it. It starts with
- * all signals blocked, until it ignores those that ask a program to end. */
+/* Starts the guard in a session of its own. The guard is not a child of the program, so that the program's wait() never reports it. It
+ * starts with all signals blocked, until it ignores the signals that ask a program to end. */
 static int start_guard(const char *command, const char *at, int socket)
 {
     const char *const words[] = {"weft", "run", "--as-guard", at, NULL};
@@ -36,7 +36,7 @@ static int start_guard(const char *command, const char *at, int socket)
     if (!rc)
         rc = base_process_start(&how, &none, &step);
     if (rc && step == BASE_STEP_PROGRAM)
-        return base_fail(rc, "cannot start the guard: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft", command,
+        return base_fail(rc, "cannot start the guard (WEFT_GUARD is '%s'): %s; set WEFT_GUARD to the path of the command weft", command,
                          base_strerror(rc));
     return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
@@ -47,20 +47,20 @@ static int greet(struct verbs_guard *g, const char *command)
     struct guard_greeting hello;
     int fds[2] = {-1, -1}, rc = base_receive_fds(g->fd, &hello.magic, sizeof hello.magic, fds, 2, base_deadline(GUARD_PATIENCE));
     if (rc)
-        return base_fail(rc, "the guard has not answered: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft", command,
+        return base_fail(rc, "the guard (WEFT_GUARD is '%s') has not answered: %s; set WEFT_GUARD to the path of the command weft", command,
                          base_strerror(rc));
     if (hello.magic == EEXIST)
         return -EEXIST;
     if (hello.magic == EUSERS)
-        return base_fail(-EUSERS, "the guard of RDMA devices already serves as many programs as it can: end one of them");
+        return base_fail(-EUSERS, "the guard of RDMA devices already serves as many programs as it can: end one of these programs");
     if (hello.magic != GUARD_MAGIC)
-        return base_fail(-ENOENT, "the guard did not start: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft",
+        return base_fail(-ENOENT, "the guard (WEFT_GUARD is '%s') did not start: %s; set WEFT_GUARD to the path of the command weft",
                          command, hello.magic < 4096 ? base_strerror((int)hello.magic) : "this is another program");
     rc = base_receive_fds(g->fd, &hello.call_bytes, sizeof hello - sizeof hello.magic, NULL, 0, base_deadline(GUARD_PATIENCE));
     if (rc)
         rc = base_fail(
             -EPROTO,
-            "the guard's greeting did not arrive completely: WEFT_GUARD is '%s': %s; set WEFT_GUARD to the path of the command weft",
+            "the guard (WEFT_GUARD is '%s') has sent only a part of its greeting: %s; set WEFT_GUARD to the path of the command weft",
             command, base_strerror(rc));
     else if (fds[0] < 0 || fds[1] < 0 || hello.call_bytes != sizeof(struct guard_call) ||
              hello.answer_bytes != sizeof(struct guard_answer) || hello.completion_bytes != sizeof(struct guard_completion))
@@ -110,7 +110,7 @@ static int list_devices(struct verbs_guard *g)
 
 /* --- finding or starting a guard --- */
 
-/* Starts a guard, with this program as its first. `path`: where the guard listens for other programs; NULL: it serves only this program. */
+/* Starts a guard that first serves this program. `path`: where the guard listens for other programs; NULL: it serves only this program. */
 static int start_and_greet(struct verbs_guard *g, const char *command, const char *path)
 {
     int ends[2] = {-1, -1}, rc = base_socketpair(ends);
@@ -160,7 +160,8 @@ static void hang_up(struct verbs_guard *g)
     g->fd = g->bell = -1;
 }
 
-/* Connects to the guard at this path, or starts one. Tries again if at the same time the guard ends, or another process starts one. */
+/* Connects to the guard at this path, or starts a guard. Tries again if at the same time the guard ends, or another process starts a
+ * guard. */
 static int join_guard(struct verbs_guard *g, const char *command, const char *path)
 {
     if (path[0] != '/')
@@ -178,10 +179,10 @@ static int join_guard(struct verbs_guard *g, const char *command, const char *pa
                              : rc == -ENOTSOCK ? "the file is not a socket: set WEFT_GUARD_SOCKET to another path"
                                                : base_strerror(rc));
         else if (!command[0])
-            return base_fail(
-                rc,
-                "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD names no command that would start one; set WEFT_GUARD=weft",
-                path);
+            return base_fail(rc,
+                             "WEFT_GUARD_SOCKET='%s': no guard listens there, and WEFT_GUARD has no command that would start a guard; set "
+                             "WEFT_GUARD=weft",
+                             path);
         else
             again = (rc = start_and_greet(g, command, path)) == -EEXIST;
         if (!rc)

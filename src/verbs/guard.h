@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The protocol between a guard (guard_serve.h) and a program that it guards (guard_ask.h). Both are processes of weft on one host. Calls
- * about objects go over a Unix socket, one at a time. Requests and completions go through rings in shared memory. Each word of a ring has
- * one writer. Either process may be killed at any point, and neither trusts the other's data.
+ * about objects go over a Unix socket, one at a time. Requests and completions go through rings in shared memory. Each word of a ring is
+ * written by only one of the two processes. Either process may be killed at any point, and neither trusts the other's data.
  */
 #ifndef WEFT_VERBS_GUARD_H
 #define WEFT_VERBS_GUARD_H
@@ -11,14 +11,14 @@
 #include "weft/types.h"
 
 #define GUARD_MAGIC    UINT32_C(0x32646777) /* "wgd2" */
-#define GUARD_NONE     UINT32_MAX           /* an object number that names no object */
+#define GUARD_NONE     UINT32_MAX           /* the number of no object */
 #define GUARD_CONTEXTS VERBS_DEVICES_MAX
-#define GUARD_PORTS    32u /* ports of a device whose states are in the shared page */
+#define GUARD_PORTS    32u /* the shared page has the states of so many ports of a device */
 #define GUARD_FD       0   /* in a new guard: the socket to the program that started it */
 
 enum guard_verb {
-    GUARD_HELLO = 1, /* the answer carries two descriptors: the shared page, and a socket by which the program wakes the guard */
-    GUARD_SHARE,     /* carries a descriptor; a: address of the memory in the program, b: bytes */
+    GUARD_HELLO = 1, /* the answer comes with two descriptors: the shared page, and a socket by which the program wakes the guard */
+    GUARD_SHARE,     /* comes with a descriptor of memory; a: address of the memory in the program, b: bytes */
     GUARD_LIST,      /* object: index */
     GUARD_OPEN,      /* object: index */
     GUARD_CLOSE,
@@ -30,12 +30,12 @@ enum guard_verb {
     GUARD_DEALLOC_PD,
     GUARD_REG_MR, /* object: domain, a: address, b: bytes, c: access */
     GUARD_DEREG_MR,
-    /* object: context; the answer carries a descriptor, from which the program reads one byte for each completion event */
+    /* object: context; the answer comes with a descriptor, from which the program reads one byte for each completion event */
     GUARD_CREATE_CHANNEL,
     GUARD_DESTROY_CHANNEL,
-    GUARD_CREATE_CQ, /* object: context, a: entries wanted, b: channel; the answer carries a ring of a entries */
+    GUARD_CREATE_CQ, /* object: context, a: entries wanted, b: channel; the answer comes with a ring of a entries */
     GUARD_DESTROY_CQ,
-    GUARD_CREATE_QP, /* object: domain, a: send queue, b: receive queue; the answer carries two rings, of a and b entries */
+    GUARD_CREATE_QP, /* object: domain, a: send queue, b: receive queue; the answer comes with two rings, of a and b entries */
     GUARD_QUERY_QP,  /* a: mask */
     GUARD_MODIFY_QP, /* a: mask */
     GUARD_DESTROY_QP,
@@ -47,7 +47,7 @@ struct guard_call {
     uint64_t a, b, c;
     union {
         struct ibv_qp_attr attr;
-        struct ibv_qp_init_attr init; /* its pointers are valid only in the program */
+        struct ibv_qp_init_attr init; /* the pointers in it are valid only in the program */
     };
 };
 
@@ -75,13 +75,13 @@ struct guard_answer {
     };
 };
 
-/* The guard's first message. If the guard could not start, its first word is an errno, and nothing follows. */
+/* The guard's first message. If the guard could not start, the first word of this message is an errno, and nothing follows. */
 struct guard_greeting {
     uint32_t magic, call_bytes, answer_bytes, completion_bytes;
 };
 
 struct guard_page {
-    _Atomic uint32_t sleeping;           /* set by the guard before it sleeps; a program that reads 1 clears it, and writes to the bell */
+    _Atomic uint32_t sleeping; /* set by the guard before it sleeps; a program that reads 1 clears this word, and writes to the bell */
     _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up; written by the guard */
 };
 
@@ -89,7 +89,7 @@ struct guard_page {
 struct guard_ring {
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t in;
     _Alignas(BASE_CACHE_LINE) _Atomic uint32_t out;
-    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* only for completions: the program wants an event for the next one */
+    _Alignas(BASE_CACHE_LINE) _Atomic uint32_t armed; /* only for completions: the program wants an event for the next completion */
 };
 
 struct guard_request {

@@ -10,7 +10,7 @@
 #include "verbs/guard.h"
 
 #define GUARD_PATIENCE (10 * WEFT_SECOND) /* the longest wait for the answer to a call; the death of the guard is noticed at once */
-/* The same for calls that may take long, because the guard waits for a peer or registers much memory. */
+/* The longest wait for calls that may take long, because the guard waits for a peer or registers much memory. */
 #define GUARD_SLOW (60 * WEFT_SECOND)
 
 struct guard_device {
@@ -22,7 +22,7 @@ struct guard_device {
 struct verbs_guard {
     struct verbs_library lib;
     pthread_mutex_t lock;   /* held during a call */
-    int fd, bell, quiet[2]; /* quiet: descriptors that never become readable, for use after the guard has died */
+    int fd, bell, quiet[2]; /* quiet: descriptors that never become readable; they are used after the guard has died */
     _Atomic bool gone;
     _Atomic int64_t looked_at;
     struct guard_page *page;
@@ -32,8 +32,8 @@ struct verbs_guard {
 };
 
 /* --- guard_ask.c --- */
-/* Makes a call to the guard. Returns 0 or an errno, and also sets errno. `fd` (may be NULL): the descriptor to send if `gives`; otherwise
- * it receives the descriptor that came with the answer. */
+/* Makes a call to the guard. Returns 0 or an errno, and also sets errno. `fd` (may be NULL): with `gives`, the descriptor to send;
+ * otherwise it gets the descriptor that came with the answer. */
 int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives);
 bool guard_lives(struct verbs_guard *g);                 /* checks at most every few milliseconds */
 void guard_lost(struct verbs_guard *g, const char *why); /* records that the guard has died; reports the reason once */

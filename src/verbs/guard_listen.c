@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard's process. A guard of one program serves the program at descriptor 0, and ends with it. A guard of several programs
+ * The guard's process. A guard of one program serves the program at descriptor 0, and ends with this program. A guard of several programs
  * (WEFT_GUARD_SOCKET) also listens on a Unix socket of mode 0600, and starts a thread for each program that connects. So several programs
- * of a host can use one cable at the same time, and each device is opened once for all of them (guard_shared.c). If a program is killed,
- * its thread frees the program's objects.
+ * of a host can use one cable at the same time, and each device is opened only once (guard_shared.c). If a program is killed, its thread
+ * frees the program's objects.
  *
  * The guard ends with its last program. A locked file beside the socket ensures that only one guard at a time uses the socket. A program
- * that connects while the guard ends starts a new one (guard.c).
+ * that connects while the guard ends starts a new guard (guard.c).
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -28,7 +28,7 @@
 struct shared_guard { /* a guard of several programs */
     struct guard_shared shared;
     const char *path;
-    int listener, wake[2]; /* wake: a pipe into which a byte is written when a program has ended */
+    int listener, wake[2]; /* wake: a pipe; a byte is written into it when a program has ended */
 };
 struct program {
     struct guard g;
@@ -42,7 +42,7 @@ static void *serve_program(void *arg)
     guard_serve_program(&h->shared, &one->g);
     guard_shared_leave(&h->shared, &one->g);
     free(one);
-    (void)!write(h->wake[1], "w", 1); /* if the pipe is full, the main thread will wake anyway */
+    (void)!write(h->wake[1], "w", 1); /* if the pipe is full, the main thread wakes anyway */
     return NULL;
 }
 
@@ -89,11 +89,11 @@ static int open_shared_guard(struct shared_guard *h)
     if (h->path[0] != '/' || strlen(h->path) >= sizeof at.sun_path)
         return -EINVAL;
     struct stat old;
-    if (stat(h->path, &old) == 0 && !S_ISSOCK(old.st_mode)) /* this file is not the guard's, so unlink() below must not remove it */
+    if (stat(h->path, &old) == 0 && !S_ISSOCK(old.st_mode)) /* this file does not belong to a guard, so unlink() below must not remove it */
         return -ENOTSOCK;
     memcpy(at.sun_path, h->path, strlen(h->path) + 1);
     snprintf(beside, sizeof beside, "%s.lock", h->path);
-    int lock = open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); /* held until this process ends */
+    int lock = open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); /* the lock is held until this process ends */
     if (lock < 0)
         return -errno;
     if (flock(lock, LOCK_EX | LOCK_NB))
@@ -107,7 +107,7 @@ static int open_shared_guard(struct shared_guard *h)
     int rc = chdir("/") ? -errno : base_pipe(h->wake, O_NONBLOCK);
     if (rc)
         return rc;
-    unlink(h->path); /* left by a guard that was killed */
+    unlink(h->path); /* a guard that was killed may have left this socket */
     h->listener = socket(AF_UNIX, SOCK_STREAM, 0);
     if (h->listener < 0 || bind(h->listener, (struct sockaddr *)&at, sizeof at) || chmod(h->path, 0600) || listen(h->listener, 64))
         return -errno;
@@ -133,7 +133,8 @@ static void run_shared_guard(struct shared_guard *h)
             base_sleep_ns(10 * WEFT_MS);
         }
     }
-    unlink(h->path); /* connections that were not accepted are closed with the listener, and their programs start another guard */
+    unlink(h->path); /* connections that were not accepted are closed with the listener; the programs at their other ends start another
+                        guard */
 }
 
 int verbs_guard_serve(const char *socket)

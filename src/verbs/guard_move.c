@@ -8,7 +8,7 @@
 
 #include "verbs/guard_serve.h"
 
-/* How old the last query of the ports may be before a send is posted. Before a receive is posted the ports are always queried; tb/cable.c
+/* How old the last query of the ports may be when a send is posted. Before a receive is posted, the ports are always queried; tb/cable.c
  * says why. */
 #define LOOK_POST (WEFT_MS / 20)
 #define BATCH     32u
@@ -24,8 +24,8 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
         if (c->watched >> i & 1 && g->lib->query_port(c->real, (uint8_t)(i + 1), &attr) == 0 && attr.state == IBV_PORT_ACTIVE)
             up |= 1u << i;
     }
-    /* After a port went down, the guard only destroys its queue pairs: the driver may have freed their memory with the cable. Until they
-     * are destroyed, the guard reports the port as down, so that the program cannot miss the change. */
+    /* After a port went down, the guard uses the port's queue pairs only to destroy them, because the driver may have freed their memory
+     * with the cable. Until they are destroyed, the guard reports the port as down, so that the program cannot miss the change. */
     for (uint32_t i = 0; was & ~up && i < g->table[PAIR].top; i++) {
         struct pair *p = guard_find(g, PAIR, i);
         if (p && p->context == c && !p->dead) {
@@ -38,12 +38,12 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
 
 static void mover_tell(struct completions *c)
 {
-    /* The fence orders the entries before the load of `armed`. The program stores `armed`, and then loads `in` again. So either the program
-     * sees the entries, or this thread sees `armed`. */
+    /* The fence orders the store of the entries before the load of `armed`. The program stores `armed`, and then loads `in` again. So
+     * either the program sees the entries, or this thread sees `armed`. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&c->q.ring->armed, memory_order_relaxed) &&
         atomic_exchange_explicit(&c->q.ring->armed, 0, memory_order_seq_cst))
-        (void)!write(c->channel->tell, "c", 1); /* if the pipe is full, the program has unread events */
+        (void)!write(c->channel->tell, "c", 1); /* if the pipe is full, the program has unread events anyway */
 }
 
 static uint32_t room(struct guard *g, struct completions *c)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Serves one program, on one thread. The guard is a process that owns RDMA devices for programs, so that everything is freed in order even
- * if a program is killed. It maps the program's pool, executes the program's calls and requests, and frees everything when the program
- * ends. docs/thunderbolt-guard.md says which failures this cannot prevent.
+ * Serves one program, on one thread. The guard is a process that owns RDMA devices for programs, so that all objects are freed in order
+ * even if a program is killed. The guard maps the program's pool, executes the program's calls and requests, and frees the program's
+ * objects when the program ends. docs/thunderbolt-guard.md says which failures this cannot prevent.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -21,7 +21,7 @@
 #define SPIN   (20 * WEFT_US)
 #define READS  WEFT_SECOND   /* how long a program may take to read an answer, or to send the rest of a call */
 #define LOOK   (5 * WEFT_MS) /* time between two queries of the ports while data moves */
-#define NAP_MS 20            /* the same while no data moves, in ms */
+#define NAP_MS 20            /* ms between two queries of the ports while no data moves */
 
 /* Serves a call, if one has arrived. False: the program has ended, or has sent something invalid. */
 static bool serve_one(struct guard *g, bool *some)
@@ -66,13 +66,14 @@ static void guard_give_back(struct guard *g)
             domains += one && order[k] == DOMAIN;
             if (err)
                 base_log(BASE_LOG_WARN,
-                         "an object of an RDMA device, which an ended program has left, cannot be freed: %s; if the device has none left, "
-                         "restart the host",
+                         "a program has ended and left an object of an RDMA device, which cannot be freed: %s; if the device runs out of "
+                         "objects, restart the host",
                          base_strerror(err));
         }
     if (n)
-        base_log(BASE_LOG_INFO, "the program ended without freeing its RDMA devices: the guard did it (%u domains, %u objects)", domains,
-                 n);
+        base_log(BASE_LOG_INFO,
+                 "the program ended without freeing its objects of RDMA devices: the guard has freed them (%u domains, %u objects)",
+                 domains, n);
 }
 
 /* Sleeps until a device or the program has work for the guard. Checks once more for work before it sleeps: work that arrived before
@@ -89,8 +90,8 @@ static void nap(struct guard *g)
         if (c && n < sizeof fds / sizeof fds[0])
             fds[n++] = (struct pollfd){.fd = c->channel->real->fd, .events = POLLIN};
     }
-    /* seq_cst: a program that reads 0 here after it has written a request does not wake the guard. Then the guard finds the request below.
-     * Pairs with the fence in ring_bell() of guard_verbs.c. */
+    /* seq_cst: pairs with the fence in ring_bell() of guard_verbs.c. If a program has written a request and still reads 0, it does not wake
+     * the guard; then the guard finds the request below. */
     atomic_store_explicit(&g->page->sleeping, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     if (guard_move_all(g) == 0 && !g->broken)
@@ -120,7 +121,7 @@ static void guard_run(struct guard *g)
     for (;;) {
         g->now = base_now_ns();
         bool some = guard_move_all(g) > 0, called = false;
-        /* This is a system call, too slow to make before every request. */
+        /* This is a system call, which would be too slow before every request. */
         if (!some || g->now - served > WEFT_MS) {
             served = g->now;
             if (!serve_one(g, &called))
@@ -128,7 +129,8 @@ static void guard_run(struct guard *g)
         }
         if (g->broken) {
             base_log(BASE_LOG_WARN,
-                     "a program sent the guard an invalid request: %s; what it uses of the RDMA devices is freed. Run the same version of "
+                     "a program sent the guard an invalid request: %s; the guard frees the program's objects of RDMA devices. Run the same "
+                     "version of "
                      "weft for the program and for WEFT_GUARD",
                      g->broken);
             return;
@@ -150,7 +152,7 @@ static void guard_run(struct guard *g)
     }
 }
 
-/* Sets the program's name for messages, " (NAME)"; "" if the system does not tell. */
+/* Sets the program's name for messages, " (NAME)"; "" if the system does not report it. */
 static void name_program(struct guard *g)
 {
     char path[64], name[32] = "";
@@ -188,7 +190,8 @@ static int guard_start(struct guard *g)
     if (g->bell[1] >= 0)
         close(g->bell[1]);
     close(page);
-    /* The socket alone does not show that the program has ended: a forked child may keep it open. So also watch the process. */
+    /* The socket alone does not show that the program has ended, because a forked child may keep the socket open. So also watch the
+     * process. */
     pthread_mutex_lock(&g->shared->lock); /* threads that serve other programs read these */
     bool known = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0;
     if (known)
@@ -231,6 +234,6 @@ int guard_serve_program(struct guard_shared *s, struct guard *g)
         guard_give_back(g);
     }
     guard_forget(g);
-    close(g->fd); /* last, because a program that closes its devices waits for this */
+    close(g->fd); /* close the socket last, because a program that closes its devices waits for that */
     return rc;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The guard's side (guard.h). guard_move.c moves requests and completions between rings and devices. guard_shared.c has what all programs
- * of the guard share. guard_objects.c executes the calls of a program. guard_serve.c serves one program. guard_listen.c is the process,
- * which serves one or several programs.
+ * The guard's side (guard.h). guard_move.c moves requests and completions between rings and devices. guard_shared.c has the objects that
+ * all programs of the guard share. guard_objects.c executes the calls of a program. guard_serve.c serves one program. guard_listen.c is the
+ * process, which serves one or several programs.
  *
  * Each program has a thread. Only this thread uses the program's struct guard, except for the counts of objects. So a program that does not
  * answer or sends something invalid delays only itself. The threads share the devices (struct guard_shared).
@@ -21,7 +21,7 @@ struct share {
 struct context {
     struct ibv_context *real;
     uint32_t device; /* index in the list of devices */
-    /* watched: ports whose state is in the shared page; dead: queue pairs that the guard must not use any more, only destroy */
+    /* watched: ports with a state in the shared page; dead: queue pairs that the guard may only destroy */
     uint32_t id, watched, dead;
     int64_t looked_at;
 };
@@ -67,10 +67,10 @@ enum kind { CONTEXT, DOMAIN, REGION, CHANNEL, COMPLETIONS, PAIR, SHARE, KINDS };
  * wait. */
 struct shared_device {
     pthread_mutex_t
-        lock; /* protects the fields below; may be held during slow calls of the driver, but never while waiting for a program */
+        lock; /* protects the fields below; a thread may hold it during slow calls of the driver, but never while it waits for a program */
     struct ibv_context *real;
     struct ibv_pd *domain;
-    uint32_t opened, domains; /* number of times that programs opened the device, and allocated a domain on it */
+    uint32_t opened, domains; /* how many times programs have opened the device, and have allocated a domain on it */
 };
 struct guard_shared {
     const struct verbs_library *lib;
@@ -112,13 +112,14 @@ int guard_shared_open(struct guard_shared *s, uint32_t index, struct ibv_context
 int guard_shared_close(struct guard_shared *s, uint32_t index);
 int guard_shared_domain(struct guard_shared *s, uint32_t index, struct ibv_pd **out);
 int guard_shared_free_domain(struct guard_shared *s, uint32_t index);
-void guard_shared_holders(struct guard_shared *s, uint32_t index, char *out, size_t len); /* describes which process has how many objects */
+/* Writes a list of the processes, and how many objects each has on the device. */
+void guard_shared_holders(struct guard_shared *s, uint32_t index, char *out, size_t len);
 void guard_shared_enter(struct guard_shared *s, struct guard *g);
 void guard_shared_leave(struct guard_shared *s, const struct guard *g);
 
 /* --- guard_objects.c --- */
-/* Executes a call, and returns the verb's result, 0 or an errno. `fd` holds the descriptor that came with the call, and afterwards those to
- * send with the answer. */
+/* Executes a call, and returns the verb's result, 0 or an errno. On entry `fd` has the descriptor that came with the call; on return, the
+ * descriptors to send with the answer. */
 int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_answer *a, int fd[2]);
 int guard_destroy(struct guard *g, enum kind kind, void *one); /* returns 0 or an errno; EBUSY: another object still uses it */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What all programs of a guard share. Each device is opened once, with one protection domain, so a driver can leak at most one domain.
- * Regions and queue pairs belong to one program each; their number is limited, and programs get them in the order of their calls.
+ * The objects that all programs of a guard share. Each device is opened once, with one protection domain, so a driver can leak at most one
+ * domain. Regions and queue pairs belong to one program each; their number is limited, and programs get them in the order of their calls.
  */
 #include <stdio.h>
 #include <string.h>
@@ -32,7 +32,7 @@ int guard_shared_list(struct guard_shared *s)
     return rc;
 }
 
-/* Returns the device with this number in the list; NULL: there is none. */
+/* Returns the device with this number in the list; NULL: there is no such device. */
 static struct ibv_device *shared_listed(struct guard_shared *s, uint32_t index)
 {
     pthread_mutex_lock(&s->list_lock);

@@ -38,7 +38,7 @@ struct queue {
 struct channel {
     struct ibv_comp_channel base;
     uint32_t id;
-    struct ibv_cq *cq; /* the completion queue whose events come from this channel */
+    struct ibv_cq *cq; /* the completion queue that this channel reports events of */
 };
 struct completions {
     struct ibv_cq base;
@@ -63,7 +63,7 @@ static int simple(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
     return guard_ask(g, &(struct guard_call){.verb = (uint32_t)verb, .object = object}, NULL, NULL, false);
 }
 
-/* Destroys an object. Succeeds also after the guard has died, because all objects were freed then. */
+/* Destroys an object. Succeeds even after the guard has died, because its objects were freed with it. */
 static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 {
     int rc = simple(g, verb, object);
@@ -105,7 +105,7 @@ static void ring_bell(struct verbs_guard *g)
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the fence in nap() of guard_serve.c */
     if (BASE_UNLIKELY(atomic_load_explicit(&g->page->sleeping, memory_order_relaxed)) &&
         atomic_exchange_explicit(&g->page->sleeping, 0, memory_order_relaxed))
-        /* if the socket is full, the guard is awake; if it is closed, the guard has died, and SIGPIPE must not kill the program */
+        /* a full socket means that the guard is awake; a closed one, that the guard has died, and SIGPIPE must not kill the program */
         (void)!send(g->bell, "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -117,7 +117,7 @@ static int guarded_post(struct verbs_guard *g, struct queue *q, uint64_t wr_id, 
         return ENODEV;
     const struct guard_request r = {.wr_id = wr_id, .address = sge->addr, .bytes = sge->length, .region = sge->lkey, .flags = flags};
     base_spin_lock(&q->lock);
-    /* acquire: the guard has read the entries that the program overwrites */
+    /* acquire: the guard has read the old entries before the program overwrites them */
     bool fits = q->mine - atomic_load_explicit(&q->ring->out, memory_order_acquire) < q->count;
     if (fits) {
         memcpy(q->entries + (q->mine & (q->count - 1)) * sizeof r, &r, sizeof r);
@@ -183,7 +183,7 @@ static int guarded_poll_cq(struct ibv_cq *cq, int most, struct ibv_wc *wc)
 static int guarded_req_notify_cq(struct ibv_cq *cq, int solicited)
 {
     (void)solicited;
-    /* seq_cst: the caller polls once more after this. See mover_tell() in guard_move.c. */
+    /* seq_cst: pairs with mover_tell() in guard_move.c. The caller polls once more after this. */
     atomic_store_explicit(&((struct completions *)(void *)cq)->q.ring->armed, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     return 0;
@@ -239,7 +239,7 @@ static int guarded_query_device(struct ibv_context *context, struct ibv_device_a
     return rc;
 }
 
-/* Programs query port states before every post. So the guard is asked only if the shared page shows that a state has changed. */
+/* Programs query port states before every post. So this function asks the guard only if the shared page shows that a state has changed. */
 static int guarded_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)
 {
     struct context *c = of(context);
@@ -367,7 +367,7 @@ static int guarded_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq 
     struct verbs_guard *g = of(channel->context)->g;
     char byte;
     ssize_t n = read(channel->fd, &byte, 1);
-    if (n == 0) { /* the guard has died: replace the descriptor by one that never becomes readable */
+    if (n == 0) { /* the guard has died: put a descriptor that never becomes readable in place of this one */
         guard_lost(g, "it has ended");
         dup2(g->quiet[0], channel->fd);
         errno = EAGAIN;

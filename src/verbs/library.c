@@ -67,7 +67,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct verbs_library library; /* protected by the lock until it is loaded; constant afterwards */
 static bool loaded;
 
-/* memcpy(), because ISO C cannot convert the result of dlsym() to a pointer to a function. */
+/* Uses memcpy(), because ISO C cannot convert the result of dlsym() to a pointer to a function. */
 static int library_fill(struct verbs_library *to, void *handle)
 {
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {

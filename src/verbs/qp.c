@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Makes, connects and destroys queue pairs. An error names the objects of both sides and the usual cause.
+ * Makes, connects and destroys queue pairs. The text of an error contains the objects of both sides and the usual cause.
  */
 #include <stdio.h>
 #include <string.h>
@@ -47,7 +47,8 @@ static uint32_t qp_at_most(uint32_t n, uint32_t limit)
     return limit && n > limit ? limit : n;
 }
 
-/* No query tells how much data a request can carry inline. If the device refuses to make the queue pair, ask again for less. */
+/* No query tells how much inline data a request can have. If the device refuses to make the queue pair, this function asks again for
+ * less. */
 static struct ibv_qp *qp_make(const struct verbs_device *d, const struct verbs_qp_options *o, struct ibv_qp_init_attr *init)
 {
     uint32_t data = qp_at_most(o->inline_bytes, d->traits.inline_bytes);
@@ -138,7 +139,7 @@ int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct v
         return base_fail(-EOPNOTSUPP, "device %s has no %s queue pairs; use another device (WEFT_DEVICE)", d->name,
                          type_text(options->type));
     if (d->chosen.gid.index > UINT8_MAX)
-        return base_fail(-ERANGE, "%s: GID index %u is too large for a queue pair: set one up to 255 (WEFT_GID_INDEX)", d->name,
+        return base_fail(-ERANGE, "%s: GID index %u is too large for a queue pair: set an index up to 255 (WEFT_GID_INDEX)", d->name,
                          d->chosen.gid.index);
     int rc = base_random(&psn, sizeof psn);
     if (rc)
@@ -211,7 +212,8 @@ static int cannot(const struct verbs_qp *q, const struct verbs_address *peer, co
                      peer->device, peer->port, verbs_gid_text(&to, there, sizeof there), peer->gid_index, peer->qpn, meaning_of(code));
 }
 
-/* Whether two InfiniBand ports are in different subnets, so that a LID does not suffice as an address. A GID's first half names its subnet.
+/* Whether two InfiniBand ports are in different subnets, so that a LID does not suffice as an address. The first half of a GID identifies
+ * the subnet.
  */
 static bool routed(const struct verbs_address *a, const struct verbs_address *b)
 {
@@ -233,7 +235,7 @@ static int to_rtr(struct verbs_qp *q, const struct verbs_address *peer, bool rel
     if (routed(&q->here, peer)) {
         attr.ah_attr.is_global = 1;
         memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the entry whose GID this node has sent to the peer */
+        attr.ah_attr.grh.sgid_index = q->here.gid_index; /* the entry of the GID that this node has sent to the peer */
         attr.ah_attr.grh.hop_limit = qp_thunderbolt(q->device) ? 1 : 64;
     }
     if (reliable)
@@ -277,8 +279,8 @@ int verbs_qp_stop(struct verbs_qp *q)
     return rc ? verbs_code(rc, qp_thunderbolt(q->device), NULL) : 0;
 }
 
-/* Destroys the queue pair without moving it to the error state first: on a Thunderbolt device that move would make all later
- * deregistrations of memory fail. */
+/* Does not move the queue pair to the error state before destroying it: on a Thunderbolt device that would make all later deregistrations
+ * of memory fail. */
 void verbs_qp_destroy(struct verbs_qp *q)
 {
     int raw;
@@ -287,8 +289,7 @@ void verbs_qp_destroy(struct verbs_qp *q)
     int rc = q->device->lib->destroy_qp(q->qp);
     if (rc) {
         int code = verbs_code(rc, qp_thunderbolt(q->device), &raw);
-        base_log(BASE_LOG_WARN,
-                 "%s: queue pair 0x%06x cannot be freed: errno %d (%s); when the device has no queue pair left, end this program",
+        base_log(BASE_LOG_WARN, "%s: queue pair 0x%06x cannot be freed: errno %d (%s); it stays in use until this program ends",
                  q->device->name, q->here.qpn, raw, base_strerror(code));
     }
     q->qp = NULL;

@@ -11,7 +11,7 @@
 
 #define PAGE 4096u /* the smallest page of the systems that weft runs on */
 
-/* log2 of the segment size. A power of two, because every request computes its segment by a shift. */
+/* log2 of the segment size. The size is a power of two, so that a request finds its segment by a shift. */
 static uint32_t segment_shift(const struct verbs_device *d)
 {
     uint64_t most = d->traits.region_bytes < VERBS_SEGMENT ? d->traits.region_bytes : VERBS_SEGMENT;
@@ -63,7 +63,7 @@ static struct ibv_mr *region_ask(const struct verbs_regions *r, const struct sou
                      : d->lib->reg_dmabuf_mr(d->pd, s->offset + at, bytes, (uintptr_t)r->base + at, s->fd, access);
 }
 
-/* Registers one segment. The first one finds out which access flags the device accepts. */
+/* Registers one segment. The first segment shows which access flags the device accepts. */
 static struct ibv_mr *region_one(struct verbs_regions *r, const struct source *s, uint32_t i, uint64_t bytes)
 {
     const struct verbs_device *d = r->device;
@@ -149,8 +149,7 @@ void verbs_unregister(struct verbs_regions *r)
         int rc = r->device->lib->dereg_mr(r->mr[--r->count]);
         if (rc) {
             int code = verbs_code(rc, r->device->traits.link == VERBS_THUNDERBOLT, &raw);
-            base_log(BASE_LOG_WARN,
-                     "%s: a memory region cannot be freed: errno %d (%s); when the device has no region left, end this program",
+            base_log(BASE_LOG_WARN, "%s: a memory region cannot be freed: errno %d (%s); it stays in use until this program ends",
                      r->device->name, raw, base_strerror(code));
         }
     }

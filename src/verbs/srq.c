@@ -19,9 +19,8 @@ int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t dept
     if (*out)
         return 0;
     int code = verbs_code(0, d->traits.link == VERBS_THUNDERBOLT, &raw);
-    return base_fail(
-        code, "%s: cannot create a shared receive queue of %u requests: errno %d (%s); other programs may use all that the device has",
-        d->name, init.attr.max_wr, raw, base_strerror(code));
+    return base_fail(code, "%s: cannot create a shared receive queue of %u requests: errno %d (%s); end other programs that use the device",
+                     d->name, init.attr.max_wr, raw, base_strerror(code));
 }
 
 void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq)
@@ -29,9 +28,8 @@ void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq)
     int raw, rc = srq ? d->lib->destroy_srq(srq) : 0;
     if (rc) {
         int code = verbs_code(rc, d->traits.link == VERBS_THUNDERBOLT, &raw);
-        base_log(BASE_LOG_WARN,
-                 "%s: the shared receive queue cannot be freed: errno %d (%s); when the device has none left, end this program", d->name,
-                 raw, base_strerror(code));
+        base_log(BASE_LOG_WARN, "%s: the shared receive queue cannot be freed: errno %d (%s); it stays in use until this program ends",
+                 d->name, raw, base_strerror(code));
     }
 }
 

@@ -17,7 +17,7 @@ static uint32_t traits_at_most(int said, uint32_t limit)
     return said <= 0 ? 0 : (uint32_t)said < limit ? (uint32_t)said : limit;
 }
 
-/* As traits_at_most(), but a reported 0 means that the device did not report the limit. */
+/* As traits_at_most(), but a reported 0 means that the device has not reported a limit. */
 static uint32_t else_at_most(int said, uint32_t limit)
 {
     return said <= 0 ? limit : traits_at_most(said, limit);

@@ -2,8 +2,8 @@
  *
  * Devices, their traits, the choice of a GID, regions, queue pairs. All code that calls ibv_* is in this folder.
  *
- * libibverbs is loaded at run time (library.c), because weft also works without it, over shared memory. Other code decides by a device's
- * traits, not by its vendor's name.
+ * libibverbs is loaded at run time (library.c), because weft also works without it, over shared memory. Code outside this folder decides by
+ * a device's traits, not by the name of its vendor.
  */
 #ifndef WEFT_VERBS_H
 #define WEFT_VERBS_H
@@ -27,7 +27,7 @@ struct verbs_library {
     struct ibv_context *(*open_device)(struct ibv_device *device);
     int (*close_device)(struct ibv_context *context);
     int (*query_device)(struct ibv_context *context, struct ibv_device_attr *attr);
-    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills in the older, shorter struct */
+    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr); /* fills an older, shorter struct */
     int (*query_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
     /* _ibv_query_gid_ex, which tells the kind of a GID entry (enum verbs_gid_kind). NULL: the library does not have it. */
     int (*query_gid_ex)(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *entry, uint32_t flags,
@@ -52,15 +52,16 @@ struct verbs_library {
     int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
     void (*ack_async_event)(struct ibv_async_event *event);
     const char *(*wc_status_str)(enum ibv_wc_status status);
-    /* Set only by a guard (guard.c): lists the processes that hold queue pairs and regions of the device, and how many. Otherwise NULL. */
+    /* Set only for a guard's devices (guard.c), otherwise NULL: lists the processes that have queue pairs and regions of the device, and
+     * how many each has. */
     void (*holders)(struct ibv_context *context, char *out, size_t len);
 };
 /* Loads the library when first called, and returns the table of its functions. -ENOENT: the library cannot be loaded; the error text says
  * how to install it. WEFT_VERBS_LIBRARY names another file. Any thread may call this. */
 int verbs_load(const struct verbs_library **out);
-/* Converts the result of a verb to a negative errno. Some verbs return the errno; others return -1 or NULL, and set errno. For NULL pass 0
- * as `returned`. `thunderbolt`: also convert macOS's numbers, which such a device uses on any system. `raw` (may be NULL) gets the original
- * number. */
+/* Converts the result of a verb to a negative errno. Some verbs return the errno. Others return -1 or NULL, and set errno. For a verb that
+ * returned NULL, pass 0 as `returned`. `thunderbolt`: also convert macOS's numbers, which a Thunderbolt device uses on any system. `raw`
+ * (may be NULL) gets the original number. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
 /* Returns the end of an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions"; "" if the
  * library does not know the holders. */
@@ -76,15 +77,15 @@ struct verbs_traits {
     bool atomics, atomics_with_cpu; /* 64-bit atomics; also atomic with respect to this host's processors */
     bool dmabuf;
     bool acknowledges; /* true (RC): a completed send has arrived at the peer; false (UC): it has only left this device */
-    uint32_t qps, pds, regions, cqs, cqe; /* limits; lower than the device reports, where its report is known to be wrong */
+    uint32_t qps, pds, regions, cqs, cqe; /* limits; lower than the device reports, if that report is known to be wrong */
     uint64_t region_bytes;                /* the largest region that works; weft asks for at most 1 GiB in one region */
     uint64_t message_bytes;
-    uint32_t depth, depth_unit_bytes; /* the depth of a work queue, in units of depth_unit_bytes; if that is 0, in requests */
+    uint32_t depth, depth_unit_bytes; /* depth of a work queue, in units of depth_unit_bytes; if these are 0, in requests */
     uint32_t srq_depth;               /* requests of a shared receive queue; 0: the device has no shared receive queues */
     uint32_t sge, inline_bytes, rd_atomic;
     uint32_t pkeys, gids;
     int access, access_else; /* flags for registration; if the device refuses `access`, access_else is tried, unless it is 0 */
-    bool heap;               /* memory from malloc() can be registered */
+    bool heap;               /* memory from malloc() can be registered, too */
     enum ibv_mtu mtu;
 };
 /* Computes the traits from the device's attributes and its transport type (ibv_device.transport_type). */
@@ -127,12 +128,12 @@ struct verbs_device {
     struct verbs_gid *gids; /* the GID table as read from the device; includes entries that are zero */
     uint32_t gid_count;
     struct verbs_choice chosen; /* valid when usable */
-    int usable;                 /* 0, or a negative errno: why weft does not use it */
+    int usable;                 /* 0, or a negative errno: why weft does not use the device */
     char why_not[960];          /* the error text for `usable` */
-    double gbits;               /* of the active link; 0: unknown */
+    double gbits;               /* speed of the active link; 0: unknown */
 };
-/* Opens and queries all devices, without allocating anything on them. `wanted_gid` -1: choose one. Close the devices with
- * verbs_devices_close(). */
+/* Opens and queries all devices, without allocating anything on them. `wanted_gid`: the GID index to use; -1: choose an index. Close the
+ * devices with verbs_devices_close(). */
 int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid);
 /* As verbs_devices(), for the `given` devices in `list`. */
 int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, int given, struct verbs_device **out, uint32_t *count,
@@ -151,11 +152,11 @@ bool verbs_port_up(struct verbs_device *d); /* queries the device; false if the 
 /* Frees the device's protection domain and context. Destroy its queue pairs, regions and completion queues first. NULL is allowed. */
 void verbs_device_close(struct verbs_device *d);
 
-/* --- guard.c: devices that belong to a separate process, the guard, which frees them even if this process is killed --- */
+/* --- guard.c: devices that are owned by a separate process, the guard. It frees them even if this process is killed --- */
 /* These devices support UC and RC queue pairs, sends of one element, and completion queues with one channel each. */
 struct verbs_guard;
-/* Starts a guard, or connects to one. `command`: the command weft, looked up in PATH; "": do not start one. `path`: the Unix socket of a
- * guard for several programs of this user; NULL or "": a guard for this program alone. */
+/* Starts a guard, or connects to a running guard. `command`: the command weft, looked up in PATH; "": do not start a guard. `path`: the
+ * Unix socket of a guard for several programs of this user; NULL or "": a guard for this program alone. */
 int verbs_guard_start(struct verbs_guard **out, const char *command, const char *path);
 /* Shares memory with the guard, so that this memory can be registered. `fd`: shared memory from base_memory_fd(), whose first `bytes` this
  * process has mapped at `base`. The caller may close `fd` afterwards. */
@@ -163,7 +164,7 @@ int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd)
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
 void verbs_guard_end(struct verbs_guard *g); /* closes its devices, and waits until the guard process has ended; NULL is allowed */
 /* Makes this process a guard, and returns when all its programs have ended. The first program is connected to descriptor 0. `path`: a
- * socket for further programs, or NULL. -EEXIST: another guard has this socket; descriptor 0 was told. */
+ * socket for further programs, or NULL. -EEXIST: another guard has this socket; the program at descriptor 0 was told so. */
 int verbs_guard_serve(const char *path);
 
 /* --- usage.c: how many objects of a device all processes have together --- */
@@ -188,8 +189,8 @@ struct verbs_regions {
 };
 /* -ENOSPC: the memory needs more regions than `budget` (0: the limit in the traits). */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
-/* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. Requests address this memory from `base` on, which
- * must have the same offset in its page as `offset`. The caller may close `fd` afterwards. -EOPNOTSUPP: dmabufs are not supported. */
+/* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. Requests address this memory from `base` on;
+ * `base` and `offset` must have the same offset in a page. The caller may close `fd` afterwards. -EOPNOTSUPP: dmabufs are not supported. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);
@@ -199,7 +200,7 @@ static inline uint32_t verbs_lkey(const struct verbs_regions *r, uint64_t offset
 }
 
 /* --- cq.c: completion queues, each with a channel whose descriptor does not block --- */
-/* Makes a completion queue and its channel. If this fails, one of them may exist: call verbs_cq_destroy() to free it. */
+/* Makes a completion queue and its channel. If this fails, one of the two may exist; call verbs_cq_destroy() to free it. */
 int verbs_cq_create(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d, uint32_t entries);
 /* *cq and *channel may be NULL; sets both to NULL */
 void verbs_cq_destroy(struct ibv_cq **cq, struct ibv_comp_channel **channel, struct verbs_device *d);
@@ -228,7 +229,7 @@ struct verbs_qp {
     struct ibv_qp *qp;
     struct verbs_address here;
     uint32_t send_depth, recv_depth, inline_bytes, sge; /* granted, read back from the queue pair */
-    uint8_t timeout, retry, rnr_retry, rnr_timer;       /* used by verbs_qp_connect(): 14, 7, 7, 12 unless changed */
+    uint8_t timeout, retry, rnr_retry, rnr_timer;       /* used by verbs_qp_connect(); 14, 7, 7, 12 unless the caller changes them */
 };
 /* Makes a queue pair and moves it to the state INIT. */
 int verbs_qp_create(struct verbs_qp *out, struct verbs_device *d, const struct verbs_qp_options *options);
@@ -237,7 +238,7 @@ int verbs_qp_connect(struct verbs_qp *q, const struct verbs_address *peer);
 void verbs_qp_destroy(struct verbs_qp *q);
 /* Whether the port, the MTU and the numbers of an address from the peer are in range. */
 bool verbs_address_valid(const struct verbs_address *a);
-/* Moves the queue pair to the error state. Its requests end, and it takes no more receives from a shared receive queue. */
+/* Moves the queue pair to the error state. Its requests end, and the queue pair takes no more receives from a shared receive queue. */
 int verbs_qp_stop(struct verbs_qp *q);
 
 /* --- srq.c: shared receive queues; each receive has one element --- */

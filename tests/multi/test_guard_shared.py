@@ -213,7 +213,7 @@ class Shared(Standing):
             self.assertIn("the file is not a socket", p.communicate(timeout=LIMIT)[0])
         with open(plain, encoding="ascii") as f:
             self.assertEqual(f.read(), "kept")
-        for command, why in (("/bin/true", "the guard has not answered"), ("/nonexistent", "set WEFT_GUARD to the path of the command weft")):
+        for command, why in (("/bin/true", ") has not answered: "), ("/nonexistent", "set WEFT_GUARD to the path of the command weft")):
             env["WEFT_GUARD"] = command
             for p in start(1, sockets):
                 self.assertIn(why, p.communicate(timeout=LIMIT)[0])

@@ -331,7 +331,7 @@ static void lock_refused(weft_node *w, void *arg)
         OK(fab_send(w, 1, SYNC_HANDLER_LOCK, &refusal, sizeof refusal, NULL, 0, NULL));
     } else {
         CHECK(weft_lock(w, word, WEFT_TIMEOUT_DEFAULT, NULL) == -ENOMEM &&
-              strstr(weft_error(), "node 0, in whose pool it is, has no memory"));
+              strstr(weft_error(), "node 0, which has the lock in its pool, has no memory"));
     }
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (weft_rank(w) == 0)

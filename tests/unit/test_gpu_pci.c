@@ -220,7 +220,7 @@ static void test_why(void **state)
     assert_non_null(strstr(i.why, "RPC 4097 result 101"));
     assert_non_null(strstr(i.remedy, "over Thunderbolt"));
     i = explained(FACTS("vendor=0x10de", LINK("16.0", "16"), "driver=nvidia"), said, "", NULL);
-    assert_non_null(strstr(i.why, "its driver is bound to it, but its firmware does not start: "));
+    assert_non_null(strstr(i.why, "the driver is bound to the GPU, but the GPU's firmware does not start: "));
     i = explained(FACTS("vendor=0x10de", "driver=nvidia"), "Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.", "", NULL);
     assert_non_null(strstr(i.why, "no longer answers"));
     i = explained(FACTS("vendor=0x10de", "driver=nvidia"), "BAR1 is 0M @ 0x0 (PCI:0000:03:00.0) is invalid", "", NULL);
