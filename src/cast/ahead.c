@@ -11,8 +11,8 @@ static uint64_t tag_of(uint64_t round, uint64_t number)
     return round << 48 | (number + 1);
 }
 
-/* Whether the checksums of all pieces of files in the block are right. The writer may free the slot while this function runs; then the
- * writer has verified the block itself, and the result is not used. */
+/* Whether the checksums of all pieces of files in the block are right. The writer may free the slot while this function runs. In that case
+ * the writer has verified the block itself, and the result of this function is not used. */
 static bool verify(struct cast *c, uint64_t round, uint64_t number)
 {
     const struct cast_block *b = cast_slot(c, number);

@@ -46,9 +46,9 @@
 
 /* --- wire.c. All numbers are little-endian: weft_open() fails on big-endian hosts --- */
 
-#define CAST_PIECE       (1u << 20)                 /* at most so many bytes of a file are in one record */
+#define CAST_PIECE       (1u << 20)                 /* the most bytes of a file in one record */
 #define CAST_BLOCK       (CAST_PIECE + (64u << 10)) /* the largest block, in bytes */
-#define CAST_SLOTS       8u                         /* blocks in the ring of a node */
+#define CAST_SLOTS       8u                         /* how many blocks the ring of a node has */
 #define CAST_ROUNDS      200u
 #define CAST_ENTRIES_MAX (1u << 24)
 #define CAST_CONFIG_MAX  (4u << 20)
@@ -65,7 +65,7 @@ enum cast_flag {
     CAST_JSON = 0x10,
     CAST_PROGRESS = 0x20,
     CAST_VERBOSE = 0x40,
-    CAST_LEFT_OUT = 0x80, /* a host that was named in the command has no node in this cast */
+    CAST_LEFT_OUT = 0x80, /* some host that the command names has no node in this cast */
     CAST_FLAGS = 0xff
 };
 
@@ -90,29 +90,31 @@ int cast_config_parse(struct cast_config *out, const void *data, size_t bytes);
 /* Serialize settings. The caller frees `*data`. */
 int cast_config_write(const struct cast_config *c, void **data, size_t *bytes);
 void cast_config_free(struct cast_config *c);
-/* whether the path ends with '/' (SRC/). Then the content of the folder is sent without the folder itself */
+/* Whether the path ends with '/' (SRC/). If it does, the content of the folder is sent without the folder itself */
 bool cast_is_content(const char *source);
 
 struct cast_block {
-    uint64_t magic, round, number; /* number: of the block in its round, from 0 */
+    uint64_t magic, round, number; /* number: number of the block in its round, from 0 */
     uint32_t bytes, zero;          /* bytes: size of the records that follow */
-    uint64_t hash;                 /* of the fields above */
+    uint64_t hash;                 /* checksum of the fields above */
 };
 enum cast_type {
-    CAST_ENTRY = 1, /* An entry of the list. file: its index; payload: struct cast_line, its name, the target of a symbolic link */
-    CAST_LIST_END,  /* file: number of entries; offset: the mode of DEST, if the target makes DEST */
-    CAST_DATA,      /* payload: bytes of a file from `offset` on */
-    CAST_HOLE,      /* a hole: the `bytes` bytes from `offset` on are zero; no payload */
-    CAST_CHECK,     /* `hash` is the checksum of the `bytes` bytes from `offset` on; no payload */
-    CAST_SIZE,      /* a followed file is complete; payload: struct cast_line with its final size, mode and time, without a name */
-    CAST_FILE_END, /* offset: 0, or an errno with Linux's number: the source could not read the whole file, or the file changed meanwhile */
+    /* an entry of the list. file: index of the entry; payload: struct cast_line, the entry's name, the target of a symbolic link */
+    CAST_ENTRY = 1,
+    CAST_LIST_END, /* file: number of entries; offset: the mode of DEST, if the target makes DEST */
+    CAST_DATA,     /* payload: bytes of a file from `offset` on */
+    CAST_HOLE,     /* a hole of a file: the `bytes` bytes from `offset` on are zero; no payload */
+    CAST_CHECK,    /* `hash` is the checksum of the `bytes` bytes from `offset` on; no payload */
+    CAST_SIZE,     /* a followed file is complete; payload: struct cast_line with its final size, mode and time, without a name */
+    CAST_FILE_END, /* the end of a file. offset: 0, or an errno with Linux's number: the source could not read the whole file, or the file
+                      changed meanwhile */
     CAST_ROUND_END,
 };
 struct cast_record {
     uint32_t type, file;
     uint64_t offset, bytes;
-    /* XXH3-128 of the payload, seeded with the fields above. A CAST_CHECK record has the same checksum as the CAST_DATA record with these
-     * bytes */
+    /* XXH3-128 of the payload, seeded with the fields above. A CAST_CHECK record has the checksum that a CAST_DATA record with the same
+     * bytes would have */
     uint64_t hash[2];
 };
 struct cast_line { /* the serialized form of an entry of the list */
@@ -139,23 +141,23 @@ enum cast_kind {
     /* from targets to the source */
     CAST_NEED,  /* payload: struct cast_need[] */
     CAST_LINKS, /* payload: for each node, a byte with the cost of the link from this target (order.c) */
-    /* this target has reached stage `a` of the round: 0 begun, 1 list compared, 2 all files written. b: number of files that the target
-     * needs */
+    /* this target has reached stage `a` of the round: 0: begun, 1: the list is compared, 2: all files are written. b: number of files that
+       the target needs */
     CAST_READY,
     CAST_BROKEN, /* a block was damaged or could not be sent to the next node, so the source must begin another round */
     CAST_FAILED, /* this target can write no more files */
     /* from any node to node 0 */
     /* payload: a sentence for the user. a: 1 for an error, 0 for a note. b: if the sentence begins with a path that the source does not
-     * send, the length of this path; otherwise 0 */
+       send: the length of the path; otherwise 0 */
     CAST_SAY,
     CAST_TOTAL, /* payload: struct cast_sums */
-    /* the chain of this round. payload: a uint32_t for each target, in order. Bits 0 to 23: its rank; bits 24 to 31: the cost of the link
-     * from the node before it */
+    /* the chain of this round. payload: a uint32_t for each target, in order. Bits 0 to 23: the target's rank; bits 24 to 31: the cost of
+       the link to it from the node before it in the chain */
     CAST_CHAIN,
     CAST_STATE, /* payload: struct cast_state */
     CAST_HERE,  /* a heartbeat, sent every second, even while the node's main thread waits for a disk */
-    /* the source has ended. a: 0 without error, 1 some files or targets failed, 2 the source itself failed. b: number of sources and files
-     * that could not be sent */
+    /* the source has ended. a: 0: without error, 1: some files or targets failed, 2: the source itself failed. b: number of sources and
+       files that could not be sent */
     CAST_OVER,
 };
 struct cast_word {
@@ -164,18 +166,19 @@ struct cast_word {
 };
 struct cast_need {
     uint32_t file, zero;
-    uint64_t have, verified; /* bytes that the target has at the start of the file; how many of them are known to be right */
+    /* have: how many bytes the target has at the start of the file; verified: how many of these are known to be right */
+    uint64_t have, verified;
 };
 struct cast_sums {
-    uint64_t files, bytes; /* of the list */
+    uint64_t files, bytes; /* number and bytes of all files of the list */
     uint64_t special;      /* number of files and folders with a set-user-ID or set-group-ID bit; these bits are not copied */
 };
 struct cast_state {
-    uint64_t files, bytes;    /* of complete, verified files */
+    uint64_t files, bytes;    /* number and bytes of complete, verified files */
     uint64_t partial;         /* bytes of incomplete files that the target has: verified in this cast, or left by an earlier cast */
-    uint64_t sent, discarded; /* sent: bytes received; discarded: how many of them were damaged or not needed */
-    uint64_t failed, skipped; /* files */
-    uint64_t unsent;          /* how many of `failed` the source could not read */
+    uint64_t sent, discarded; /* sent: bytes received; discarded: how many of these were damaged or not needed */
+    uint64_t failed, skipped; /* numbers of files */
+    uint64_t unsent;          /* how many of the failed files the source could not read */
     uint32_t doing, zero;     /* enum cast_doing */
 };
 enum cast_doing { CAST_STARTING, CAST_COMPARING, CAST_WAITING, CAST_WRITING, CAST_RELAYING, CAST_ENDED, CAST_GAVE_UP, CAST_DOINGS };
@@ -198,14 +201,14 @@ struct cast_list {
     size_t chunk_used;
     uint64_t files, bytes; /* sums over all entries */
     uint64_t special;      /* entries that have a set-user-ID or set-group-ID bit on the source */
-    uint32_t mode;         /* mode for a new DEST: the mode of SRC if the content of SRC is sent */
+    uint32_t mode;         /* mode for a new DEST. If the content of SRC is sent, this is the mode of SRC */
 };
 /* Check and add an entry. The name must be a single path component, and the parent must be an earlier folder. Returns 0, or a negative
  * errno with base_error(). */
 int cast_list_add(struct cast_list *l, const struct cast_line *line, const char *name, const char *link);
-/* Add the entry from a CAST_ENTRY record. Returns as cast_list_add(). */
+/* Add the entry from a CAST_ENTRY record. Returns what cast_list_add() returns. */
 int cast_list_take(struct cast_list *l, const struct cast_record *r, const uint8_t *payload);
-/* Set the final size, mode and time of a followed file from a CAST_SIZE record. Returns as cast_list_add(). */
+/* Set the final size, mode and time of a followed file from a CAST_SIZE record. Returns what cast_list_add() returns. */
 int cast_list_resize(struct cast_list *l, const struct cast_record *r, const uint8_t *payload);
 /* Whether this is the name of an unfinished file (cast_disk_part()). Such files are not copied. */
 bool cast_is_part(const char *name, size_t bytes);
@@ -231,12 +234,12 @@ struct cast {
     uint32_t send_list, verify;
     _Atomic bool quit;
     _Atomic bool lost; /* writes without a weft_op may be lost, because the route to a node was interrupted (tb) */
-    /* Message handlers, which run in another thread, may read these at any time. */
+    /* Message handlers run in another thread, and may read `source` and `show` at any time. */
     struct cast_source *_Atomic source; /* NULL except on the source */
     struct cast_show *_Atomic show;     /* NULL except on node 0 */
-    struct cast_state state;            /* of this node, if it is a target */
+    struct cast_state state;            /* state of this node, if it is a target */
     int64_t told_ns;
-    const char *sub; /* struct cast_options */
+    const char *sub; /* as in struct cast_options */
     int (*stopped)(void);
 };
 
@@ -249,13 +252,13 @@ uint64_t cast_size_most(const struct cast *c, uint32_t file);
 #define CAST_SHOW_HANDLER   3u
 uint32_t cast_handler_of(enum cast_kind kind);
 bool cast_is_target(const struct cast *c, uint32_t rank);
-/* Send a message. All kinds except CAST_QUIT, CAST_SAY, CAST_TOTAL, CAST_CHAIN, CAST_STATE and CAST_HERE are repeated until they have
- * arrived, the receiver is gone, or the cast ends; they may arrive twice. */
+/* Send a message. Messages of all kinds except CAST_QUIT, CAST_SAY, CAST_TOTAL, CAST_CHAIN, CAST_STATE and CAST_HERE are repeated until
+ * they have arrived, the receiver is gone, or the cast ends. Such a message may arrive twice. */
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes);
 /* Set c->lost if a write to node `to` without a weft_op was lost. */
 void cast_look_lost(struct cast *c, uint32_t to);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
-/* Called on the source: tell the user that `path` is not sent, and why. */
+/* Called on the source. Tells the user that `path` is not sent, and why. */
 #define CAST_UNSENT_MAX 3500u /* longest path in such a message, in bytes: the sentence must fit into one message */
 void cast_say_unsent(struct cast *c, const char *path, const char *why);
 void cast_tell_sums(struct cast *c);
@@ -275,32 +278,34 @@ void cast_beat_stop(struct cast_beat *b);
 /* Puts blocks to the next node of the chain in a thread of its own, so that reading and writing files does not wait for the link. */
 struct cast_relay {
     struct cast *c;
-    uint32_t to; /* the next node; WEFT_MAX_NODES: there is none, and no thread */
+    uint32_t to; /* the next node; WEFT_MAX_NODES: there is no next node, and no thread */
     uint32_t round;
     pthread_t thread;
     bool running;
-    weft_op op[CAST_SLOTS]; /* block K uses op[K % CAST_SLOTS]. The thread owns this op until `put` exceeds K, then the caller */
+    /* block K uses op[K % CAST_SLOTS]. The thread owns this op until `put` exceeds K; after that the caller owns it */
+    weft_op op[CAST_SLOTS];
     bool busy[CAST_SLOTS];
     pthread_mutex_t lock;
-    pthread_cond_t moved;        /* signalled when `put` changes */
-    _Atomic uint64_t put, given; /* number of blocks that were sent to the next node; number of blocks whose slots the caller has freed */
-    _Atomic bool stop, broken;   /* broken: a block was damaged or could not be sent, so this round must end */
+    pthread_cond_t moved; /* signalled when `put` changes */
+    /* put: number of blocks that were sent to the next node; given: number of blocks whose slots the caller has freed */
+    _Atomic uint64_t put, given;
+    _Atomic bool stop, broken; /* broken: a block was damaged or could not be sent, so this round must end */
 };
 uint64_t cast_word_at(struct cast *c, weft_gaddr word); /* the value of a word in this node's own pool */
 struct cast_block *cast_slot(struct cast *c, uint64_t number);
 bool cast_arrived(struct cast *c, uint64_t round, uint64_t number); /* whether the block has arrived in its slot at this node */
 void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns);
-/* Called on the source: mark the block as present in its slot. */
+/* Called on the source. Marks the block as present in its slot. */
 void cast_fill(struct cast *c, uint64_t round, uint64_t number);
-/* Start to send the blocks of a round to node `to` when they arrive and the node has free slots. All blocks of the round before must have
- * been sent. Returns 0, or a negative errno with base_error(). */
+/* Start to send the blocks of a round to node `to`: each block when it has arrived here, and the node has a free slot. All blocks of the
+ * round before must have been sent. Returns 0, or a negative errno with base_error(). */
 int cast_relay_start(struct cast_relay *r, struct cast *c, uint32_t to, uint32_t round);
 /* End the thread, and wait for its pending puts. May be called more than once. */
 void cast_relay_stop(struct cast_relay *r);
 bool cast_relay_has_next(const struct cast_relay *r);
 /* Whether the slot of block `number` may be reused: the block was sent to the next node, or the next node is gone. */
 bool cast_relay_done(struct cast_relay *r, uint64_t number);
-void cast_relay_test(struct cast_relay *r); /* test all puts under way; a failure sets r->broken */
+void cast_relay_test(struct cast_relay *r); /* test all puts that are under way; if one has failed, set r->broken */
 void cast_relay_wait(struct cast_relay *r, uint64_t number, int64_t ns);
 /* Tell node `to`, the node before this one in the chain, that one more slot of this node is free. Sets c->lost on failure. */
 void cast_give_credit(struct cast *c, uint32_t to, uint64_t round);
@@ -322,9 +327,9 @@ void cast_ahead_ask(struct cast_ahead *a, uint64_t round, uint64_t number);
 bool cast_ahead_is_right(const struct cast_ahead *a, uint64_t round, uint64_t number);
 
 /* --- order.c --- */
-void cast_order_tell(struct cast *c); /* called on a target: send the source the kind of link to each other node */
-/* Sort `chain` so that each node is cheap to reach from the node before it; the first is reached from `from`. cost[i][j]: the cost of the
- * link from node i to node j (order.c); cost[i] is NULL if unknown. */
+void cast_order_tell(struct cast *c); /* called on a target: sends the source the kind of link that this target has to each other node */
+/* Sort `chain` so that each node is cheap to reach from the node before it; the first node is reached from `from`. cost[i][j]: the cost of
+ * the link from node i to node j (order.c). cost[i] is NULL if the costs of node i are not known. */
 void cast_order(const uint8_t *const *cost, uint32_t from, uint32_t *chain, uint32_t count);
 const char *cast_order_link(uint32_t cost); /* the kind of link that has this cost, for messages */
 
@@ -342,14 +347,14 @@ bool cast_excluded(const struct cast_config *config, const char *path, const cha
 /* --- source.c --- */
 int cast_source_open(struct cast *c);
 void cast_source_close(struct cast *c);
-void cast_source_run(struct cast *c); /* until all targets have all files, or have failed */
+void cast_source_run(struct cast *c); /* runs until all targets have all files, or have failed */
 void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, const void *payload, size_t bytes);
 
 /* --- part.c --- */
 #define CAST_PART_NAME 48u
 /* The name of the temporary file for `name`, in the same folder. */
 void cast_disk_part(const char *name, char out[CAST_PART_NAME]);
-/* Open and lock the temporary file of `name` in folder `at`. Creates the file and sets `*new` if there is no usable one. Returns the
+/* Open and lock the temporary file of `name` in folder `at`. If there is no usable file, creates one and sets `*new`. Returns the
  * descriptor, or a negative errno without base_fail(): -EBUSY: another cast is writing the file. */
 int cast_part_open(int at, const char *name, bool *new);
 bool cast_part_is(int at, const char *part, int fd); /* whether the name `part` still leads to the open file `fd` */
@@ -359,20 +364,20 @@ bool cast_part_is_live(int at, const char *part);    /* whether a cast is writin
 enum cast_file_state { CAST_OTHER, CAST_RIGHT, CAST_COMPARE, CAST_WANTED, CAST_GIVEN_UP };
 struct cast_file {
     uint64_t have, verified, counted; /* counted: bytes that cast_state.partial includes for this file */
-    uint32_t state; /* enum cast_file_state. CAST_COMPARE: the file on the disk may be right; the source's checksums decide */
+    uint32_t state; /* enum cast_file_state. CAST_COMPARE: the file on the disk may be right; the source's checksums will tell */
 };
 #define CAST_NAMING 512u
 struct cast_disk {
     struct cast *c;
-    int root;          /* the folder DEST, or DEST's parent when `alone` is set; -1: it does not exist (dry run) */
+    int root;          /* the folder DEST or, when `alone` is set, DEST's parent; -1: the folder does not exist (dry run) */
     const char *alone; /* the last component of DEST, if the only source is a file and DEST names its copy; otherwise NULL */
     char dest[4096];
     struct cast_file *file; /* [list.count] */
-    uint64_t wanted;        /* files that are needed or may be needed */
-    int folder;             /* descriptor of the folder that was opened last, entry folder_index; -1: none */
+    uint64_t wanted;        /* number of files that are needed or may be needed */
+    int folder;             /* descriptor of the folder that was opened last, which is entry folder_index; -1: no folder is open */
     uint32_t folder_index;
     uint32_t open_index;
-    int open;      /* -1: none */
+    int open;      /* descriptor of the open file; -1: no file is open */
     bool open_cut; /* the file ends after its right bytes, because it is new or was truncated */
     uint64_t at;
     uint64_t written; /* offset at which the last write ended; 0: nothing was written since the file was opened */
@@ -381,19 +386,19 @@ struct cast_disk {
         uint32_t index;
         int fd;
     } naming[CAST_NAMING];
-    uint32_t naming_count, naming_max; /* naming_max: limit by the number of files that may be open */
+    uint32_t naming_count, naming_max; /* naming_max: the most such files, because the number of open files is limited */
     uint64_t naming_bytes;
-    uint64_t flushed; /* writeback was started for pages of the open file before this offset */
+    uint64_t flushed; /* writeback was started for the open file's pages before this offset */
     uint8_t *piece;   /* buffer for the bytes of an existing file that are compared */
     bool verified;    /* the checksums of the current block are known to be right */
     bool verifying;   /* the second comparison (--verify) has begun */
     bool made;        /* this cast has made DEST */
-    bool renamed;     /* files were renamed, and the new names may not be on the disk yet */
+    bool renamed;     /* files were renamed, but the new names may not be on the disk yet */
     bool failed;      /* DEST cannot be written any more */
     bool again;       /* this target has wrong bytes of a followed file, so a round must begin before the file is complete */
 };
-/* dest.c. Open DEST; or DEST's parent, if DEST is the name of the only file. Returns 0, or a negative errno without base_fail(). If
- * d->failed is set, the reason has been printed. */
+/* dest.c. Open DEST; or DEST's parent, if DEST is the name of the only file. Returns 0, or a negative errno without base_fail(). If it sets
+ * d->failed, it has printed the reason. */
 int cast_dest_open(struct cast_disk *d);
 int cast_disk_open(struct cast_disk *d, struct cast *c);
 void cast_disk_close(struct cast_disk *d);
@@ -404,18 +409,18 @@ void cast_disk_verify(struct cast_disk *d); /* mark all right files for another 
 /* Handle a record about a file. `payload`: the bytes of a CAST_DATA record. */
 void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const uint8_t *payload);
 void cast_disk_settle(struct cast_disk *d); /* at the end of a round: rename complete files to their final names, and close the open file */
-/* The descriptor of the folder that an entry lies in; the caller must not close it. -1: it could not be opened, and the reason was
+/* The descriptor of the folder that an entry lies in; the caller must not close it. -1: the folder could not be opened; the reason was
  * printed. */
 int cast_disk_folder(struct cast_disk *d, uint32_t index);
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what);
-/* True: a device, a socket or a pipe has this entry's name, so the entry was given up. cast never replaces such files. */
+/* Whether a device, a socket or a pipe has this entry's name. If so, gives the entry up, because cast never replaces such files. */
 bool cast_disk_refuses(struct cast_disk *d, uint32_t index, const struct stat *there);
 /* The name of an entry in its folder, or the name that DEST gives it. */
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index);
 
 /* --- finish.c --- */
-/* Called after all files are complete: make the links, set the modes and times of folders, and delete files for --delete. `sources_failed`:
- * some sources could not be read, so nothing is deleted. */
+/* Called after all files are complete. Makes the links, sets the modes and times of folders, and deletes files for --delete.
+ * `sources_failed`: some sources could not be read, so nothing is deleted. */
 void cast_finish(struct cast_disk *d, bool sources_failed);
 
 /* --- target.c --- */

@@ -50,7 +50,7 @@ void cast_wait_block(struct cast *c, uint64_t round, uint64_t number, int64_t ns
     weft_wait_until(c->w, filled_word(c, c->rank, round, number), WEFT_GT, number / CAST_SLOTS, NULL, ns);
 }
 
-/* Add one to a word. Fails only if the word's node is gone or has no route (tb). */
+/* Add one to a word. Fails only if the word's node is gone, or there is no route to it (tb). */
 static int add_one(struct cast *c, weft_gaddr word)
 {
     return weft_put_signal(c->w, WEFT_NULL, NULL, 0, word, 1, NULL);
@@ -69,8 +69,8 @@ void cast_give_credit(struct cast *c, uint32_t to, uint64_t round)
 
 /* --- the thread --- */
 
-/* Start to send a block to the same slot of the next node. Returns as weft_put_signal(), or -EPROTO if the slot does not have this
- * block. */
+/* Start to send a block to the same slot of the next node. Returns what weft_put_signal() returns, or -EPROTO if this node's slot does not
+ * have the block. */
 static int put_block(struct cast_relay *r, uint64_t number, weft_op *op)
 {
     struct cast *c = r->c;
@@ -97,8 +97,8 @@ static void *relay_thread(void *arg)
         }
         /* -EPROTO: the next node's slot is not free, so `op` is still in use */
         int rc = put >= r->given + CAST_SLOTS ? -EPROTO : put_block(r, put, &r->op[put % CAST_SLOTS]);
-        /* end the round, because the next node would wait for this block for ever. If the next node is gone, the source notices by
-         * itself */
+        /* end the round, because the next node would wait for this block for ever. (If the next node is gone, the source notices that by
+         * itself) */
         if (rc) {
             r->broken = true;
             break;
@@ -131,7 +131,7 @@ void cast_relay_stop(struct cast_relay *r)
     r->running = false;
     r->stop = true;
     for (uint64_t i = 0; i < CAST_SLOTS; i++)
-        cast_fill(r->c, r->round, i); /* wakes waiting threads of this node; these words are not used in later rounds */
+        cast_fill(r->c, r->round, i); /* wakes waiting threads of this node; later rounds do not use these words */
     add_one(r->c, credit_word(r->c, r->round));
     pthread_join(r->thread, NULL);
     for (uint64_t i = 0; i < CAST_SLOTS; i++) {

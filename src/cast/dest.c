@@ -13,7 +13,7 @@
 
 #define LINKS_MAX 40 /* Linux's limit for a path */
 
-/* Make a folder and its missing parents. Returns 1 if it was made, 0 if it existed, or a negative errno. */
+/* Make a folder and its missing parents. Returns 1 if the folder was made, 0 if it existed, or a negative errno. */
 static int make_path(char *path, mode_t mode)
 {
     for (char *p = path + 1;; p++) {
@@ -92,7 +92,7 @@ static int follow_link(struct cast_disk *d, const struct stat *link)
     *name = '\0';
     if (!may_follow(d->dest, link))
         return refuse_dest(d, "another user has made this symbolic link, so it is not followed; remove it, or choose another name");
-    if (target[n - 1] == '/') /* an existing directory is handled earlier */
+    if (target[n - 1] == '/') /* an error, because an existing directory was handled before */
         return refuse_dest(d, "this symbolic link leads to a directory that does not exist; make the directory, or remove the link");
     size_t at = target[0] == '/' ? 0 : (size_t)(name - d->dest);
     if (at + (size_t)n >= sizeof d->dest)

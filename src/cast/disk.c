@@ -14,7 +14,7 @@
 
 #include "cast/cast.h"
 
-#define NAMING_BYTES (UINT64_C(64) << 20) /* complete files are renamed when they have this size together */
+#define NAMING_BYTES (UINT64_C(64) << 20) /* complete files are renamed when they have this many bytes together */
 #define CACHE_BYTES  (UINT64_C(16) << 20) /* bytes of the open file that stay in the page cache */
 
 const char *cast_disk_name(const struct cast_disk *d, uint32_t index)
@@ -38,7 +38,8 @@ static void fail_all(struct cast_disk *d, uint32_t index, int error, const char 
              index == CAST_ROOT ? d->dest : path_of(d, index, path, sizeof path), "cannot", what, base_strerror(error));
 }
 
-/* Update state.partial. Bytes of an unfinished file of an earlier cast count until a comparison with the source finds a difference. */
+/* Update state.partial. Bytes of a file that an earlier cast has left unfinished count, until a comparison with the source finds a
+ * difference. */
 static void count_partial(struct cast_disk *d, uint32_t index)
 {
     struct cast_file *f = &d->file[index];
@@ -65,7 +66,7 @@ void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const cha
     count_partial(d, index);
     uint32_t parent = d->c->list.entry[index].parent;
     if (parent == CAST_ROOT ||
-        d->file[parent].state != CAST_GIVEN_UP) /* if the folder was given up, the user already has a message about the folder */
+        d->file[parent].state != CAST_GIVEN_UP) /* if the folder was given up, the user already has a message about that */
         cast_say(d->c, true, "%s: cannot %s: %s", path_of(d, index, path, sizeof path), what, base_strerror(error));
 }
 
@@ -233,7 +234,7 @@ void cast_disk_verify(struct cast_disk *d)
     d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++)
         if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
-            make_folder(d, i); /* the folder already has its final mode, which may forbid writing: allow writing again */
+            make_folder(d, i); /* the folder already has its final mode, but that may forbid writing: allow writing again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -254,7 +255,7 @@ static void close_open(struct cast_disk *d)
     struct cast_file *f = &d->file[d->open_index];
     if (f->state == CAST_WANTED) {
         f->have = d->at > f->have ? d->at : f->have;
-        f->verified = 0; /* other programs may write to a closed file, so its bytes are compared when it is opened again */
+        f->verified = 0; /* other programs may write to a closed file, so the bytes are compared when the file is opened again */
         if (d->open_cut && ftruncate(d->open, (off_t)d->at))
             f->have = 0;
     }
@@ -289,7 +290,7 @@ static bool open_file(struct cast_disk *d, uint32_t index)
         f->have = f->verified = 0;
 #if defined(POSIX_FADV_DONTNEED)
     if (f->have)                                      /* after a disk error, cached pages may differ from the disk */
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* drop them, so that the bytes on the disk are compared */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED); /* drop the cached pages, so that the bytes on the disk are compared */
 #endif
     d->open = fd;
     d->open_index = index;
@@ -314,7 +315,7 @@ static bool read_piece(int fd, uint8_t *to, uint64_t bytes, uint64_t at)
     return true;
 }
 
-/* Stop comparing an existing file that is wrong. The target needs all bytes of the file. */
+/* Stop comparing an existing file, because it is wrong. The target needs all bytes of the file. */
 static void compare_no_more(struct cast_disk *d, uint32_t index)
 {
     close(d->open);
@@ -471,7 +472,8 @@ static void give_names(struct cast_disk *d)
     d->naming_bytes = 0;
 }
 
-/* The source cannot send the file, and has printed the reason. The received bytes stay for the next cast; an empty file is removed. */
+/* Called when the source cannot send the file, and has printed the reason. The received bytes stay for the next cast. If there are none,
+ * the temporary file is removed. */
 static void end_unsent(struct cast_disk *d, uint32_t index)
 {
     char part[CAST_PART_NAME];
@@ -537,7 +539,7 @@ void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const ui
         d->c->state.sent += r->type == CAST_DATA ? r->bytes : 0;
         return;
     }
-    /* true: this target only compares checksums, even if the source sends bytes because another target needs them */
+    /* true: this target only compares checksums. The source may send bytes all the same, because another target needs them */
     bool compare = d->file[r->file].state == CAST_COMPARE;
     switch (r->type) {
     case CAST_DATA:

@@ -131,7 +131,7 @@ static int by_parent_and_name(const void *a, const void *b)
     return x->parent != y->parent ? (x->parent < y->parent ? -1 : 1) : strcasecmp(x->name, y->name);
 }
 
-/* Whether a name found in a folder is in the list. A file system that ignores case may return the name with other capitals. */
+/* Whether a name found in a folder is in the list. A file system that ignores case may have returned the name with other capitals. */
 static bool is_listed(const struct deletion *x, int at, uint32_t folder, const char *name)
 {
     const struct child key = {folder, name}, *end = x->child + x->d->c->list.count;
@@ -162,7 +162,7 @@ static bool is_name(const char *name)
     return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-/* Open a folder. *other: another file system is mounted there. NULL: failed, see errno. */
+/* Open a folder. *other: another file system is mounted at the folder. NULL: opening has failed, see errno. */
 static DIR *open_names(int at, const char *name, bool *other)
 {
     struct stat above, st;
@@ -300,7 +300,7 @@ static void delete_others(struct cast_disk *d)
         qsort(x.child, l->count, sizeof *x.child, by_parent_and_name);
     for (uint32_t i = 0; i < d->c->config.head.sources; i++)
         root = root || cast_is_content(d->c->config.sources[i]);
-    if (root && !d->alone) /* with `alone`, the root is DEST's parent folder, where only DEST belongs to the cast */
+    if (root && !d->alone) /* with `alone`, the root is DEST's parent folder, and only DEST in it belongs to the cast */
         delete_in(&x, CAST_ROOT);
     for (uint32_t i = 0; i < l->count; i++)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
@@ -329,7 +329,7 @@ void cast_finish(struct cast_disk *d, bool sources_failed)
     for (uint32_t i = l->count; i-- > 0 && !dry && !d->failed;)
         if (l->entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
             set_folder(d, i);
-    if (!dry && !d->failed && d->made && fchmod(d->root, (mode_t)l->mode | 0700)) { /* 0700: the next cast must be able to write there */
+    if (!dry && !d->failed && d->made && fchmod(d->root, (mode_t)l->mode | 0700)) { /* 0700: the next cast must be able to write to DEST */
         d->c->state.failed++;
         cast_say(d->c, true, "%s: cannot set its mode: %s", d->dest, base_strerror(errno));
     }

@@ -139,8 +139,8 @@ static void tell_size(struct cast_source *s, uint64_t size)
     cast_tell_sums(c);
 }
 
-/* Read the bytes from `from` to `to` again and compare their checksum with that of the bytes that were sent. Returns 0 if they are equal,
- * or a negative errno with base_error(). */
+/* Read the bytes from `from` to `to` again, and compare their checksum with the checksum of the bytes that were sent. Returns 0 if both are
+ * equal, or a negative errno with base_error(). */
 static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
 {
     struct cast_follow *f = &s->follow;
@@ -184,7 +184,7 @@ static void complete(struct cast_source *s, uint32_t file, const struct stat *st
     tell_size(s, e->size);
 }
 
-/* Whether a file that is not growing now is complete: 1 yes, 0 no, or a negative errno with base_error(). */
+/* Whether a file that is not growing now is complete. Returns 1 if it is, 0 if not, or a negative errno with base_error(). */
 static int is_complete(struct cast_source *s, const struct stat *st, bool renamed, int64_t grown)
 {
     const struct cast_follow *f = &s->follow;

@@ -33,7 +33,7 @@ static void on_target_word(weft_node *w, uint32_t from, const void *header, size
         return;
     pthread_mutex_lock(&c->lock);
     if (!c->config.memory || from != c->config.head.source) {
-        /* ignored: only the source may send this */
+        /* ignored: only the source may send messages to targets */
     } else if (word.kind == CAST_QUIT) {
         c->quit = true;
     } else if (word.round > c->wanted_round) {

@@ -11,7 +11,7 @@
 #include "cast/cast.h"
 #include "cast/source.h"
 
-/* time that the source waits for CAST_LINKS. A target that has not answered is followed by the next rank */
+/* how long the source waits for CAST_LINKS. In the chain, a target that has not answered is followed by the next rank */
 #define LINKS_NS (WEFT_SECOND)
 #define LOOK_NS  (20 * WEFT_MS)
 

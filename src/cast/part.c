@@ -21,8 +21,8 @@ void cast_disk_part(const char *name, char out[CAST_PART_NAME])
     snprintf(out, CAST_PART_NAME, ".weft-cast-%016llx.part", (unsigned long long)base_hash(name, strlen(name), 0));
 }
 
-/* Lock an open file. Returns 0, -EBUSY if another cast is writing the file, -EAGAIN if its name is no longer `part`, or -EPERM if it must
- * not be used. */
+/* Lock an open file. Returns 0, -EBUSY if another cast is writing the file, -EAGAIN if the file's name is no longer `part`, or -EPERM if
+ * the file must not be used. */
 static int lock_part(int at, const char *part, int fd, bool new)
 {
     struct stat st;
@@ -31,7 +31,7 @@ static int lock_part(int at, const char *part, int fd, bool new)
     if (!S_ISREG(st.st_mode) || st.st_nlink > 1)
         return -EPERM;
     if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        return -EBUSY; /* other errors are ignored: the file system has no locks */
+        return -EBUSY; /* other errors are ignored: with them, the file system has no locks */
     if (!cast_part_is(at, part, fd))
         return -EAGAIN; /* another cast has just renamed or removed the file */
     if (!new &&st.st_uid != geteuid())

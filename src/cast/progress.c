@@ -12,8 +12,8 @@
 #include "cast/show.h"
 
 #define EVERY_NS  (200 * WEFT_MS)
-#define LINES     24u                /* at most so many hosts have a line of their own */
-#define SILENT_NS (3 * WEFT_SECOND)  /* after this time without an answer, the host's line says so */
+#define LINES     24u                /* the most hosts that have a line of their own */
+#define SILENT_NS (3 * WEFT_SECOND)  /* after this time without an answer, the host's line says that the host does not answer */
 #define TELL_NS   (10 * WEFT_SECOND) /* after this time without an answer, a message is printed, too */
 #define ASLEEP_NS WEFT_SECOND        /* if the main thread pauses for this time, the process was stopped or the machine was asleep */
 
@@ -56,7 +56,7 @@ static struct cast_heard heard_from(struct cast_show *s, uint32_t node)
     return h;
 }
 
-/* The text of a target's line: its activity, and the time since its last report. */
+/* The text of a target's line: what the target is doing, and the time since its last report. */
 static const char *news_of(const struct cast *c, uint32_t node, uint32_t doing, int64_t now, char *out, size_t len)
 {
     const struct cast_heard h = heard_from(c->show, node);
@@ -166,7 +166,8 @@ void cast_show_silent(struct cast *c)
     if (paused < EVERY_NS)
         return;
     s->looked = now;
-    if (paused > ASLEEP_NS) { /* this node did not run, and messages may be waiting: do not count this time. Also true at the first call */
+    /* this node did not run, and messages may be waiting, so this time does not count. (Also true at the first call) */
+    if (paused > ASLEEP_NS) {
         pthread_mutex_lock(&s->lock);
         for (uint32_t i = 0; i < c->config.head.size; i++) {
             struct cast_heard *h = &s->heard[i];

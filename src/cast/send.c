@@ -117,8 +117,8 @@ void cast_send_list(struct cast_source *s)
 
 /* --- files --- */
 
-/* What the targets of the chain need of a file. *verified: before this offset, all targets have the right bytes. *have: before this offset,
- * all targets have bytes, which must be compared. False: no target needs the file. */
+/* What the targets of the chain need of a file. *verified: all targets have the right bytes before this offset. *have: all targets have
+ * bytes before this offset, but these must be compared. False: no target needs the file. */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
 {
     bool any = false;
@@ -145,7 +145,7 @@ static bool unchanged(int fd, const struct cast_entry *e)
 #endif
 }
 
-/* The end of the data at offset `at`. If the result is `at`, there is a hole up to `*hole_end`. */
+/* Returns where the data at offset `at` ends. If it returns `at`, there is a hole up to `*hole_end`. */
 static uint64_t data_end(int fd, uint64_t at, uint64_t size, uint64_t *hole_end)
 {
 #if defined(SEEK_HOLE) && defined(SEEK_DATA)
@@ -209,7 +209,7 @@ int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at,
             continue;
         }
         uint64_t hole = at;
-        if (s->follow.hash) /* read holes, too: the final checksum must detect a hole that was filled later */
+        if (s->follow.hash) /* read holes, too, because the final checksum must detect a hole that was filled later */
             end = size;
         else if (at >= end)
             end = data_end(fd, at, size, &hole);

@@ -11,7 +11,7 @@
 #include "cast/cast.h"
 #include "cast/show.h"
 
-#define FINAL_NS (5 * WEFT_SECOND) /* maximum wait for the targets' last states */
+#define FINAL_NS (5 * WEFT_SECOND) /* how long to wait for the last states of the targets */
 
 int cast_show_open(struct cast *c, bool progress, bool (*printed)(void))
 {
@@ -102,7 +102,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
 
 /* --- printing --- */
 
-/* Replace control characters, which names of files may contain and which must not reach the terminal. */
+/* Replace control characters. Names of files may contain them, but they must not reach the terminal. */
 static void make_printable(char *text)
 {
     for (char *p = text; *p; p++)
@@ -193,7 +193,8 @@ static void print_sentences(struct cast *c)
     }
 }
 
-/* Whether all targets have sent their last state. After a success, a target that is gone has sent its last state before it ended. */
+/* Whether all targets have sent their last state. After a success, a target that is gone counts, because it has sent its last state before
+ * it ended. */
 static bool all_told(struct cast *c)
 {
     bool told = true;

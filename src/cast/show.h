@@ -9,24 +9,25 @@
 
 #include "cast/cast.h"
 
-#define CAST_NAMED 3u /* the summary names at most so many files that could not be sent */
+#define CAST_NAMED 3u /* the most files that could not be sent and that the summary names */
 
 struct sentence {
     struct sentence *next;
     uint32_t from;
     bool failure;
-    size_t unsent; /* if not 0: the text begins with a path of this length, which the source does not send */
+    size_t unsent; /* if not 0: the text begins with a path of this length, and the source does not send this path */
     char text[];
 };
 struct cast_heard {
-    int64_t any, state; /* time of the last message, and of the last CAST_STATE. Time in which this process did not run is not counted */
-    int64_t since;      /* the user was told that the node has not answered since this time; 0: not told */
+    int64_t any, state; /* any: time of the last message; state: time of the last CAST_STATE. Time in which this process did not run is not
+                           counted */
+    int64_t since;      /* the user was told that the node has not answered since this time; 0: the user was not told */
 };
 struct cast_show {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct sentence *first, **last;
-    struct cast_state *state, *printed; /* [size]; printed: a copy, for the main thread */
+    struct cast_state *state, *printed; /* [size]; printed: a copy of `state` for the main thread */
     struct cast_heard *heard;           /* [size] */
     int64_t looked;                     /* when the main thread last looked for nodes that do not answer */
     struct cast_sums sums;
@@ -51,7 +52,7 @@ json_t *
 cast_json_encoded(const char *path); /* every byte but A-Z, a-z, 0-9, "-", ".", "_", "~" and "/" is "%" and two hexadecimal digits */
 
 /* --- progress.c --- */
-/* Erases the progress lines; to be called before each message. If another process may have printed below these lines, they are not
+/* Erases the progress lines. Call this before each message. If another process may have printed below the progress lines, they are not
  * erased. */
 void cast_show_erase(struct cast_show *s);
 const char *cast_show_doing(const struct cast *c, uint32_t node, uint32_t doing);

@@ -11,7 +11,7 @@
 
 #define LOOK_NS    (20 * WEFT_MS)  /* how often to check whether a target has died */
 #define AGAIN_NS   (100 * WEFT_MS) /* pause before a failed round is repeated: a link may be down only for a moment */
-#define STALLS_MAX 3u /* the source gives up after so many complete rounds in which the number of needed files did not decrease */
+#define STALLS_MAX 3u /* the source gives up after this many complete rounds in which the number of needed files did not decrease */
 
 int cast_source_open(struct cast *c)
 {
@@ -242,7 +242,7 @@ void cast_source_run(struct cast *c)
     uint32_t left = 0;
     int rc = c->config.head.follow ? cast_follow_open(s) : cast_walk(c, &s->failed);
     cast_tell_sums(c);
-    if (!rc && !c->list.count && s->failed) /* none of the sources could be read */
+    if (!rc && !c->list.count && s->failed) /* no source could be read */
         rc = base_fail(-ENOENT, "there is nothing to send, because no source could be read: see the messages above");
     if (!rc)
         cast_order_wait(s);

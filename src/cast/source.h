@@ -13,13 +13,13 @@
 struct receiver {
     bool chosen, listed;
     _Atomic bool failed;
-    _Atomic uint32_t stage; /* last stage that the target has reached in this round, as `a` of CAST_READY plus 1; 0: none */
+    _Atomic uint32_t stage; /* the last stage that the target has reached in this round: `a` of CAST_READY plus 1; 0: no stage */
     _Atomic uint64_t needed;
-    uint8_t *cost; /* [size]: the cost of the link to each node (order.c); set once; NULL: not known yet */
+    uint8_t *cost; /* [size]: the cost of the target's link to each node (order.c). Set once; NULL: not known yet */
     uint8_t *need; /* one bit for each entry of the list: whether the target needs the file */
 };
 struct cast_follow { /* --follow */
-    int fd;          /* the followed file; -1: none */
+    int fd;          /* the followed file; -1: no file is open */
     bool unnamed;    /* the file has a suffix after SRC's name until it is complete */
     bool complete;
     char path[4096];    /* path of the file while it grows */
@@ -48,12 +48,12 @@ struct cast_source {
 };
 
 /* --- order.c --- */
-/* store a CAST_LINKS message; the caller holds the lock */
+/* Store a CAST_LINKS message. The caller holds the lock */
 void cast_order_take(struct cast_source *s, uint32_t from, const void *payload, size_t bytes);
 void cast_order_wait(struct cast_source *s);  /* wait until all targets have sent CAST_LINKS, at most a second */
 void cast_order_chain(struct cast_source *s); /* order s->chain, and tell node 0 */
 
-/* --- send.c. These functions do nothing after the round was aborted --- */
+/* --- send.c. After the round was aborted, these functions do nothing --- */
 /* Whether this round is aborted, because a node of the chain is gone, a block was damaged, or the cast is ending. */
 bool cast_send_aborted(struct cast_source *s);
 void cast_send_flush(struct cast_source *s); /* send the block that is being filled, even if it is not full */

@@ -43,7 +43,7 @@ static int send_once(struct cast *c, uint32_t to, const struct cast_word *word, 
 void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round, uint64_t a, uint64_t b, const void *payload, size_t bytes)
 {
     const struct cast_word word = {(uint32_t)kind, round, a, b};
-    /* the receiver waits for such a message, so the message is sent again after the route was interrupted; it may arrive twice */
+    /* the receiver waits for a message of these kinds. So if the route was interrupted, the message is sent again; it may arrive twice */
     const bool sure = (kind <= CAST_FAILED && kind != CAST_QUIT) || kind == CAST_OVER;
     int rc;
     while ((rc = send_once(c, to, &word, sure && to != c->rank, payload, bytes)) == -ETIMEDOUT || rc == -ENOMEM ||

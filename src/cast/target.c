@@ -42,8 +42,8 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
-/* Aborts the round, and tells the source once. May also be called after this target has ended the round, because the next node may still
- * wait for a block. */
+/* Aborts the round, and tells the source so once. May also be called after this target has ended the round, because even then the next node
+ * may wait for a block. */
 static void break_round(struct target *t)
 {
     if (!t->broken)
@@ -122,7 +122,7 @@ static void take_record(struct target *t, const struct cast_record *r, const uin
     switch (r->type) {
     case CAST_ENTRY:
         if (!t->listed && !t->disk.failed && cast_list_take(&t->c->list, r, payload)) {
-            t->disk.failed = true; /* the list would fail in each later round, too */
+            t->disk.failed = true; /* the list cannot be used, and would fail in each later round, too */
             cast_say(t->c, true, "%s; nothing is written on this host", base_error());
         }
         break;
@@ -172,7 +172,8 @@ static void take_block(struct target *t, uint64_t number)
 
 /* --- the chain --- */
 
-/* Frees slots whose blocks are both written to files and sent to the next node. Gives the node before this one a credit for each. */
+/* Frees slots whose blocks are both written to files and sent to the next node. For each slot, gives a credit to the node before this one.
+ */
 static bool give_back(struct target *t)
 {
     bool any = false;
@@ -211,7 +212,7 @@ static void run_chain(struct target *t)
         }
         any = give_back(t) || any;
         if (!any) {
-            cast_look_lost(c, t->before); /* detect a lost credit, for which the node before this one would wait for ever */
+            cast_look_lost(c, t->before); /* detects a lost credit: the node before this one would wait for it for ever */
             cast_tell_state(c, t->disk.failed ? CAST_GAVE_UP : CAST_WAITING, false);
             wait_for_more(t);
         }
@@ -242,7 +243,7 @@ static bool begin_round(struct target *t)
     pthread_mutex_unlock(&c->lock);
     t->taken = t->given = 0;
     t->broken = t->ended = false;
-    c->lost = false; /* was set by an earlier round */
+    c->lost = false; /* it was set in an earlier round */
     return member;
 }
 
@@ -268,7 +269,8 @@ static void run_round(struct target *t)
 static void wait_for_round(struct target *t)
 {
     struct cast *c = t->c;
-    cast_tell_state(c, (enum cast_doing)c->state.doing, false); /* report now, because the source may take long to make the list */
+    /* report the state now, because the source may take long to make the list */
+    cast_tell_state(c, (enum cast_doing)c->state.doing, false);
     pthread_mutex_lock(&c->lock);
     if (c->wanted_round == t->round && !c->quit)
         base_cond_wait(&c->changed, &c->lock, base_deadline(LOOK_NS));

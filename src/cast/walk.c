@@ -20,7 +20,7 @@ struct inode { /* a file with several hard links; unused if index is UINT32_MAX 
 };
 struct walk {
     struct cast *c;
-    uint32_t source, depth; /* depth: number of folders above */
+    uint32_t source, depth; /* depth: number of folders above the entry */
     uint64_t *failed;
     struct inode *inode;
     size_t inodes, inode_room;
@@ -52,8 +52,8 @@ static void failed(struct walk *k, const char *path, const char *why)
     cast_say_unsent(k->c, path, why);
 }
 
-/* Returns the index of an earlier hard link to the same file. Otherwise stores `index` for this file and returns UINT32_MAX. Out of memory:
- * also UINT32_MAX, so the file is sent as a separate file. */
+/* Returns the index of an earlier hard link to the same file. Otherwise stores `index` for this file and returns UINT32_MAX. Without memory
+ * also returns UINT32_MAX; then the file is sent as a separate file. */
 static uint32_t met_before(struct walk *k, const struct stat *st, uint32_t index)
 {
     if (2 * (k->inodes + 1) > k->inode_room) {
@@ -112,7 +112,7 @@ static __attribute__((noinline)) int add_symlink(struct walk *k, int at, const c
     return rc ? base_context(rc, "%s", path) : 0;
 }
 
-/* Add the entry `name` of the folder `at`, and everything below it. `path`: for messages; `below`: the path below DEST. */
+/* Add the entry `name` of the folder `at`, and everything below this entry. `path`: the path for messages; `below`: the path below DEST. */
 static int walk_entry(struct walk *k, int at, const char *name, uint32_t parent, const char *path, const char *below)
 {
     struct cast_list *l = &k->c->list;
@@ -172,7 +172,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The sorted names in a folder. Closes `fd`. Returns their number, or a negative errno. */
+/* Reads the names in a folder, and sorts them. Closes `fd`. Returns the number of names, or a negative errno. */
 static ssize_t names_of(int fd, char ***out)
 {
     DIR *d = fdopendir(fd);

@@ -32,7 +32,7 @@ int standing_ask_ready(const char *sub, const char *cluster, struct control_requ
     }
     if (fd >= 0) {
         rc = control_send(fd, CONTROL_REQUEST, UINT32_MAX, 0, payload, bytes);
-        /* after EPIPE and ECONNRESET, the answer can still be read, and says why the control node has closed the connection */
+        /* after EPIPE and ECONNRESET the answer can still be read; it says why the control node has closed the connection */
         if (rc && rc != -EPIPE && rc != -ECONNRESET) {
             close(fd);
             fd = rc == -ETIMEDOUT ? base_fail(rc, "%s", CONTROL_SILENT)

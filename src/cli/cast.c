@@ -14,10 +14,10 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define SILENT_NS      (10 * WEFT_SECOND) /* how long a node that does not answer is asked again */
+#define SILENT_NS      (10 * WEFT_SECOND) /* how long to repeat a request to a node that does not answer */
 #define TARGETS_MAX    900u               /* the most targets, because their ranks must fit into one message */
 #define POOL           "32M"
-#define BWLIMIT_MIN    1024u /* less is a mistake: a number without a unit is bytes */
+#define BWLIMIT_MIN    1024u /* a smaller value is probably a mistake: a number without a unit means bytes */
 #define FOLLOW_SECONDS 60
 
 #define OPTIONS_HELP                                                                                                              \
@@ -83,7 +83,7 @@ struct cast_command {
 
 struct standing_list {
     json_t *status;
-    uint32_t here, count; /* here: index of the control node; LISTED_MAX: it is not in the list */
+    uint32_t here, count; /* here: index of the control node; LISTED_MAX: the control node is not in the list */
     uint32_t node[LISTED_MAX];
     const char *host[LISTED_MAX];
     bool up[LISTED_MAX], silent[LISTED_MAX];
@@ -144,7 +144,7 @@ static bool needs_silent(const struct cast_command *k, const struct standing_lis
     return found;
 }
 
-/* A node that gets no processor for a while, or is behind a slow network, may be silent for a moment: ask again. */
+/* Lists the nodes. A node without a processor, or behind a slow network, may be silent for a moment, so asks again. */
 static int list_hosts(struct cast_command *k, struct standing_list *l)
 {
     int64_t deadline = base_deadline(SILENT_NS);
@@ -157,7 +157,7 @@ static int list_hosts(struct cast_command *k, struct standing_list *l)
     return status;
 }
 
-/* Add a node. Its name in messages is its host's name, with the node's number if several nodes have that host. */
+/* Add a node. In messages the node has the name of its host, and its number if several nodes are on that host. */
 static int add_node(struct cast_command *k, const struct standing_list *l, uint32_t at)
 {
     char label[160], number[16];
@@ -175,7 +175,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
-/* Whether `word` also names a living node of the list. */
+/* Whether a living node of the list has the name `word`, too. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -285,7 +285,7 @@ static int launch_nodes(struct cast_command *k)
     int status = hosts_apply_cluster(&l, &hosts, k->cluster);
     if (!status && !(argv = lead_arguments(k, hosts.self, numbers)))
         status = cli_error(k->sub, "no memory for the arguments of the nodes" BASE_MEMORY_HINT);
-    /* the current directory may not exist on other hosts. All paths are now absolute, or relative to the home directory */
+    /* the current directory may not exist on other hosts; all paths are absolute by now, or relative to the home directory */
     if (!status && chdir("/"))
         status = cli_error(k->sub, "/: %s", base_strerror(errno));
     if (!status) {
@@ -359,7 +359,7 @@ static int as_node(const char *sub, int argc, char **argv)
 
 /* --- the command line --- */
 
-/* Remove "HOST:" from the start of an argument. NULL: it has none. */
+/* Remove "HOST:" from the start of an argument. NULL: the argument has no "HOST:". */
 static char *cut_host(char *arg, char **rest)
 {
     size_t n = strcspn(arg, ":/");
@@ -390,7 +390,7 @@ static int take_paths(struct cast_command *k, int count, char **args)
     char *rest;
     if (count < 2)
         return cli_usage(k->sub, "expected at least one SRC, and DEST");
-    for (int i = k->cp ? 0 : count - 1; i < count; i++) /* a script whose variable is empty */
+    for (int i = k->cp ? 0 : count - 1; i < count; i++) /* ":PATH" comes from a script in which the variable with the host is empty */
         if (args[i][0] == ':')
             return cli_usage(k->sub, "'%s': there is no host before ':'; for a path that begins with ':', write './%s'", args[i], args[i]);
     char *hosts = cut_host(args[count - 1], &rest);

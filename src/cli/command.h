@@ -38,8 +38,8 @@ int cli_status(int argc, char **argv);
 int cli_topo(int argc, char **argv);
 int cli_up(int argc, char **argv);
 
-/* If descriptor 0, 1 or 2 is closed, open /dev/null there, so that no other file gets this number. It is open in the wrong direction, so
- * that its use fails with EBADF, as for a closed descriptor. */
+/* If descriptor 0, 1 or 2 is closed, open /dev/null there, so that no other file gets this number. /dev/null is opened in the wrong
+ * direction, so that using the descriptor fails with EBADF as before. */
 void cli_hold_standard_files(void);
 
 /* --- messages: "weft SUB: what: why; remedy" on stderr (messages.c) --- */
@@ -51,14 +51,14 @@ int cli_error(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
 int cli_usage(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
 
 /* getopt_long() with weft's messages. Returns the option's value, -1 at the end, or '?' after an error was printed (then return CLI_USAGE).
- * Options may come after other arguments, which are argv[optind] and on at the end. `--` ends the options; if `shorts` begins with "+", so
- * does the first other argument. `*started` false: a new scan starts. */
+ * Options may come after other arguments; at the end, the other arguments are argv[optind] and on. `--` ends the options. If `shorts`
+ * begins with "+", the first other argument ends them, too. `*started` false: a new scan starts. */
 int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started);
 
 /* --- SIGINT, SIGTERM and SIGHUP (stop.c). A command that uses RDMA devices catches them, and checks cli_stopped() in every loop, so that
  * it can free the objects of the devices --- */
 void cli_catch_signals(void);
-int cli_stopped(void); /* the signal that was caught; 0: none */
+int cli_stopped(void); /* the signal that was caught; 0: no signal */
 
 /* --- tables, printed as text or as JSON (output.c) --- */
 struct cli_column {
@@ -72,7 +72,8 @@ void cli_table_print(const struct cli_table *t, FILE *to);
 void cli_table_markdown(const struct cli_table *t, FILE *to);
 json_t *cli_table_json(const struct cli_table *t); /* a list of objects; the caller frees it */
 void cli_table_free(struct cli_table *t);
-/* Prints and frees the table; `rc` not 0: there was no memory for it. `what`: what is in it, for errors. Returns the exit status. */
+/* Prints and frees the table. `rc` not 0: there was no memory for the table. `what`: what the table contains, for errors. Returns the exit
+ * status. */
 int cli_table_end(const char *sub, struct cli_table *t, int rc, const char *what);
 /* Print and free `value`. Returns 0, or CLI_FAILED if standard output cannot be written. */
 int cli_json_print(const char *sub, json_t *value);

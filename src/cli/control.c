@@ -129,7 +129,7 @@ int control_send(int fd, enum control_type type, uint32_t node, uint32_t number,
 #endif
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0) /* EAGAIN: the time of SO_SNDTIMEO is over */
+        if (n < 0) /* EAGAIN: the time-out SO_SNDTIMEO is over */
             return errno == EAGAIN || errno == EWOULDBLOCK ? -ETIMEDOUT : -errno;
         for (int i = 0; i < 2; i++) {
             size_t of_this = (size_t)n < part[i].iov_len ? (size_t)n : part[i].iov_len;

@@ -151,7 +151,7 @@ static int print_blocks(const struct verbs_device *const *shown, uint32_t count)
     return cli_flush("devices");
 }
 
-/* Choose the devices that were named, in that order, or all if none was. */
+/* Choose the named devices, in the order of their names. If no device was named, choose all. */
 static int devices_choose(const struct verbs_device **shown, uint32_t *count, const struct verbs_device *all, uint32_t there, char **names)
 {
     uint32_t n = 0;

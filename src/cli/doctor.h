@@ -12,16 +12,16 @@ enum doctor_fact {
     DOCTOR_SYSTEM,      /* system.txt       macOS: sw_vers; else uname -sr */
     DOCTOR_LIBRARY,     /* library.txt      "found PATH", or "missing: REASON" */
     DOCTOR_DEVICES,     /* devices.json     weft devices --json; an object with "error" if the devices cannot be listed */
-    DOCTOR_ALLOCATION,  /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; 0: it could be allocated */
+    DOCTOR_ALLOCATION,  /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; ERRNO 0: the object could be allocated */
     DOCTOR_LIMITS,      /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "transport: NAME", "provider: NAME,...", "interface:
                            NAME",      "gpu_rdma: no", "privileged: yes|no" */
-    DOCTOR_UVERBS,      /* uverbs.txt       "PATH yes|no" for each device file: whether it opens */
+    DOCTOR_UVERBS,      /* uverbs.txt       "PATH yes|no" for each device file: whether the file can be opened */
     DOCTOR_RDMA_CTL,    /* rdma_ctl.txt     rdma_ctl status */
     DOCTOR_THUNDERBOLT, /* thunderbolt.txt  system_profiler SPThunderboltDataType */
     DOCTOR_INTERFACES,  /* interfaces.txt   ifconfig -a */
     DOCTOR_PCI,         /* pci.txt          macOS: system_profiler SPPCIDataType; else one line for each GPU and network adapter in /sys */
     DOCTOR_GPUS,        /* gpus.json        weft gpus --json */
-    DOCTOR_NETWORKS,    /* networks.json    weft devices --networks --json; an object with "error" if they cannot be listed */
+    DOCTOR_NETWORKS,    /* networks.json    weft devices --networks --json; an object with "error" if the networks cannot be listed */
     DOCTOR_FACTS
 };
 
@@ -39,8 +39,8 @@ void doctor_forget(struct doctor_facts *f);
 const char *doctor_file(enum doctor_fact which); /* the name of the fact's file */
 struct doctor_finding {
     const char *id; /* "port-down" */
-    bool stops;     /* it prevents RDMA; false: it is a warning */
-    int rank;       /* lower: more likely the cause */
+    bool stops;     /* the finding prevents RDMA; false: it is a warning */
+    int rank;       /* the lower the rank, the more likely this is the cause */
     char what[160], seen[800], remedy[800];
 };
 #define DOCTOR_FINDINGS 48u
@@ -52,12 +52,12 @@ unsigned doctor_find(const struct doctor_facts *f, struct doctor_finding out[DOC
 struct doctor_gpu {
     char name[16], model[96];
     bool direct;     /* an RDMA device accesses the memory; false: staged, through the host's memory */
-    bool warn;       /* it is staged, although it could be direct */
+    bool warn;       /* data is staged, although it could be direct */
     char device[64]; /* the first usable RDMA device with reliable connections; "": there is none */
     char why[300], remedy[300];
 };
 #define DOCTOR_GPUS_MOST 64u
-/* Describes the usable GPUs, without `host`; returns their number. */
+/* Describes the usable GPUs, except the GPU `host`. Returns their number. */
 unsigned doctor_gpus(const struct doctor_facts *f, struct doctor_gpu out[DOCTOR_GPUS_MOST]);
 json_t *cli_networks_json(void); /* networks.c: collects the fact DOCTOR_NETWORKS from this host */
 json_t *cli_gpus_json(void);     /* gpu_list.c: collects the fact DOCTOR_GPUS from this host */

@@ -56,8 +56,8 @@ void doctor_check_bridge(struct doctor *d)
     }
 }
 
-/* Report that WEFT_TRANSPORT leaves the RDMA devices unused. Other causes of a slow link depend on both nodes: fab_connect() warns of them,
- * and `weft topo` shows them. */
+/* Report that WEFT_TRANSPORT leaves the RDMA devices unused. Other causes of slow links depend on both nodes: fab_connect() warns of such
+ * causes, and `weft topo` shows them. */
 void doctor_check_slow_path(struct doctor *d)
 {
     char transport[64];
@@ -81,7 +81,7 @@ void doctor_check_memlock(struct doctor *d)
     if (doctor_value_of(text, "privileged", who, sizeof who) && strcmp(who, "yes") == 0)
         return;
     if (!doctor_is_number(lock))
-        return; /* check_lines() has reported it */
+        return; /* check_lines() has reported the invalid line */
     uint64_t limit = strtoull(lock, NULL, 10);
     uint64_t wanted = doctor_value_of(text, "pool", pool, sizeof pool) ? strtoull(pool, NULL, 10) : UINT64_C(256) << 20;
     if (limit >= wanted)
@@ -141,7 +141,7 @@ static void check_mac_gpu(struct doctor *d, const char *text)
         size_t n = end ? 0 : strlen(line);
         bool title = n > 1 && line[n - 1] == ':';
         if ((title || end) && gpu && no_driver)
-            report_gpu(d, name, width[0] == 'x' ? width + 1 : width, speed, "no driver is installed or starts");
+            report_gpu(d, name, width[0] == 'x' ? width + 1 : width, speed, "no driver is installed, or the driver does not start");
         if (title) {
             snprintf(name, sizeof name, "%.*s", (int)(n - 1 < 127 ? n - 1 : 127), line);
             snprintf(width, sizeof width, "?");

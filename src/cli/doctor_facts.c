@@ -16,7 +16,7 @@
 
 #define FACT_MAX (1u << 20) /* the most bytes of one fact */
 
-/* Read a stream to its end, as text without zero bytes. NULL, with errno, on failure; EFBIG: more than FACT_MAX. */
+/* Read a stream to its end, as text without zero bytes. NULL, with errno, on failure; EFBIG: the stream has more than FACT_MAX bytes. */
 static char *facts_read_all(FILE *from)
 {
     char *text = malloc(FACT_MAX + 1);
@@ -97,7 +97,7 @@ static char *limits(void)
     return sheet_text(&s);
 }
 
-/* Allocate a protection domain and a queue pair, and free both, to find devices whose objects are all in use. */
+/* Allocate a protection domain and a queue pair, and free both. This finds devices of which all such objects are in use. */
 static void allocate(const char *name, FILE *to)
 {
     struct verbs_device *d;
@@ -128,7 +128,7 @@ static void devices(struct doctor_facts *f)
     int wanted = -1;
     cli_gid_index(&wanted);
     if (verbs_load(&l))
-        return; /* DOCTOR_LIBRARY reports this */
+        return; /* the fact DOCTOR_LIBRARY reports this */
     if (verbs_devices(&all, &count, wanted)) {
         json_t *failed = json_pack("{s:s}", "error", base_error());
         f->text[DOCTOR_DEVICES] = json_dumps(failed, JSON_INDENT(1));
@@ -186,7 +186,7 @@ static void system_facts(struct doctor_facts *f)
     f->text[DOCTOR_PCI] = output_of("/usr/sbin/system_profiler SPPCIDataType 2>/dev/null");
 }
 #else
-/* Read the first line of a file under /sys, with '_' for blanks; "-" if there is none. */
+/* Read the first line of a file under /sys, with '_' in place of blanks. "-": there is no such line. */
 static const char *sys_word(const char *dir, const char *name, const char *file, char out[64])
 {
     char path[512];

@@ -17,9 +17,9 @@ static bool has(const struct doctor *d, const char *id)
     return false;
 }
 
-/* --- facts that cannot be parsed: each is a finding, since it may hide a problem --- */
+/* --- a fact that cannot be parsed is a finding, since it may hide a problem --- */
 
-/* Parse the list of devices; the caller frees it. NULL: there is none. An invalid list is a finding. */
+/* Parse the list of devices; the caller frees it. NULL: there is no list. An invalid list is a finding. */
 static json_t *doctor_read_devices(struct doctor *d)
 {
     static const char remedy[] = "Capture it again on that host: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
@@ -86,7 +86,7 @@ static bool good_uverbs(const char *line)
     return blank && (strcmp(blank + 1, "yes") == 0 || strcmp(blank + 1, "no") == 0);
 }
 
-/* Check the facts whose format weft defines, and report the first invalid line of each. */
+/* Check the facts that have a format of weft's. Report the first invalid line of each fact. */
 static void check_lines(struct doctor *d)
 {
     static const struct {
@@ -151,7 +151,7 @@ static void check_library(struct doctor *d)
     }
 }
 
-/* The speed of the fastest port, in Gb/s; -1: not known, or no port. */
+/* The speed of the fastest port, in Gb/s. -1: the speed is not known, or there is no port. */
 static int fastest_port(const char *text, char *line, size_t len)
 {
     char l[512];
@@ -225,7 +225,7 @@ static void check_presence(struct doctor *d)
         return;
     struct doctor_finding *f = doctor_add(d, "no-device", NO_DEVICE, true);
     SAY(f->what, "This host has no RDMA device");
-    SAY(f->seen, "the verbs library lists none");
+    SAY(f->seen, "the verbs library lists no devices");
     if (d->mac)
         SAY(f->remedy,
             "Check that the ports are Thunderbolt 5, and that `rdma_ctl status` reports enabled. If it reports disabled, start macOS "
@@ -289,7 +289,7 @@ static void check_gid(struct doctor *d, const json_t *device)
     if (!interface[0])
         interface = "INTERFACE";
     SAY(f->what, "%.60s has no address (GID) that can be used", doctor_text_of(device, "device"));
-    /* Leave out the remedy in the device's text, which might propose the same address for several interfaces. */
+    /* The device's text has a remedy of its own. Leave it out, because it might propose the same address for several interfaces. */
     const char *its = strstr(why, ". Give its network interface");
     SAY(f->seen, "%.*s", its && its - why < 700 ? (int)(its - why) : 700, why);
     address_for(d, address);
@@ -330,7 +330,7 @@ static bool exhausted(const json_t *device, const char *limit, int64_t *used, in
     return json_is_integer(u) && *total > 0 && *used >= *total;
 }
 
-/* The errno of allocating one of `what` on the device; 0: it worked; -1: it was not tried. */
+/* The errno of allocating an object of the kind `what` on the device. 0: the allocation worked; -1: it was not tried. */
 static int allocation(const struct doctor *d, const char *device, const char *what)
 {
     char line[256], name[128], kind[32];
@@ -390,8 +390,8 @@ static void check_devices(struct doctor *d)
     }
 }
 
-/* If one device works, problems of other devices do not prevent RDMA; nor does the lack of devices if libfabric has a better network than
-   TCP. */
+/* If one device works, problems of other devices do not prevent RDMA. If libfabric has a better network than TCP, the lack of devices does
+ * not either. */
 static void weigh(struct doctor *d)
 {
     for (unsigned i = 0; i < d->count; i++)
@@ -405,7 +405,7 @@ static void weigh(struct doctor *d)
 static int by_rank(const void *a, const void *b)
 {
     const struct doctor_finding *x = a, *y = b;
-    /* Findings that prevent RDMA come first. Equal ranks are sorted by text. */
+    /* Findings that prevent RDMA come first. Findings of the same rank are sorted by their text. */
     if (x->stops != y->stops)
         return x->stops ? -1 : 1;
     return x->rank != y->rank ? x->rank - y->rank : strcmp(x->what, y->what);

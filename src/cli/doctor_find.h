@@ -7,7 +7,7 @@
 
 #include "cli/doctor.h"
 
-/* In the order of likelihood, which is the order of printing. */
+/* Causes, the most likely one first. Findings are printed in this order. */
 enum rank {
     UNREADABLE,
     NO_LIBRARY,
@@ -35,12 +35,13 @@ struct doctor {
     unsigned count, usable, proposed; /* proposed: number of IP addresses that remedies have proposed so far */
     json_t *devices;                  /* the list of devices; NULL: not known */
     bool mac;
-    bool by_libfabric; /* nodes use a better network than TCP by libfabric */
+    bool by_libfabric; /* by libfabric, nodes use a better network than TCP */
 };
 
-/* Add a finding and return it to be filled in. If there are too many, it overwrites the last one. */
+/* Add a finding, and return it for the caller to fill in. If there are too many findings, the new one overwrites the last one. */
 struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops);
-void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy); /* the fact cannot be parsed */
+/* adds the finding that this fact cannot be parsed */
+void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy);
 void doctor_plain(char *text); /* replaces bytes that a terminal might take for a command */
 #define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
 
@@ -50,7 +51,7 @@ const char *doctor_fact(const struct doctor *d, enum doctor_fact which);
 bool doctor_next_line(const char **at, char *line, size_t len);
 /* Get the text after "KEY:" in the line that starts with it; false if there is no such line. */
 bool doctor_value_of(const char *text, const char *key, char *out, size_t len);
-/* Get VALUE of the word "KEY=VALUE" in a line; "?" if there is none. */
+/* Get VALUE of the word "KEY=VALUE" in a line. "?": the line has no such word. */
 const char *doctor_word_of(const char *line, const char *key, char out[64]);
 bool doctor_is_number(const char *text);
 const char *doctor_text_of(const json_t *device, const char *key); /* "" if the device has no such text */
@@ -58,7 +59,7 @@ const char *doctor_text_of(const json_t *device, const char *key); /* "" if the 
 /* --- doctor_beside.c --- */
 void doctor_check_bridge(struct doctor *d);
 void doctor_check_memlock(struct doctor *d);
-void doctor_check_slow_path(struct doctor *d); /* call it after the devices were counted */
+void doctor_check_slow_path(struct doctor *d); /* call this after the devices were counted */
 void doctor_check_gpu(struct doctor *d);
 
 /* --- doctor_networks.c --- */

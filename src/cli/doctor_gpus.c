@@ -94,7 +94,7 @@ static void check_readable(struct doctor *d)
     json_decref(list);
 }
 
-/* GPUs that could be accessed directly, and are not. Those with the same reason are one finding. */
+/* Report GPUs that could be accessed directly, but are not. All GPUs with the same reason are one finding. */
 void doctor_check_staged(struct doctor *d)
 {
     static const char what[] = "Data between the memory of a GPU and other hosts is copied through the host's memory";

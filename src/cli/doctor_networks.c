@@ -7,7 +7,7 @@
 
 #include "cli/doctor_find.h"
 
-/* Adapters by their PCI ids. `device` is the beginning of the id. */
+/* Network adapters by their PCI ids. `device` is the beginning of the device id. */
 static const struct adapter {
     const char *vendor, *device, *name, *provider, *driver, *from;
 } adapters[] = {
@@ -25,7 +25,8 @@ static bool is_provider(const char *provider, const char *name)
     return strncmp(provider, name, n) == 0 && (provider[n] == '\0' || provider[n] == ';' || provider[n] == ',');
 }
 
-/* The list of providers; the caller frees it. NULL: it is not known. `failed`: libfabric cannot be used; this says why. */
+/* The list of providers; the caller frees it. NULL: the list is not known. `failed` becomes the reason why libfabric cannot be used, or "".
+ */
 static json_t *networks_read(struct doctor *d, char *failed, size_t room)
 {
     json_error_t error;
@@ -55,7 +56,7 @@ static const json_t *provider_in(const json_t *list, const char *name)
     return NULL;
 }
 
-/* The provider that weft prefers to TCP, and uses by itself; NULL: none. The list has the best first. */
+/* The provider that weft prefers to TCP, and uses without being told to. NULL: there is none. The best provider is first in the list. */
 static const json_t *better_than_tcp(const json_t *list)
 {
     const json_t *best = json_array_get(list, 0);
@@ -82,7 +83,7 @@ static bool names_provider(const char *setting, const char *name)
     return false;
 }
 
-/* A better provider than TCP that a setting leaves unused. True: there is none, or it is used. */
+/* Report a setting that leaves a better provider than TCP unused. True: there is no such setting. */
 static bool check_settings(struct doctor *d, const json_t *list)
 {
     char provider[256] = "", interface[256] = "", name[64];
@@ -108,7 +109,7 @@ static bool check_settings(struct doctor *d, const json_t *list)
     return false;
 }
 
-/* An adapter for which libfabric has no provider. */
+/* Report an adapter for which libfabric has no provider. */
 static void check_adapter(struct doctor *d, const struct adapter *a, const char *line, const json_t *list, const char *failed)
 {
     char driver[64], library[400];
@@ -133,7 +134,7 @@ static void check_adapter(struct doctor *d, const struct adapter *a, const char 
 static void check_adapters(struct doctor *d, const json_t *list, const char *failed)
 {
     char line[512], vendor[64], device[64];
-    bool seen[sizeof adapters / sizeof adapters[0]] = {false}; /* a host may have many of a kind */
+    bool seen[sizeof adapters / sizeof adapters[0]] = {false}; /* a host may have many adapters of a kind: report each kind once */
     const char *text = d->mac ? NULL : doctor_fact(d, DOCTOR_PCI);
     while (text && doctor_next_line(&text, line, sizeof line)) {
         doctor_word_of(line, "vendor", vendor);

@@ -42,7 +42,7 @@ void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why
     SAY(f->remedy, "%s", remedy);
 }
 
-/* Replace unprintable bytes: facts may contain any bytes, and a terminal may take some as commands. */
+/* Replace unprintable bytes. Facts may contain any bytes, and a terminal may take some bytes as commands. */
 void doctor_plain(char *text)
 {
     for (; *text; text++)

@@ -27,7 +27,7 @@ static bool is_there(const char *path)
     return stat(path, &st) == 0;
 }
 
-/* Length of the longest prefix that names a file, as "lab.json" in "lab.json:tb5". A path may contain colons. 0: there is none. */
+/* Length of the longest prefix that names a file, as "lab.json" in "lab.json:tb5". A path may contain colons. 0: no prefix names a file. */
 static size_t file_length(const char *text)
 {
     char path[4096];
@@ -42,7 +42,8 @@ static size_t file_length(const char *text)
     return 0;
 }
 
-/* Read the names of the hosts from a topology file, and whether cables connect them. softverbs reports other errors in it. */
+/* Read from a topology file the names of the hosts, and whether cables connect the hosts. Errors elsewhere in the file are reported by
+ * softverbs. */
 static int read_file(struct emulation *e, bool *cables)
 {
     json_error_t why;
@@ -75,7 +76,7 @@ static int read_file(struct emulation *e, bool *cables)
     return 0;
 }
 
-/* The kind of topology that a text begins with; NULL: none. */
+/* The kind of topology with which a text begins. NULL: it begins with no kind. */
 static const char *emulate_kind_of(const char *text)
 {
     static const char *const kinds[] = {"switch", "mesh", "ring", "chain"};
@@ -127,7 +128,7 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
         return base_fail(-EINVAL,
                          "--softverbs '%s' has %u host%s, but there are %u nodes, which need a host each: give fewer nodes, or more hosts",
                          text, e->hosts, e->hosts == 1 ? "" : "s", nodes);
-    /* In a topology with cables the links are Thunderbolt: the tb transport can also route through other nodes. */
+    /* In a topology with cables the links are Thunderbolt links, because the tb transport can route through other nodes. */
     const char *usual = cables ? "tb5" : "generic";
     if (snprintf(e->profile, sizeof e->profile, "%s", *profile ? profile + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
         return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long: `softverbs profile` lists the names", text);
@@ -173,7 +174,8 @@ static int make_fabric(const struct emulation *e)
     char **env = environment_with(e->directory);
     if (!env)
         return base_fail(-ENOMEM, "no memory for the environment of softverbs" BASE_MEMORY_HINT);
-    /* softverbs must end with this process, so that it does not create files in the directory while the keeper (keeper.c) removes it. */
+    /* softverbs must end with this process. Otherwise it could create files in the directory while the keeper (keeper.c) removes the
+     * directory. */
     const struct base_process how = {.path = e->command, .argv = (char *const *)(uintptr_t)argv, .env = env, .end_with = SIGKILL};
     pid_t pid;
     int rc = base_process_start(&how, &pid, NULL);
@@ -211,7 +213,7 @@ int emulate_start(struct emulation *e, const char *dir, char *const *first, char
         return err;
     snprintf(e->directory, sizeof e->directory, "SOFTVERBS_DIR=%s", dir);
     const char *set = getenv("WEFT_TRANSPORT");
-    /* Otherwise the nodes would use shared memory. "rdma" stands for rc or tb, as the devices require. */
+    /* Without a transport the nodes would use shared memory. "rdma" stands for rc or tb, whichever the devices need. */
     if (!set || !set[0])
         snprintf(e->transport, sizeof e->transport, "WEFT_TRANSPORT=rdma");
     err = make_fabric(e);

@@ -19,7 +19,7 @@
 
 #define LISTEN_MS 2000
 #define LEAVE_MS  100
-/* After a second signal, this command ends within this time, of which the control node needs one second. */
+/* This command ends within this time after a second signal. The control node needs one second of it. */
 #define KILLED_NS (3 * WEFT_SECOND)
 
 static const char help[] =
@@ -58,37 +58,38 @@ struct exec_options {
     char **changes, *hosts, **host_list;
     uint32_t change_count;
     struct control_request r;
-    /* --connected: the small command (front.c) has sent the request, and is replaced by this process. `connected`: the socket, without the
-     * frames that the small command has handled, or -1. `status`: the exit status so far. `written`: how many bytes of the next output were
-     * written already */
+    /* --connected: the small command (front.c) has sent the request, and has become this process. `connected`: the socket, or -1; the
+     * frames that the small command has handled are no longer in the socket. `status`: the exit status so far. `written`: how many bytes of
+     * the next output were written already */
     int connected, status;
     uint32_t written;
 };
 struct exec_run {
-    int fd, input; /* fd: connection to the control node; input: standard input; -1: none, or its end was sent */
+    int fd, input; /* fd: connection to the control node; input: standard input, or -1 if there is none or its end was sent */
     struct exec_print print;
-    /* bytes of input that the control node has not taken. Begins at the limit, so that nothing is sent before the control node is ready */
+    /* bytes of input that were sent and that the control node has not taken. At first this is the limit, so that nothing is sent before the
+     * control node is ready */
     size_t outstanding;
-    int status;       /* exit status of the first process that failed; 0: none */
+    int status;       /* exit status of the first process that failed; 0: no process has failed */
     uint32_t written; /* with --connected: bytes of the next output that were written already */
     bool done;
-    int signalled;     /* the first signal; 0: none has come */
-    int64_t end_at;    /* when to end although the job has not ended; INT64_MAX: never */
+    int signalled;     /* the first signal; 0: no signal has come */
+    int64_t end_at;    /* when to end even if the job has not ended; INT64_MAX: never */
     bool tty, raw;     /* raw: the command has started, and the terminal is in raw mode */
-    int64_t silent_ns; /* how long this command has waited for the next frame, without time in which it was stopped */
+    int64_t silent_ns; /* how long this command has waited for the next frame, not counting time in which it was stopped */
     char *payload;
 };
 
 /* --- running --- */
 
 static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGCONT};
-#define ENDING_SIGNALS 4u /* the first four end the job; the others are only for --tty */
+#define ENDING_SIGNALS 4u /* the first four signals of the list end the job; the others are only for --tty */
 static int signal_pipe[2] = {-1, -1};
 static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
 static volatile sig_atomic_t signal_came;
 static volatile sig_atomic_t exec_socket = -1; /* the connection to the control node, while signals are read */
 
-/* Makes sending to a control node that hangs end soon. The signal interrupts the send, which begins again with this time. */
+/* Makes a send to a control node that hangs end soon. The signal interrupts the send; the send begins again, with this shorter time-out. */
 static void on_second_signal(void)
 {
     const struct timeval most = {.tv_sec = KILLED_NS / WEFT_SECOND};
@@ -96,7 +97,8 @@ static void on_second_signal(void)
         setsockopt(exec_socket, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
 }
 
-/* Outside exec_loop(), the second signal ends this command, which may be waiting until its request or its output is taken. */
+/* Outside exec_loop(), the second signal ends this command, because the command may be waiting until somebody takes its request or its
+ * output. */
 static void on_exec_signal(int number)
 {
     int error = errno;
@@ -182,7 +184,7 @@ static void pass_signals(struct exec_run *x)
     }
 }
 
-/* The job has not ended since the second signal: nobody takes its output, or the control node does not answer. */
+/* The job has not ended after the second signal, because nobody takes its output, or the control node does not answer. */
 static void exec_leave(struct exec_run *x)
 {
     if (!exec_print_drop(&x->print)) {
@@ -257,7 +259,7 @@ static void take_frame(struct exec_run *x)
     exec_print_frame(&x->print, &f, x->payload + skip);
 }
 
-/* Count for how long the control node has been silent. It sends a sign of life every CONTROL_ALIVE_NS. */
+/* Count for how long the control node has been silent. The control node sends a sign of life every CONTROL_ALIVE_NS. */
 static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
 {
     int64_t most = 2 * LISTEN_MS * WEFT_MS; /* if more time has passed, this command was stopped */
@@ -337,7 +339,7 @@ static int exec_open_input(struct exec_options *o, struct exec_run *x)
     return 0;
 }
 
-/* Takes over the connection of the small command, which has blocked the signals that are caught now, and SIGPIPE. */
+/* Takes over the connection of the small command. The small command has blocked SIGPIPE, and the signals that this process catches now. */
 static int exec_take_over(const struct exec_options *o, struct exec_run *x)
 {
     unsigned uid;
@@ -359,7 +361,8 @@ static int exec_take_over(const struct exec_options *o, struct exec_run *x)
     return o->connected;
 }
 
-/* Until the request is sent, a signal ends this command. The memory for the output is allocated after that, while the nodes are working. */
+/* Until the request is sent, a signal ends this command. The memory for the output is allocated after the request was sent, while the nodes
+ * are working. */
 static void exec_run_attached(struct exec_run *x, struct exec_options *o)
 {
     if (o->connected >= 0 && (x->fd = exec_take_over(o, x)) < 0)

@@ -19,14 +19,14 @@ struct exec_print {
     const char *sub;
     enum exec_form form;
     struct relay_out out, err;
-    /* One entry for each node that has sent a frame, in the order of their first frames. A job has at most WEFT_MAX_NODES nodes, with
-     * numbers up to WEFT_MAX_NUMBERS. */
-    uint16_t *place; /* [WEFT_MAX_NUMBERS]: index of a node's entry plus 1; 0: it has none */
+    /* `nodes` has an entry for each node that has sent a frame, in the order of the first frames. A job has at most WEFT_MAX_NODES nodes,
+     * with numbers up to WEFT_MAX_NUMBERS. */
+    uint16_t *place; /* [WEFT_MAX_NUMBERS]: index of a node's entry plus 1; 0: the node has no entry */
     uint32_t count;
     struct exec_node {
         struct relay_in in[2]; /* standard output, standard error */
         char host[64];         /* "": not known yet */
-        /* The host, with the node's number if several nodes have that host; while the host is not known, the number alone. */
+        /* The host, and the node's number if several nodes are on that host. While the host is not known, the number alone. */
         char tag[80];
     } * *nodes; /* [WEFT_MAX_NODES] */
 };

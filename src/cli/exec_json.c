@@ -36,7 +36,7 @@ static void put_bytes(json_t *o, const char *bytes, size_t len)
     free(coded);
 }
 
-/* A sentence. It may contain the name of a file that is not UTF-8: then "?" stands for each byte that is not ASCII. */
+/* A sentence as JSON. The sentence may contain a file's name that is not UTF-8. Then "?" replaces each byte that is not ASCII. */
 static json_t *sentence(const char *text)
 {
     json_t *o = json_string(text);

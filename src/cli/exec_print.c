@@ -16,13 +16,14 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
 {
     *p = (struct exec_print){.sub = sub, .form = form, .out = {.fd = STDOUT_FILENO}, .err = {.fd = STDERR_FILENO}};
     p->place = calloc(WEFT_MAX_NUMBERS, sizeof *p->place);
-    p->nodes = malloc(WEFT_MAX_NODES * sizeof(struct exec_node *)); /* not cleared: a short command should not touch all of it */
+    /* not cleared, because a short command should not touch all of this memory */
+    p->nodes = malloc(WEFT_MAX_NODES * sizeof(struct exec_node *));
     if (!p->place || !p->nodes)
         return base_fail(-ENOMEM, "no memory for the buffers of the output" BASE_MEMORY_HINT);
     return 0;
 }
 
-/* The entry of a node, which gets one at its first frame. NULL: there are too many, or there is no memory. */
+/* The entry of a node; a node gets its entry at its first frame. NULL: there are too many nodes, or there is no memory. */
 static struct exec_node *entry_of(struct exec_print *p, uint32_t node)
 {
     if (p->place[node])
@@ -69,7 +70,7 @@ void exec_print_frame(struct exec_print *p, const struct control_frame *f, const
         int len = snprintf(line, sizeof line, "weft %s: %s\n", p->sub, payload);
         relay_say(&p->err, line, len < (int)sizeof line ? (size_t)len : sizeof line - 1);
     } else if (f->type == CONTROL_OUT && p->form == EXEC_AS_IT_IS && p->count == 1) {
-        /* `count` is checked, too, because the one host of the command can have several nodes */
+        /* `count` is checked, too, because a command for one host can run on several nodes */
         relay_say(f->number == 2 ? &p->err : &p->out, payload, f->bytes);
     } else if (f->type == CONTROL_OUT) {
         relay_feed(&n->in[f->number == 2], payload, f->bytes);

@@ -19,7 +19,7 @@
 #include "cli/control.h"
 #include "weft/node.h"
 
-#define FORWARD_CONNECTIONS_MAX 16384u /* connections of one forward; further ones wait to be accepted */
+#define FORWARD_CONNECTIONS_MAX 16384u /* the most connections of one forward; further connections wait to be accepted */
 #define FORWARD_WORD_MAX        255u   /* longest host, path, user or password, in bytes */
 #define FORWARD_ADDRESS         80u
 
@@ -30,7 +30,7 @@ struct forward {
     bool publishes; /* true: a published port; false: a proxy */
     bool kept;
     uint32_t gateway, target;      /* target: for a published port, the node on the host of the server */
-    char address[FORWARD_ADDRESS]; /* the address, as in "127.0.0.1:1080": of a proxy on this host, of a published port at the gateway */
+    char address[FORWARD_ADDRESS]; /* where it listens, as in "127.0.0.1:1080": a proxy on this host, a published port at the gateway */
     /* for a published port: path of a Unix socket at the target; "": the server is at `to_port` of the target's loopback */
     char to[FORWARD_WORD_MAX + 1];
     uint32_t to_port;                                                /* for a published port: the server's port */
@@ -44,7 +44,7 @@ struct forward {
     _Atomic uint64_t connections, open, refused, up_bytes, down_bytes;
     /* Members of the control node's list: */
     int64_t began;
-    int end; /* write end of the pipe that ends a kept forward; -1: none */
+    int end; /* write end of the pipe that ends a kept forward; -1: the forward is not kept */
     struct forward *next, **at;
 };
 
@@ -58,12 +58,12 @@ int proxy_serve(struct forward *f);
 int publish_serve(struct forward *f);
 
 /* --- standing_forward.c --- */
-/* Handles a request of `weft proxy` or `weft publish`, and sends all answers. Serves the forward on this thread until its command ends, or
- * with --keep on a thread of its own. If the request has a signal, ends a kept forward. */
+/* Handles a request of `weft proxy` or `weft publish`, and sends all answers. Serves the forward on this thread until the forward's command
+ * ends; with --keep, starts a thread that serves it. If the request has a signal, ends a kept forward instead. */
 void standing_forward(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
 json_t *forwards_list(struct jobs *jobs);
 void forwards_alive(struct jobs *jobs); /* sends a sign of life to each command whose forward is served; never waits */
-void forwards_end(struct jobs *jobs);   /* ends the kept forwards; call it after jobs_end(), so that no new ones begin */
+void forwards_end(struct jobs *jobs);   /* ends the kept forwards; call this after jobs_end(), so that no new forwards begin */
 
 /* --- forward_command.c --- */
 /* Reads [ADDRESS:]PORT, with an IPv6 address in brackets. Without an address, `host` becomes "". -EINVAL with base_fail(). */
@@ -72,9 +72,9 @@ int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *p
  * an error was printed. `address` becomes the address where a published port listens. */
 int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
                 uint32_t *node, char address[FORWARD_ADDRESS]);
-/* Call it after each poll() of `control`, to notice when the control node is silent. `readable`: what poll() has reported for `control`;
- * `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. False: the forward has ended, or the control node does not answer, and
- * a message was printed. */
+/* Call this after each poll() of `control`, to notice when the control node is silent. `readable`: whether poll() has reported bytes;
+ * `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. False: the forward has ended, or the control node does not answer; a
+ * message was printed. */
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns);
 #define FORWARD_LISTEN_MS 1000 /* how long poll() may wait between two calls */
 /* Waits until the control node confirms that it keeps the forward. Returns the exit status. */

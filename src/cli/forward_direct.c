@@ -11,7 +11,7 @@
 #endif
 
 struct way {
-    size_t at, end; /* the bytes of the buffer that are not sent yet */
+    size_t at, end; /* the buffer's bytes `at` to `end` are not sent yet */
     bool over;      /* no more bytes come */
     uint8_t bytes[DIRECT_PIECE];
 };
@@ -27,7 +27,7 @@ struct direct *direct_new(struct forward *f, struct forward_loop *loop, struct g
                           void (*ready)(struct gateway_watch *watch))
 {
     struct direct *d = malloc(sizeof *d);
-    if (d) { /* the buffers need no value */
+    if (d) { /* only the other members are set: the buffers need no value */
         d->f = f;
         d->loop = loop;
         d->client = client;
@@ -64,7 +64,7 @@ static bool would_wait(void)
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-/* Reads a piece if the one before is sent. False: the connection is broken. */
+/* Reads a piece if the previous piece was sent. False: the connection is broken. */
 static bool way_read(struct direct *d, struct way *way, int from, int to)
 {
     if (way->over || way->at < way->end)
@@ -93,7 +93,7 @@ static ssize_t way_write(struct way *way, int to)
     return n;
 }
 
-/* What to wait for at the end where `in` comes from and `out` goes to. */
+/* For which events to wait at the end from which `in` comes and to which `out` goes. */
 static unsigned events_for(const struct way *in, const struct way *out)
 {
     return (in->over || in->at < in->end ? 0u : GATEWAY_READABLE) | (out->at < out->end ? GATEWAY_WRITABLE : 0u);
@@ -104,7 +104,7 @@ enum direct_state direct_move(struct direct *d, bool client, bool far)
     if ((client && !way_read(d, &d->up, d->client->fd, d->far.fd)) || (far && !way_read(d, &d->down, d->far.fd, d->client->fd)))
         return DIRECT_BROKEN;
     ssize_t up = way_write(&d->up, d->far.fd), down = way_write(&d->down, d->client->fd);
-    if (up == -EPIPE) { /* the server reads no more; what it has sent is still passed on */
+    if (up == -EPIPE) { /* the server reads no more, but bytes that it has sent are still passed on */
         d->up.over = true;
         d->up.at = d->up.end;
         up = 0;

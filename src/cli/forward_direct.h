@@ -9,24 +9,25 @@
 #include "cli/forward.h"
 #include "cli/forward_loop.h"
 
-#define DIRECT_MAX   64u         /* the most connections of a forward that are moved in this way at the same time */
-#define DIRECT_PIECE (16u << 10) /* the buffer of each direction, and so the largest piece */
-#define DIRECT_AFTER 16u         /* a connection is moved in this way after so many short requests, each followed by a short answer */
+#define DIRECT_MAX   64u         /* the most connections of a forward whose bytes are moved in this way at the same time */
+#define DIRECT_PIECE (16u << 10) /* size of the buffer of each direction, and so of the largest piece */
+#define DIRECT_AFTER 16u /* a connection's bytes are moved in this way after this many short requests, each followed by a short answer */
 
 enum direct_state {
     DIRECT_GOES,   /* call direct_move() again when one of the two ends is ready */
     DIRECT_LARGE,  /* a large piece was moved: move the bytes through the rings again. Both buffers are empty */
-    DIRECT_OVER,   /* both have ended */
+    DIRECT_OVER,   /* both ends have ended */
     DIRECT_BROKEN, /* reset the connection */
 };
 struct direct;
-/* `fd`: the lent socket, of which this takes ownership. `ready` is called when it is ready, with the `arg` of `client`. NULL: there is no
+/* `fd`: the lent socket. Takes ownership of it. `ready` is called when the socket is ready, with the `arg` of `client`. NULL: there is no
  * memory. */
 struct direct *direct_new(struct forward *f, struct forward_loop *loop, struct gateway_watch *client, int fd,
                           void (*ready)(struct gateway_watch *watch));
-/* Moves the bytes that can be moved now, and watches both ends for more. `client`, `far`: whether that end may be ready. */
+/* Moves the bytes that can be moved now, and watches both ends for more. `client`, `far`: whether the client's end, or the far end, may be
+ * ready. */
 enum direct_state direct_move(struct direct *d, bool client, bool far);
-bool direct_client_ended(const struct direct *d); /* the client sends no more, which the far end was told */
+bool direct_client_ended(const struct direct *d); /* the client sends no more, and the far end was told so */
 /* Closes the lent socket. `reset`: resets its connection. NULL is allowed. */
 void direct_free(struct direct *d, bool reset);
 

@@ -87,7 +87,7 @@ static void on_wake(struct gateway_watch *watch)
 int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int fd, void (*ready)(struct gateway_watch *), void *arg)
 {
     *watch = (struct gateway_watch){.fd = -1, .ready = ready, .arg = arg};
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* a copy, because gateway_unwatch() closes it */
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 3); /* a duplicate, because gateway_unwatch() closes the descriptor */
     int rc = own < 0 ? -errno : gateway_watch(l->watches, watch, own, GATEWAY_READABLE);
     if (rc && own >= 0)
         close(own);
@@ -116,7 +116,7 @@ static void loop_turn(struct gateway_turn *t)
         n++;
     l->brief = false;
     gateway_watches_leave(l->watches);
-    if (n == BRIEF_MAX) /* there may be more */
+    if (n == BRIEF_MAX) /* there may be more changed connections */
         loop_wake(t);
 }
 

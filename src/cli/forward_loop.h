@@ -27,8 +27,8 @@ struct forward_changed *forward_list_take(struct forward_list *l);        /* NUL
 void forward_list_remove(struct forward_list *l, struct forward_changed *c);
 void forward_wake(int wake_fd);
 
-#define FORWARD_TURNS 16u    /* how many pieces one connection moves before others get a turn */
-#define FORWARD_BRIEF 65536u /* largest piece when the progress thread moves bytes; it moves at most two */
+#define FORWARD_TURNS 16u    /* how many pieces a connection moves before other connections may move theirs */
+#define FORWARD_BRIEF 65536u /* the largest piece that the progress thread moves; it moves at most two pieces */
 
 struct forward_loop {
     struct gateway *gateway;
@@ -36,18 +36,19 @@ struct forward_loop {
     struct gateway_watch control, wake;
     struct forward_list changed;
     struct gateway_turn turn;
-    bool (*go_on)(void *arg); /* serves one connection that has changed. False: there is none */
+    bool (*go_on)(void *arg); /* serves one connection that has changed. False: no connection has changed */
     void *arg;
-    bool brief; /* the progress thread calls go_on(), which must move little and leave the rest to the thread of the loop */
+    bool brief; /* the progress thread calls go_on(): it must move little, and leave the rest to the thread of the loop */
     bool over;  /* the other end of `control` was closed, so the forward must end */
 };
-/* Starts watching a copy of `control`. `w` is NULL if nothing calls forward_notice(). Returns 0 or a negative errno; in both cases call
- * forward_loop_close() on the thread of the loop, when no connection calls forward_notice() any more. */
+/* Starts watching a copy of `control`. `w` is NULL if nothing calls forward_notice(). Returns 0 or a negative errno. In both cases call
+ * forward_loop_close() later: on the thread of the loop, when no connection calls forward_notice() any more. */
 int forward_loop_open(struct forward_loop *l, weft_node *w, int control, bool (*go_on)(void *arg), void *arg);
 void forward_loop_close(struct forward_loop *l);
-/* A connection has changed. The thread of the loop serves it or, if that thread sleeps, the progress thread. */
+/* Call this when a connection has changed. The thread of the loop serves the connection or, if that thread sleeps, the progress thread
+ * does. */
 void forward_notice(struct forward_loop *l, struct forward_changed *c);
-/* How much of `bytes` may move as one piece now, and how many pieces of one connection. */
+/* forward_piece(): how many of `bytes` bytes may move as one piece now. forward_turns(): how many pieces a connection may move. */
 static inline size_t forward_piece(const struct forward_loop *l, size_t bytes)
 {
     return l->brief && bytes > FORWARD_BRIEF ? FORWARD_BRIEF : bytes;

@@ -28,16 +28,16 @@
 #include "weft/types.h"
 
 #define REQUEST_MAX  8192u /* a larger request is left to the whole command */
-#define WORDS_MAX    256u  /* arguments; likewise */
-#define WRITE_MAX    4096u /* a write to a pipe that is ready does not block if it has at most so many bytes */
+#define WORDS_MAX    256u  /* with more arguments, too, the request is left to the whole command */
+#define WRITE_MAX    4096u /* a write of at most this many bytes to a pipe that is ready does not block */
 #define HOLD_NS      (10 * WEFT_MS)
-#define HOLD_ROUNDS  4 /* after so many waits of HOLD_NS, the whole command takes over */
+#define HOLD_ROUNDS  4 /* after this many waits of HOLD_NS, the whole command takes over */
 #define FAILED       255
 #define NULL_DEVICE  0x103 /* /dev/null */
 #define STATUS_PIPE  (128 + SIGPIPE)
-#define ROOM_LEAST   (128u << 10) /* the kernel's least room for arguments and environment; usually a quarter of the stack */
+#define ROOM_LEAST   (128u << 10) /* the kernel's least space for arguments and environment; usually the space is a quarter of the stack */
 #define ROOM_MOST    (6u << 20)
-#define ROOM_MORE    (PATH_MAX + 256u) /* hand_over() needs at most so much more */
+#define ROOM_MORE    (PATH_MAX + 256u) /* the most space that hand_over() needs in addition */
 #define SIGNAL(n)    (UINT64_C(1) << ((n)-1))
 #define HELD_SIGNALS (SIGNAL(SIGINT) | SIGNAL(SIGTERM) | SIGNAL(SIGHUP) | SIGNAL(SIGQUIT) | SIGNAL(SIGPIPE))
 
@@ -67,12 +67,12 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
 #error "the small command is for x86-64 and arm64; see meson.build"
 #endif
 
-/* A note for `softverbs run`, which warns of programs that cannot load its library: the whole command can. */
+/* A note for `softverbs run`: it need not warn that this program cannot load its library, because the whole command can. */
 __asm__(".pushsection .note.softverbs, \"a\", %note\n\t.balign 4\n\t.long 10, 0, 1\n\t.asciz \"softverbs\"\n\t.balign 4\n\t.popsection\n");
 
 #define SYS(name, a, b, c, d, e, f) call(SYS_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
-/* The compiler may call these itself. */
+/* The compiler may make calls of these functions by itself. */
 void *memcpy(void *restrict to, const void *restrict from, size_t n);
 void *memmove(void *to, const void *from, size_t n);
 void *memset(void *to, int byte, size_t n);
@@ -147,7 +147,7 @@ static char *variable(const char *name_and_equals)
     return NULL;
 }
 
-struct text { /* bytes that are written one behind another, and always end with a zero */
+struct text { /* a buffer to which bytes are appended; a zero byte always follows them */
     char *bytes;
     size_t len, room;
     bool cut;
@@ -192,7 +192,7 @@ static bool ready(int fd, short events, long ns)
 
 /* --- the whole command --- */
 
-/* As self_beside() in self.c. */
+/* Like self_beside() in self.c. */
 static bool is_trusted(const char *path)
 {
     struct stat st, self;
@@ -235,7 +235,7 @@ static char whole[PATH_MAX];
 
 static long find_whole(void)
 {
-    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* where it is installed; where it is built */
+    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* of an installed command; of one in the build folder */
     struct text path = {.bytes = whole, .room = sizeof whole};
     long error = whole[0] ? 0 : -ENOENT;
     for (size_t i = 0; i < sizeof places / sizeof places[0] && error == -ENOENT; i++)
@@ -267,19 +267,19 @@ static _Noreturn void become_whole(char **arguments)
     end(word_count > 1 && equal(words[1], "exec") ? FAILED : 1);
 }
 
-/* Whether there is room for the arguments that hand_over() adds for the whole command. */
+/* Whether the kernel has space for the arguments that hand_over() adds for the whole command. */
 static bool has_room(void)
 {
     struct rlimit stack;
     size_t bytes = ROOM_MORE;
-    for (char **s = words; s <= words + word_count || *s; s++) /* the environment comes behind the arguments */
+    for (char **s = words; s <= words + word_count || *s; s++) /* the environment follows the arguments */
         bytes += (*s ? strlen(*s) + 1 : 0) + sizeof *s;
     return bytes <= ROOM_LEAST ||
            (bytes <= ROOM_MOST && SYS(prlimit64, 0, RLIMIT_STACK, NULL, &stack, 0, 0) == 0 && bytes <= stack.rlim_cur / 4);
 }
 
-/* Lets the whole command take over a job that was started. `status`: the exit status so far. `written`: how many bytes of the output in the
- * next frame were written already. */
+/* Lets the whole command take over a job that was started. `status`: the exit status so far. `written`: how many bytes of the next frame's
+ * output were written already. */
 static _Noreturn void hand_over(int fd, int status, size_t written)
 {
     static char *arguments[WORDS_MAX + 3];
@@ -304,7 +304,7 @@ static _Noreturn void hand_over(int fd, int status, size_t written)
     become_whole(arguments);
 }
 
-/* --- the command line: false leaves it to the whole command, which also has the messages --- */
+/* --- the command line: functions return false to leave it to the whole command, which has the error messages --- */
 
 static struct {
     const char *cluster, *directory, *hosts; /* NULL: not given */
@@ -313,7 +313,7 @@ static struct {
     bool one_host;
 } given;
 
-/* The value of an option, given as `--name value` or `--name=value`. NULL: this is another option. */
+/* The value of the option, which was given as `--name value` or `--name=value`. NULL: it is another option. */
 static char *value_of(const char *name, size_t *at)
 {
     char *rest = after(words[*at], name);
@@ -388,7 +388,7 @@ static bool write_request(struct text *t)
 
 /* --- the control socket --- */
 
-/* As is_ours() in standing_place.c. */
+/* Like is_ours() in standing_place.c. */
 static bool is_ours(const char *path, bool alone)
 {
     struct stat st;
@@ -396,7 +396,7 @@ static bool is_ours(const char *path, bool alone)
            (long)st.st_uid == SYS(geteuid, 0, 0, 0, 0, 0, 0) && (st.st_mode & (alone ? 077 : 022)) == 0;
 }
 
-/* As standing_find() in standing_place.c. */
+/* Like standing_find() in standing_place.c. */
 static bool find_socket(struct text *path)
 {
     const char *name = given.cluster, *run = variable("XDG_RUNTIME_DIR=");
@@ -445,13 +445,13 @@ static int connect_to_node(void)
 /* The signals that were blocked before the job began. */
 static uint64_t blocked_before;
 
-/* Sends the request, and blocks signals until the job is over or handed over. False: nothing was started. */
+/* Sends the request. Signals are blocked until the job is over or handed over. False: no job was started. */
 static bool begin_job(int fd, const struct text *request)
 {
     uint64_t held = HELD_SIGNALS;
     if (SYS(rt_sigprocmask, SIG_BLOCK, &held, &blocked_before, sizeof held, 0, 0))
         return false;
-    /* If one of these signals is blocked already, nothing is begun here, because after hand_over() the whole command would unblock it. */
+    /* If one of these signals is blocked already, no job is begun, because after hand_over() the whole command would unblock it. */
     if (!(blocked_before & held) && SYS(sendto, fd, request->bytes, request->len, MSG_NOSIGNAL, NULL, 0) == (long)request->len)
         return true;
     SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
@@ -464,12 +464,12 @@ static struct {
     char bytes[64u << 10]; /* what can be read from the socket */
     size_t have, done;     /* done: bytes of frames that were handled */
     unsigned nodes;        /* number of nodes on which the program has started; 0: not known yet */
-    int status;            /* of the first process that failed */
-    size_t written;        /* bytes that were written of a frame that is left to the whole command */
+    int status;            /* exit status of the first process that failed */
+    size_t written;        /* if a frame is left to the whole command: how many of its bytes were written already */
     bool over;
 } job;
 
-/* The frame at `at`; its payload, which follows, is there, too. False: there is no whole frame. */
+/* Reads the head of the frame at `at`. False: the frame, with its payload, has not come as a whole. */
 static bool frame_at(size_t at, struct control_frame *f)
 {
     if (job.have - at < sizeof *f)
@@ -478,7 +478,7 @@ static bool frame_at(size_t at, struct control_frame *f)
     return f->bytes <= job.have - at - sizeof *f;
 }
 
-/* Counts the nodes that have started the program, whose frames come before all others. */
+/* Counts the nodes that have started the program. The frames about that come before all others. */
 static bool count_nodes(void)
 {
     struct control_frame f;
@@ -502,7 +502,7 @@ static bool takes_all(int fd)
            (S_ISREG(st.st_mode) || S_ISFIFO(st.st_mode) || (S_ISCHR(st.st_mode) && st.st_rdev == NULL_DEVICE)) && ready(fd, POLLOUT, 0);
 }
 
-/* Prints output. False: it is left to the whole command. */
+/* Prints output. False: the output is left to the whole command. */
 static bool print(const struct control_frame *f, const char *payload)
 {
     int fd = f->number == 2 ? 2 : 1;
@@ -512,11 +512,11 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* for a full disk, the whole command writes the rest, or fails */
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* on a full disk, the whole command writes the rest, or fails */
     return n == (long)f->bytes;
 }
 
-/* Handles a frame. False: the whole command must do it. */
+/* Handles a frame. False: the whole command must handle it. */
 static bool handle(const struct control_frame *f, const char *payload)
 {
     if (!control_frame_fits(f, true))
@@ -531,7 +531,7 @@ static bool handle(const struct control_frame *f, const char *payload)
     }
 }
 
-/* Handles the frames that are in the socket, and takes them out. False: the rest is for the whole command. */
+/* Handles the frames that are in the socket, and takes them out. False: frames are left for the whole command. */
 static bool handle_frames(int fd)
 {
     struct control_frame f;
@@ -545,7 +545,7 @@ static bool handle_frames(int fd)
         if ((fine = handle(&f, job.bytes + job.done + sizeof f)))
             job.done += sizeof f + f.bytes;
     if (job.over) {
-        /* A signal that came meanwhile must have its effect, so that Ctrl-C ends a loop of a shell. */
+        /* A signal that came during the job must have its effect now, so that Ctrl-C ends a loop of a shell. */
         SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
         end(job.status);
     }
@@ -560,7 +560,7 @@ static bool is_for_here(void)
 {
     const char *preloaded = variable("LD_PRELOAD=");
     if (word_count < 3 || word_count > WORDS_MAX || !equal(words[1], "exec") || (preloaded && *preloaded))
-        return false; /* the user wants libraries in every program, which this program cannot load */
+        return false; /* the user wants a library in every program; this program cannot load libraries */
     for (int fd = 0; fd < 3; fd++)
         if (SYS(fcntl, fd, F_GETFD, 0, 0, 0, 0) < 0)
             return false;
@@ -572,7 +572,7 @@ static void run_here(void)
     static char bytes[REQUEST_MAX];
     struct text request = {.bytes = bytes, .room = sizeof bytes};
     if (!is_for_here() || !write_request(&request) || !has_room() || find_whole())
-        return; /* a job that is begun here may need the whole command */
+        return; /* without the whole command no job is begun here, because the job may need it */
     int fd = connect_to_node();
     if (fd < 0)
         return;

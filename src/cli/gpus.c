@@ -13,7 +13,7 @@
 
 #define GPUS_MOST 64u
 
-/* List the names of this machine's GPUs, in the form of CUDA_VISIBLE_DEVICES. They point into `text`. */
+/* List the names of this machine's GPUs, in the form of CUDA_VISIBLE_DEVICES. The names point into `text`. */
 static uint32_t gpus_find(char *text, size_t room, const char *names[GPUS_MOST])
 {
     const char *set = getenv("CUDA_VISIBLE_DEVICES");

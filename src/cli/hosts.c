@@ -28,7 +28,7 @@ static bool is_own_address(const char *text)
 {
     struct in6_addr wanted;
     char bare[INET6_ADDRSTRLEN + 1];
-    size_t n = strcspn(text, "%"); /* without the interface, as in fe80::1%en1 */
+    size_t n = strcspn(text, "%"); /* up to the name of an interface, as in fe80::1%en1 */
     struct ifaddrs *list;
     bool found = false;
     if (strcasecmp(text, "localhost") == 0)
@@ -100,8 +100,8 @@ static void variable_of(const struct cluster_pair *setting, char *name, size_t l
     name[n] = '\0';
 }
 
-/* Pass this host's settings, including those of the hostfile, to nodes on other hosts, except settings that differ between nodes, and the
- * secret. */
+/* Pass this host's settings, with those of the hostfile, to nodes on other hosts. The secret, and settings that differ between nodes, are
+ * not passed. */
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
     static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
@@ -187,8 +187,8 @@ int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size
     return -1;
 }
 
-/* If the hostfile is a pipe, which only one node could read, copy it to an unlinked file that the nodes of this host inherit. `*path`
- * becomes the path of that file. */
+/* If the hostfile is a pipe, only one node could read it. So copy it to an unlinked file that the nodes of this host inherit. `*path`
+ * becomes the path of this file. */
 static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
 {
     struct stat st;
@@ -216,7 +216,7 @@ static int keep_pipe(struct launch *l, struct hosts *r, const char **path)
     return status;
 }
 
-/* Apply the hostfile: the number of nodes, which of them are on other hosts, and whether it names a secret. */
+/* Apply the hostfile: the number of nodes, which nodes are on other hosts, and whether there is a secret. */
 static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
 {
     struct cluster_hostfile *h;
@@ -250,7 +250,7 @@ static int apply_hostfile(struct launch *l, struct hosts *r, const char *path)
         status = cli_error(l->sub, "no memory for %u hosts" BASE_MEMORY_HINT, h->count);
     if (!status && elsewhere && l->softverbs)
         status =
-            cli_usage(l->sub, "--softverbs emulates hosts on this one, but hostfile %s has other hosts: leave out one of the two", path);
+            cli_usage(l->sub, "--softverbs emulates hosts on this host, but hostfile %s has other hosts: leave out one of the two", path);
     if (!status && elsewhere)
         status = hosts_prepare_remote(r, l, h, path);
     cluster_hostfile_free(h);
@@ -313,7 +313,7 @@ static int choose_standing(struct launch *l, struct hosts *r, const json_t *stat
         names[count] = json_string_value(json_object_get(o, "host"));
         up[count++] = (uint32_t)number;
     }
-    for (uint32_t k = 0; k < count; k++) /* this host's node becomes the first */
+    for (uint32_t k = 0; k < count; k++) /* makes the node of this host the first */
         if (up[k] == (uint32_t)here) {
             const char *name = names[k];
             up[k] = up[0];
@@ -406,7 +406,7 @@ const char *hosts_file(const char *option)
 
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile)
 {
-    if (cluster_secret_check()) /* an empty secret is an error, so do not replace it by a new one */
+    if (cluster_secret_check()) /* an empty secret is an error; do not replace it by a new secret */
         return cli_error(l->sub, "%s", base_error());
     l->make_secret = !hosts_is_set("WEFT_SECRET") && !hosts_is_set("WEFT_SECRET_FILE");
     int status = hostfile ? apply_hostfile(l, h, hostfile) : 0;

@@ -16,11 +16,11 @@ struct hosts {
     /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL: hosts_apply_cluster() chooses. */
     const uint32_t *pick;
     char **hosts;        /* [nodes] names of hosts, for struct launch.ssh */
-    struct hosts_named { /* [nodes] the names of nodes in messages: the host, and the number of the standing node that starts it, else its
-                            own number */
-        char *host;      /* NULL: it has no name */
+    struct hosts_named { /* [nodes] the names of nodes in messages: host and number. If a standing node starts the node, the number is that
+                            of the standing node */
+        char *host;      /* NULL: the node has no name */
         uint32_t number;
-    } * named;     /* NULL: all have only their own numbers */
+    } * named;     /* NULL: nodes have only their own numbers */
     bool emulated; /* hosts_apply_cluster(): the cluster has emulated hosts */
     char cluster[STANDING_NAME_MAX + 1];
     char *told[HOSTS_TOLD_MAX + 1];
@@ -29,19 +29,20 @@ struct hosts {
     char self[4096];   /* path of this command */
     char hostfile[32]; /* path from which the nodes read the hostfile, if it was a pipe */
 };
-/* The hostfile to use: the option's, else the environment's. NULL: none. */
+/* The hostfile of the option or, without one, of the environment. NULL: there is no hostfile. */
 const char *hosts_file(const char *option);
-/* Set the members of `l` that follow from the hostfile, or the defaults if there is none. `l` then points into `h`. Returns 0, or the exit
- * status after an error was printed. */
+/* Set the members of `l` that follow from the hostfile, or to the defaults if there is no hostfile. `l` then points into `h`. Returns 0, or
+ * the exit status after an error was printed. */
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 /* Applies a standing cluster (weft-up(1)) instead of a hostfile: one node for each living node of that cluster, or l->nodes nodes. */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
 /* Applies a list of hosts instead of a hostfile. Their nodes get the WEFT_ settings and the secret of this environment. */
 int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint32_t count);
-/* Put a standing cluster's settings into this environment, except those that are set already. `file`: the cluster's hostfile, or NULL. */
+/* Put a standing cluster's settings into this environment. Variables that are set already keep their values. `file`: the cluster's
+ * hostfile, or NULL. */
 struct cluster_hostfile;
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
-/* The node of a launch with the number or host in the first `len` bytes of a text; negative: none. */
+/* The node of a launch that has the number or host in the first `len` bytes of a text. Negative: there is no such node. */
 int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);
 

@@ -161,7 +161,7 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    /* The request may be sent twice, because the next control node has no such job. */
+    /* The request may be sent twice, because another control node has no such job. */
     status = standing_text("kill", cluster, &r, &text);
     free(text);
     return status;
@@ -218,7 +218,7 @@ static int job_logs(const char *cluster, struct control_request *r, enum exec_fo
     return status ? status : lost;
 }
 
-/* Print what follows in a file. */
+/* Print the rest of a file. */
 static void print_rest(FILE *f)
 {
     char some[16384];
@@ -241,7 +241,7 @@ static int cluster_logs(const char *cluster, bool follow)
     if (standing_find(&p, cluster, false))
         return cli_error("logs", "%s", base_error());
     snprintf(old, sizeof old, "%s.1", p.log);
-    FILE *f = fopen(p.log, "re"); /* open it first, so that no line is missed if the log is renamed after this */
+    FILE *f = fopen(p.log, "re"); /* open the log before `old`, so that no line is missed if the log is renamed in between */
     if (!f)
         return cli_error("logs", "cannot read the cluster's log %s: %s", p.log, base_strerror(errno));
     FILE *before = fopen(old, "re");

@@ -17,9 +17,9 @@
 #include "weft/types.h"
 
 #define ROUNDS   100 /* the most attempts to remove the directory */
-#define QUIET    20  /* attempts that must succeed in a row, because a process that is being killed may still create files */
+#define QUIET    20  /* this many attempts in a row must succeed, because a process that is being killed may still create files */
 #define ROUND_NS (10 * WEFT_MS)
-/* How many rounds to wait at most until a launcher has ended after its pipe was closed. */
+/* The most rounds to wait for the end of a launcher whose pipe was closed. */
 #define GONE_WITHIN 500
 
 bool keeper_remove_dir(const char *dir)
@@ -39,8 +39,8 @@ static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher
     unsigned count = 0;
     int32_t message;
     bool in_order = false; /* the launcher ends normally, and waits for the keeper */
-    /* Signals to the launcher's session and process group must not reach the keeper, and the reader of the launcher's output must see its
-     * end. All signals stay blocked. */
+    /* Signals to the launcher's session and process group must not reach the keeper. The keeper must not hold the launcher's output open,
+     * because the reader waits for its end. All signals stay blocked. */
     base_process_set_apart("weft-keeper");
     for (;;) {
         ssize_t n = read(fd, &message, sizeof message);
@@ -117,7 +117,7 @@ int keeper_start(struct keeper *k, const char *remove_dir)
 
 static void keeper_tell(struct keeper *k, int32_t message)
 {
-    /* Errors are ignored, since the launch can do without a keeper that was killed. */
+    /* Errors are ignored: if the keeper was killed, the launch goes on without it. */
     while (k->fd >= 0 && write(k->fd, &message, sizeof message) < 0 && errno == EINTR)
         ;
 }

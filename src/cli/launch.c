@@ -51,7 +51,7 @@ static void on_launch_signal(int sig)
 {
     int error = errno;
     uint8_t byte = (uint8_t)sig;
-    ssize_t n = write(signal_pipe[1], &byte, 1); /* fails if the pipe is full, and then signals are pending */
+    ssize_t n = write(signal_pipe[1], &byte, 1); /* fails if the pipe is full; then the main loop has signals to handle anyway */
     (void)n;
     errno = error;
 }
@@ -82,7 +82,7 @@ static void signal_nodes(struct launcher *s, int sig)
         if (!launch_machine(s, i) || (sig == SIGKILL && node->control < 0)) {
             kill(-node->pid, sig);
         } else if (node->control >= 0) {
-            /* fails if the pipe is full because ssh hangs; ssh is killed at last */
+            /* fails if the pipe is full because ssh hangs; handle_time() will kill ssh */
             ssize_t n = write(node->control, &byte, 1);
             (void)n;
             if (sig == SIGKILL) { /* closing the pipe makes the other machine end its node; handle_time() kills ssh later */
@@ -125,7 +125,7 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     node->running = false;
     s->running--;
     launch_close(&node->control);
-    /* the whole cluster is ending */
+    /* the node ended because the whole cluster is ending */
     if (s->l->revive && status == 0 && !s->ending)
         launch_end_nodes(s, SIGTERM);
     if (s->l->revive && (s->ending || revive_ended(s, rank, how)))
@@ -147,7 +147,7 @@ static void node_ended(struct launcher *s, uint32_t rank, int how)
     /* Do not report nodes that the launcher has ended, or that ended because nobody reads the output. */
     bool by_us = (ending && (WIFSIGNALED(how) || (machine && status > 128))) ||
                  (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE && (leader || s->out.broken || s->err.broken)) ||
-                 (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way when the leader has ended */
+                 (s->l->lead && !leader && (ending || status == 128 + SIGTERM)); /* nodes end in this way if the leader has ended */
     if (machine && s->l->cluster && status == SSH_FAILED && !by_us)
         launch_say(s, "node %u could not be run by node %s of the standing cluster '%s': see the message of weft exec", rank, machine,
                    s->l->cluster);
@@ -182,7 +182,7 @@ static void reap(struct launcher *s)
         struct node *node = &s->nodes[i];
         if (!node->running || !base_process_ended(node->pid, NULL))
             continue;
-        kill(-node->pid, SIGKILL); /* before the keeper (keeper.c) forgets the group */
+        kill(-node->pid, SIGKILL); /* kill the group before the keeper (keeper.c) forgets it */
         keeper_drop(&s->keeper, node->pid);
         int how = base_process_reap(node->pid);
         node_ended(s, i, how);
@@ -207,8 +207,9 @@ static bool handle_signals(struct launcher *s)
             case SIGCONT:
             case SIGUSR1:
             case SIGUSR2: signal_nodes(s, sig); break;
-            default:                                        /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
-                stay = stay && s->running + s->waiting > 0; /* if no node runs, drop output that is not written */
+            default: /* SIGINT, SIGTERM, SIGHUP, SIGQUIT */
+                /* if no node runs, the launcher ends, and output that is not written is dropped */
+                stay = stay && s->running + s->waiting > 0;
                 if (s->interrupted && sig != SIGHUP) {
                     kill_nodes(s);
                     s->hurried = true;
@@ -235,7 +236,7 @@ static bool handle_time(struct launcher *s)
         s->deadline = INT64_MAX;
         launch_end_nodes(s, SIGTERM);
     }
-    if (s->running && now >= s->ssh_grace) { /* ssh has not connected yet, or its connection hangs */
+    if (s->running && now >= s->ssh_grace) { /* ssh has not ended: it is not connected yet, or its connection hangs */
         s->ssh_grace = INT64_MAX;
         signal_nodes(s, SIGKILL);
     }
@@ -261,7 +262,7 @@ static void look_at_leader(struct launcher *s)
         return;
     const int pid = (int)s->nodes[0].pid;
     if (!base_process_stopped(pid)) {
-        if (s->told_stopped && !s->l->draws) /* its lines move again */
+        if (s->told_stopped && !s->l->draws) /* a first node that draws is seen to go on */
             launch_say(s, "node 0 (pid %d) on this host is continued: it was stopped for %d s", pid,
                        (int)((now - s->stopped) / WEFT_SECOND));
         s->told_stopped = false;
@@ -280,8 +281,8 @@ static void look_at_leader(struct launcher *s)
 
 /* --- the loop --- */
 
-/* If output could not be written, report it, and make the launch fail. If its reader has gone, as after `| head`, report nothing, and use
- * the exit status of a process that SIGPIPE has killed. */
+/* If output could not be written, report that, and make the launch fail. But if the reader of the output has gone, as in `| head`, report
+ * nothing, and end with the exit status of a process that SIGPIPE has killed. */
 static void look_at_output(struct launcher *s)
 {
     struct relay_out *outs[] = {&s->out, &s->err};
@@ -297,7 +298,7 @@ static void look_at_output(struct launcher *s)
     }
 }
 
-/* Begin a new log file when this one is full, or switch to the new one that another launcher of the same cluster has begun. */
+/* When the log file is full, begin a new one. If another launcher of the same cluster has begun a new one, switch to that. */
 static void turn_log(const struct launcher *s)
 {
     struct stat st, named;
@@ -331,7 +332,7 @@ static int poll_timeout(const struct launcher *s)
     return left <= 0 ? 0 : left >= LAUNCH_LOOK_MS * WEFT_MS ? LAUNCH_LOOK_MS : (int)(left / WEFT_MS) + 1;
 }
 
-/* Whether a node's output may be read, since its destination has room. Closes the output if the destination is broken. */
+/* Whether a node's output may be read: its destination must have room. If the destination is broken, closes the output. */
 static bool may_read(struct relay_in *in)
 {
     if (in->fd >= 0 && in->to->broken)
@@ -406,7 +407,7 @@ static void start_all(struct launcher *s)
     for (uint32_t i = 0; i < s->l->nodes && !s->ending; i++) {
         int status = launch_start_node(s, i);
         if (status) {
-            kill_nodes(s); /* they would only wait for the nodes that are not started */
+            kill_nodes(s); /* the started nodes would only wait for the nodes that could not be started */
             s->status = status;
         }
         handle_signals(s);
@@ -472,7 +473,7 @@ int launch_cluster(const struct launch *l)
     look_at_output(&s);
     status = s.timed_out ? LAUNCH_TIMED_OUT : s.output_status ? s.output_status : s.status;
     if (!status && (s.started < l->nodes || s.running) && s.interrupted)
-        status = 128 + s.interrupted; /* not all nodes had been started, or one did not end after SIGKILL */
+        status = 128 + s.interrupted; /* not all nodes had been started, or a node has not ended after SIGKILL */
     else if (!status && s.running && !l->lead)
         status = CLI_FAILED;
 

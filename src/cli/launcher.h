@@ -17,12 +17,12 @@
 #include "cli/launch.h"
 #include "fabric/fabric.h"
 
-#define LAUNCH_OUTER 7 /* number of environment variables that an emulated host changes, and whose former values are kept */
+#define LAUNCH_OUTER 7 /* number of environment variables that an emulated host changes; their former values are kept */
 
 struct node {
-    pid_t pid; /* process of the node; for a node on another machine, of its ssh */
+    pid_t pid; /* process of the node or, for a node on another machine, process of its ssh */
     bool running;
-    bool waits; /* the node is started again at `again` */
+    bool waits; /* the node will be started again, at the time `again` */
     int64_t began, again;
     uint32_t hasty; /* incremented when a node ends soon after its start, else decremented */
     uint32_t tries; /* how many nodes in a row could not join */
@@ -48,17 +48,17 @@ struct launcher {
     struct base_dispositions before; /* signal dispositions for the nodes, from before the launcher changed its own */
     struct rlimit files;             /* limit of open files that the nodes get */
 
-    int status;          /* exit status of the first node that failed; 0: none */
-    int output_status;   /* exit status because output was lost before any node failed; 0: none was lost */
-    int interrupted;     /* the first signal that asked the launcher to end; 0: none */
-    bool hurried;        /* a second such signal has come, so do not wait for readers of the output */
-    bool ending, killed; /* the nodes were asked to end; they were killed */
+    int status;          /* exit status of the first node that failed; 0: no node has failed */
+    int output_status;   /* exit status because output was lost before any node failed; 0: no output was lost */
+    int interrupted;     /* the first signal that asked the launcher to end; 0: no signal has come */
+    bool hurried;        /* a second signal to end has come, so do not wait for readers of the output */
+    bool ending, killed; /* ending: the nodes were asked to end; killed: the nodes were killed */
     bool timed_out;
     int64_t deadline;  /* when --timeout ends the nodes; INT64_MAX: never */
-    int64_t stopped;   /* since when the leading first node is stopped by a signal; 0: it is not */
-    bool told_stopped; /* the user was told so */
+    int64_t stopped;   /* since when the leading first node is stopped by a signal; 0: it is not stopped */
+    bool told_stopped; /* the launcher has reported that the first node is stopped */
     int64_t grace;     /* if `ending`: when the nodes are killed; if `killed`: when the launcher gives up */
-    int64_t ssh_grace; /* when ssh processes are killed, after the other machines were told to kill their nodes; INT64_MAX: never */
+    int64_t ssh_grace; /* after other machines were told to kill their nodes: when to kill the ssh processes; INT64_MAX: never */
 };
 
 static inline const char *launch_machine(const struct launcher *s, uint32_t rank) /* NULL: this machine */
@@ -66,7 +66,7 @@ static inline const char *launch_machine(const struct launcher *s, uint32_t rank
     return s->l->ssh ? s->l->ssh[rank] : NULL;
 }
 
-/* in a standing cluster the node's place (struct launch_revive); otherwise its rank */
+/* The node's place in a standing cluster (struct launch_revive); in others the node's rank */
 static inline uint32_t launch_place(const struct launcher *s, uint32_t rank)
 {
     return rank + (s->l->revive ? s->l->revive->place : 0);
@@ -92,7 +92,7 @@ void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); 
 /* --- start.c --- */
 int launch_find_program(struct launcher *s); /* 0, or the exit status after an error was printed */
 /* 0, or a negative errno with base_error(). */
-int launch_name_dir(struct launcher *s); /* only chooses s->dir, because the keeper must know the name before the directory is created */
+int launch_name_dir(struct launcher *s); /* chooses s->dir, but does not create it: the keeper must know the name before that */
 int launch_make_address(struct launcher *s);
 int launch_make_fabric(struct launcher *s);
 int launch_make_environment(struct launcher *s);
@@ -102,7 +102,7 @@ int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit stat
 /* Handle the end of a node. False: the cluster was not up yet, so the whole launch must end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
-void revive_round(struct launcher *s);        /* start the nodes that are due */
+void revive_round(struct launcher *s);        /* start the nodes whose time has come */
 int64_t revive_due(const struct launcher *s); /* when to call revive_round() again */
 
 #endif

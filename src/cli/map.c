@@ -276,8 +276,8 @@ static bool reads_input(const struct map_options *o)
     return any;
 }
 
-/* Finds the inputs that are files of other nodes: HOST:PATH, unless this host has a file of that name. `*out` becomes the value of --homes,
- * which the caller frees, or NULL. */
+/* Finds the inputs that are files of other nodes. Such an input is HOST:PATH, and this host has no file of that name. `*out` becomes the
+ * value of --homes (the caller frees it), or NULL. */
 static int find_homes(const struct map_options *o, const struct hosts *hosts, uint32_t nodes, char **out)
 {
     for (uint32_t i = 0; i < o->file_count; i++) {
@@ -372,7 +372,7 @@ int cli_map(int argc, char **argv)
             return cli_usage(
                 "map", "--as-node is for weft's own use: leave it out; if weft itself gave it, run the same version of weft on all hosts");
         const char *hostfile = getenv("WEFT_HOSTFILE");
-        if (hostfile && strncmp(hostfile, "/dev/fd/", 8) == 0) /* a descriptor of the launcher (hosts.c), which commands must not inherit */
+        if (hostfile && strncmp(hostfile, "/dev/fd/", 8) == 0) /* a descriptor of the launcher (hosts.c); commands must not inherit it */
             fcntl((int)strtol(hostfile + 8, NULL, 10), F_SETFD, FD_CLOEXEC);
         if (strcmp(rank, "0") != 0)
             return map_serve();

@@ -43,7 +43,7 @@ int cli_option(const char *sub, int argc, char **argv, const char *shorts, const
     snprintf(all, sizeof all, "%s:%s", ends ? "+" : "", shorts + ends);
     if (!*started) {
 #if defined(__GLIBC__)
-        optind = 0; /* resets glibc's state of an earlier scan */
+        optind = 0; /* resets the state that glibc has kept from an earlier scan */
 #else
         optind = 1;
 #endif
@@ -52,7 +52,8 @@ int cli_option(const char *sub, int argc, char **argv, const char *shorts, const
     }
     int at = optind < 1 ? 1 : optind;
     int c = getopt_long(argc, argv, all, longs, NULL);
-    /* Find the argument that was read, for error messages: the one before optind, except inside a group of letters such as -ab. */
+    /* Find the argument that was read, for error messages. It is the argument before optind, except inside a group of letters such as -ab.
+     */
     int last = optind > at ? optind - 1 : at;
     const char *word = last < argc ? argv[last] : "";
     if (c == ':') {

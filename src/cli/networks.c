@@ -10,7 +10,7 @@
 #include "cli/networks.h"
 #include "fabric/ofi/provider.h"
 
-/* Two nodes use the first provider of the list that both have, at the addresses by which the nodes join. */
+/* What two nodes would use: the first provider of the list that both have, at the addresses by which the nodes join. */
 static void networks_use(const struct ofi_listed *e, const struct ofi_listed *first, char *out, size_t len)
 {
     if (e->traits.rank == OFI_NEVER)

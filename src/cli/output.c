@@ -73,7 +73,7 @@ static void print_row(const struct cli_table *t, FILE *to, const int *widths, ch
         else if (c + 1 < t->columns)
             fprintf(to, "%s%*s", cell, pad, "");
         else
-            fprintf(to, "%s", cell); /* no blanks at the end of a line */
+            fprintf(to, "%s", cell); /* the last cell has no blanks behind it */
         fputs(c + 1 < t->columns ? "  " : "\n", to);
     }
 }

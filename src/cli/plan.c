@@ -55,8 +55,8 @@ struct need {
 
 static struct need compute(const struct plan *p, uint64_t peers, uint64_t depth)
 {
-    /* A node has one set of buffers to send from, and for each other node one set to receive into. Together these are `peers` sets, because
-     * `peers` includes this node. */
+    /* A node has one set of buffers to send from, and one set for each other node to receive into. That makes `peers` sets, because `peers`
+     * includes this node. */
     struct need n = {.buffers = p->size_count * depth * peers};
     for (unsigned i = 0; i < p->size_count; i++)
         n.bytes += p->sizes[i] * depth * peers;
@@ -172,7 +172,7 @@ static bool read_one(const char *option, const char *text, uint32_t most, uint64
     return true;
 }
 
-/* Set the number of lanes to that of WEFT_TB_LANES. Returns 0, or an exit status after an error was printed. */
+/* Set the number of lanes to the number in WEFT_TB_LANES. Returns 0, or an exit status after an error was printed. */
 static int default_lanes(uint64_t *lanes)
 {
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
@@ -182,7 +182,7 @@ static int default_lanes(uint64_t *lanes)
     for (int i = 0; i < count; i++) {
         if (strcmp(rows[i].name, "tb_lanes") != 0)
             continue;
-        *lanes = 1; /* the value is valid: count the commas between lanes */
+        *lanes = 1; /* cluster_settings_list() has checked the value, so count the commas between lanes */
         for (const char *at = rows[i].value; *at; at++)
             *lanes += *at == ',';
     }
@@ -199,7 +199,7 @@ static int read_device(struct plan *p, const char *name, bool regions_said, bool
     while (i < count && strcmp(all[i].name, name) != 0)
         i++;
     int rc = i == count ? cli_error("plan", "no device %s on this host; `weft devices` lists them", name) : 0;
-    if (rc == 0) { /* the device need not be usable now */
+    if (rc == 0) { /* a device that is not usable now is allowed, too */
         const struct verbs_traits *t = &all[i].traits;
         snprintf(p->against, sizeof p->against, "%s", name);
         p->reliable = t->rc;

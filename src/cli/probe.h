@@ -29,8 +29,8 @@ int probe_link(const struct probe *p);
 /* Open the device that the user chose, and its protection domain; NULL after an error was printed. */
 struct verbs_device *probe_open(const struct probe *p);
 int probe_error(const struct probe *p, const char *format, ...) BASE_PRINTF(2, 3);
-/* Print `t` as a table or as Markdown, or `j` as JSON, as the options say. Frees both. One that is NULL is reported as a lack of memory.
- * Returns the exit status. */
+/* Print `t` as a table or as Markdown, or `j` as JSON, as the options say. Frees both. If the one to print is NULL, reports a lack of
+ * memory. Returns the exit status. */
 int probe_print(const struct probe *p, struct cli_table *t, json_t *j);
 /* Map anonymous memory, without touching it; NULL: no memory. */
 void *probe_map(uint64_t bytes);

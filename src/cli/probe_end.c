@@ -151,7 +151,7 @@ static int probe_end_make(struct probe_end *e)
     return 0;
 }
 
-/* The probes pool and link have different protocols, so they use different numbers. */
+/* The probes pool and link have different protocols, so their first messages have different numbers. */
 static uint32_t magic(const struct probe_end *e)
 {
     return e->lane ? MAGIC + 2 : MAGIC;
@@ -191,7 +191,7 @@ static int read_hello(struct probe_end *e, struct hello *h)
     return 0;
 }
 
-/* If the two devices cannot reach each other, make an error that names them. */
+/* If the two devices cannot reach each other, make an error text that names both devices. */
 static int not_joined(const struct probe_end *e, int rc, int64_t why_not)
 {
     char why[768];
@@ -210,7 +210,7 @@ static int connect_to(struct probe_end *e, const struct hello *h)
     if (!verbs_address_valid(&h->address))
         return base_fail(-EPROTO, "the other end sent an invalid address of its queue pair; run the same version of weft at both ends");
     if (h->reliable != (probe_end_kind_of(e) == IBV_QPT_RC))
-        return base_fail(-EOPNOTSUPP, "the device at one end has reliable connections (RC), and that at the other end has none: name two "
+        return base_fail(-EOPNOTSUPP, "the device at one end has reliable connections (RC), but the other device has not: name two "
                                       "devices of one kind with --device");
     if (h->count != e->count || h->size != e->size)
         return base_fail(-EPROTO, "the other end chose other sizes of buffers; run the same version of weft at both ends");

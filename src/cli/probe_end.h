@@ -14,19 +14,20 @@ struct probe_end {
     bool leads;           /* this end chooses the sizes and the order of the tests */
     bool lane;            /* use an unreliable queue pair with many requests in flight; false: one request at a time */
     uint32_t count;       /* number of buffers */
-    uint64_t size, bytes; /* bytes of one buffer; of all */
+    uint64_t size, bytes; /* size: bytes of one buffer; bytes: bytes of all buffers */
     struct verbs_device *d;
     uint8_t *base;
     struct verbs_regions region;
     struct ibv_cq *cq;
     struct verbs_qp q;
-    bool can_write, can_read; /* whether the devices of both ends support these */
+    bool can_write, can_read; /* whether the devices of both ends support RDMA WRITE, RDMA READ */
     uint64_t their_base;
     uint32_t their_key;
     char theirs[32]; /* the other end's device */
 };
 
-/* Connect the two ends. `e` takes ownership of `d`. Returns 0, or a negative errno with base_error(), which the other end reports, too. */
+/* Connect the two ends. `e` takes ownership of `d`. Returns 0, or a negative errno with base_error(); then the other end reports this
+ * error, too. */
 int probe_end_open(struct probe_end *e, struct verbs_device *d);
 void probe_end_close(struct probe_end *e);
 

@@ -210,7 +210,7 @@ static int differs(const uint8_t *seen, uint64_t bytes, uint8_t byte, const char
     return 0;
 }
 
-/* Let the GPU fill the memory, by its own address for it, and check the bytes. */
+/* Let the GPU fill the memory, at the address `at` that the GPU has for it, and check the bytes. */
 static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
 {
     int rc = probe_gpu_failed("cuMemsetD8", cuda->cuMemsetD8_v2(at, byte, m->bytes));

@@ -21,15 +21,15 @@ struct piece {
     void *at, *to_free;
     uint64_t bytes;  /* the wanted size; when the memory is allocated, its size */
     int fd, dmabuf;  /* -1: none */
-    uint64_t handle; /* the GPU driver's */
+    uint64_t handle; /* handle of the GPU driver */
     bool read_only;
-    /* the call of the GPU's driver that allocated the memory, so that the GPU can access it at the same address; NULL: none */
+    /* the call of the GPU's driver that allocated the memory, if the GPU can access it at the same address; NULL: there was no such call */
     const char *made_by;
-    bool far;                          /* only the GPU can access it, not this process */
+    bool far;                          /* only the GPU can access the memory, not this process */
     void (*give_back)(struct piece *); /* NULL: munmap() or free() */
 };
 
-/* Open the first GPU. If there is none, g->why tells why. */
+/* Open the first GPU. If no GPU can be used, g->why tells why. */
 void probe_gpu_open(struct probe_gpu *g);
 void probe_gpu_close(struct probe_gpu *g);
 
@@ -38,7 +38,7 @@ int probe_gpu_pinned(struct piece *m);
 int probe_gpu_plain(struct piece *m);
 int probe_gpu_virtual(struct piece *m);
 int probe_gpu_managed(struct piece *m);
-/* The same, and a dmabuf of it. */
+/* Allocate memory of the driver, and make a dmabuf of it. */
 int probe_gpu_plain_dmabuf(struct piece *m);
 int probe_gpu_virtual_dmabuf(struct piece *m);
 

@@ -10,7 +10,7 @@
 
 const uint32_t link_depths[DEPTHS] = {1, 2, 4, 8, 16, 32, 64};
 
-/* Combine the results of both directions, because a lane has the same size and depth in both. */
+/* Combine the results of both directions, because a lane has the same size and depth in both directions. */
 static struct link_result both_ways(const struct link_result of[WAYS])
 {
     const struct link_result *a = &of[THERE], *b = &of[BACK];
@@ -26,8 +26,8 @@ static struct link_result both_ways(const struct link_result of[WAYS])
     };
 }
 
-/* Choose size and depth with the fewest bytes in flight among the results that reach 95 % of the best bandwidth. Results with losses count
- * only if all had losses. Returns the best bandwidth. */
+/* Among the results that reach 95 % of the best bandwidth, choose the size and depth with the fewest bytes in flight. Results with losses
+ * count only if all results had losses. Returns the best bandwidth. */
 static uint64_t lanes_choose(const struct link_measures *l, uint32_t size_most, uint32_t *size, uint32_t *depth)
 {
     uint64_t best = 0, least = UINT64_MAX;

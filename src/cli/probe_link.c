@@ -23,11 +23,11 @@
 #define LARGEST     (1u << 20)
 #define RECEIVES    256u
 #define MEASURE     INT64_C(60000000)
-#define QUIET       INT64_C(300000000) /* if no message arrives for so long, the missing messages are lost, or the other end is gone */
+#define QUIET       INT64_C(300000000) /* if no message arrives for this time, the missing messages are lost, or the other end is gone */
 #define STALL       INT64_C(10000000000)
-#define LOOK        INT64_C(5000000) /* the least time between two checks of the port's state, which may be system calls, ... */
-#define PAUSE       INT64_C(500000)  /* ... except when no message has arrived for so long */
-#define DONE        INT64_C(-1)      /* on the stream: no more reports of posted receives; the results follow */
+#define LOOK        INT64_C(5000000) /* the least time between two checks of the port's state, because a check may be a system call */
+#define PAUSE       INT64_C(500000)  /* if no message has arrived for this time, the port's state is checked at once */
+#define DONE        INT64_C(-1)      /* on the stream: no reports of posted receives follow any more, but the results */
 #define GIVEN_UP    INT64_C(-1)      /* on the stream, in place of a size and a depth: this end gives up */
 #define FILL_ROUNDS 50u
 #define LOSS_MOST   100u /* if more than 1/LOSS_MOST of the messages is lost, try no greater depth */
@@ -59,7 +59,7 @@ static int harm(struct link_probe *l, int code, const char *what, uint32_t size,
     return code;
 }
 
-/* Called when nothing arrives, usually because a cable is unplugged. */
+/* Whether the port is up. Called when no message arrives; usually a cable is unplugged then. */
 static int port_up(const struct probe_end *e)
 {
     return verbs_port_up(e->d)
@@ -99,7 +99,7 @@ static int link_post(struct probe_end *e, bool send, uint32_t slot, uint32_t siz
     return rc ? verbs_code(rc, holds_sends(e), NULL) : 0;
 }
 
-/* Poll for completions and put their slots into `slots`. Returns their number; a negative errno if one has failed. */
+/* Poll for completions and put their slots into `slots`. Returns the number of completions, or a negative errno if a request has failed. */
 static int completions(struct probe_end *e, uint32_t slots[POLL])
 {
     struct ibv_wc wc[POLL];
@@ -129,16 +129,17 @@ static int given_up(void)
 
 struct intake {
     uint32_t size, receives, posted, slots_used;
-    uint64_t received, damaged, credit; /* credit: posted receives that have not been reported to the sender */
+    uint64_t received, damaged, credit; /* credit: how many posted receives have not been reported to the sender */
     int64_t before, last, looked;       /* times before the first message, of the last one, and of the last check of the port */
 };
 
-/* Handle received messages, and return their number or a negative errno. `more`: post their receives again, except on a port that is down,
- * which would crash a Thunderbolt driver. `counts`: count and check the messages. */
+/* Handle received messages. Returns their number or a negative errno. `more`: post their receives again (but not on a port that is down:
+ * that would crash a Thunderbolt driver). `counts`: count and check the messages. */
 static int link_take(struct probe_end *e, struct intake *in, bool more, bool counts)
 {
     uint32_t slots[POLL];
-    in->before = in->received ? in->before : base_now_ns(); /* before that, this end may have had no processor */
+    /* counts from now: before the first message, this process may have waited for a processor */
+    in->before = in->received ? in->before : base_now_ns();
     int n = completions(e, slots), rc = 0;
     int64_t now = n > 0 ? base_now_ns() : 0;
     if (n > 0 && more && (now - in->looked > LOOK || now - in->last > PAUSE)) {
@@ -245,8 +246,8 @@ static int receive(struct link_probe *l, int64_t word, uint64_t *damaged)
 
 /* --- the end that sends --- */
 
-/* Send `count` messages, or if that is 0, for the time of a measurement; at most `depth` are in flight. `credit`: receives that the other
- * end has posted. *sent: the number of messages. */
+/* Send `count` messages or, if `count` is 0, as many as fit into the time of a measurement. At most `depth` messages are in flight.
+ * `credit`: receives that the other end has posted. *sent: number of messages sent. */
 static int send_all(struct link_probe *l, uint32_t size, uint32_t depth, uint64_t count, int64_t credit, struct link_result *r,
                     uint64_t *sent)
 {
@@ -330,7 +331,8 @@ static int link_one(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     int64_t word, report[4];
     int rc = probe_end_trade(e, (int64_t)size << 32 | depth, &word);
     if (!rc && word < (holds_sends(e) ? (int64_t)depth : 1))
-        return harm(l, base_fail(-ENOMEM, "receives are refused within the granted depth"), "receives are refused", size, depth);
+        return harm(l, base_fail(-ENOMEM, "the device refuses receives before its granted depth is reached"), "receives are refused", size,
+                    depth);
     if (!rc)
         rc = send_all(l, size, depth, 0, word, r, &r->sent);
     if (!rc)
@@ -386,7 +388,7 @@ static int link_give_up(struct link_probe *l, int rc)
     return rc;
 }
 
-/* Do what the leading end asks for: receive (its word is positive), send (negated), or end (0). */
+/* Do what the leading end asks for by a word: receive (positive), send (negative), or end (0). */
 static int follow(struct link_probe *l)
 {
     struct probe_end *e = &l->end;
@@ -467,7 +469,7 @@ static json_t *json_of(const struct link_probe *l, const char *lanes)
                      l->harm[0] ? json_string(l->harm) : json_null());
 }
 
-/* Print the proposed value, and what speaks against using it. */
+/* Print the proposed value, and the reasons against using it. */
 static int print_proposal(const struct link_probe *l, const char *lanes)
 {
     printf("\nWEFT_TB_LANES=%s  # %.2f GB/s in each direction, with the fewest bytes in flight", lanes, (double)l->m.best / 1e9);
@@ -559,7 +561,7 @@ int probe_link(const struct probe *p)
         return probe_error(p, "no memory for the results of the measurements" BASE_MEMORY_HINT);
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
-    if (!(d = probe_open(p))) { /* before the other end is contacted, for which there is no reason without a device */
+    if (!(d = probe_open(p))) { /* open the device first: without one there is no reason to contact the other end */
         free(l);
         return CLI_FAILED;
     }
@@ -587,10 +589,10 @@ int probe_link(const struct probe *p)
         rc = threaded ? link_finish(p, &l[0], d) : probe_error(p, "cannot start a thread for the other end of the link" BASE_THREAD_HINT);
         if (!threaded)
             l[0].end.d = d;
-        probe_end_close(&l[0].end); /* closes the stream, at which the other end may be waiting */
+        probe_end_close(&l[0].end); /* closes the stream: the other end may be waiting for it */
         if (threaded)
             pthread_join(thread, NULL);
-        if ((l[0].rc == -ECONNRESET || (l[0].rc == -ECONNABORTED && l[0].harm[0])) && l[1].rc) /* the other end's error is the cause */
+        if ((l[0].rc == -ECONNRESET || (l[0].rc == -ECONNABORTED && l[0].harm[0])) && l[1].rc) /* the error of the other end is the cause */
             probe_error(p, "the other end: %s", l[1].why);
     }
     free(l);

@@ -19,10 +19,11 @@ struct link_result {
 struct link_measures {
     uint32_t sizes[SIZES];
     struct link_result results[SIZES][DEPTHS][WAYS];
-    /* The proposal of link_propose(): message size and depth of the lanes for large transfers [0] (WEFT_TB_LANES gets two of these), for
-     * middle-sized ones [1], and for small ones [2]; size 0: no such lane. */
+    /* The proposal of link_propose(): message size and depth of the lanes for large transfers [0] (WEFT_TB_LANES gets two such lanes), for
+     * middle-sized transfers [1], and for small transfers [2]. Size 0: there is no such lane. */
     uint32_t lane_size[3], lane_depth[3];
-    uint64_t best, lane_sent, lane_lost; /* bandwidth of lane [0]; messages sent and lost in the measurements of all three */
+    uint64_t best, lane_sent,
+        lane_lost; /* best: bandwidth of lane [0]; the others: messages sent and lost in the measurements of all lanes */
 };
 
 void link_propose(struct link_measures *l);

@@ -10,7 +10,7 @@
 #include "cli/probe.h"
 #include "cli/probe_gpu.h"
 
-#define HEAP_BYTES (UINT64_C(64) << 10) /* small enough that malloc() takes it from the heap and not from mmap() */
+#define HEAP_BYTES (UINT64_C(64) << 10) /* so few bytes that malloc() takes them from the heap and not from mmap() */
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
 static int of_malloc(struct piece *m)
@@ -166,8 +166,8 @@ struct report {
 /* The answer of one side, the RDMA device or the GPU, about a piece of memory. */
 struct answer {
     bool tried;
-    int code;         /* 0: the device has registered it, or the GPU can access it */
-    const char *call; /* the call that made this possible; NULL: none was needed */
+    int code;         /* 0: the device has registered the memory, or the GPU can access it */
+    const char *call; /* the call that made this possible; NULL: no call was needed */
     char why[320];
 };
 
@@ -251,7 +251,7 @@ static void try_gpu(const struct report *r, const struct piece *m, struct answer
     }
 }
 
-/* Test a kind of memory: first both sides together; if that fails, the GPU alone. */
+/* Test a kind of memory with the RDMA device and the GPU together. If that fails, test it with the GPU alone. */
 static void try_kind(struct report *r, const struct kind *k, uint64_t bytes)
 {
     struct piece m = {.gpu = &r->gpu, .bytes = bytes, .fd = -1, .dmabuf = -1};
@@ -275,14 +275,14 @@ static void try_kind(struct report *r, const struct kind *k, uint64_t bytes)
             struct answer together = gpu;
             try_gpu(r, &m, &gpu);
             if (good(&gpu))
-                snprintf(gpu.why, sizeof gpu.why, "not while it is a region: %.280s", together.why);
+                snprintf(gpu.why, sizeof gpu.why, "not while the memory is a region: %.280s", together.why);
         }
         row(r, k->name, &rdma, access, &gpu, both);
     }
     probe_memory_give_back(&m);
 }
 
-/* Test whether two regions can have the same bytes at the same time. */
+/* Test whether the same bytes can be in two regions at the same time. */
 static void try_twice(struct report *r, uint64_t bytes)
 {
     struct verbs_regions one, two;

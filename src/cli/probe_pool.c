@@ -76,7 +76,7 @@ static int64_t probe_pool_wrong(const struct probe_end *e, uint64_t first, uint6
     return NOTHING;
 }
 
-/* Check words of buffer b, when buffers [low, high) have received data. Buffer b gets the data of the other end's buffer count - 1 - b. */
+/* Check words of buffer b, after buffers [low, high) have received data. Buffer b gets the data of the other end's buffer count - 1 - b. */
 static int64_t wrong_words(const struct probe_end *e, unsigned round, uint32_t b, uint32_t low, uint32_t high, uint64_t from, uint64_t n)
 {
     uint64_t words = e->size / 8, first = b * words + from;
@@ -198,7 +198,7 @@ static int one_round(struct probe_end *e, unsigned round, struct result *r)
         r->bad = all != NOTHING ? all : theirs;
         r->bad_is_theirs = all == NOTHING;
     }
-    /* In a READ only the end that starts it counts the good buffers. */
+    /* With READ, only the end that starts the reads counts the good buffers. */
     if ((rc = probe_end_trade(e, r->good, &theirs)))
         return rc;
     if (theirs > r->good && theirs <= e->count)
@@ -221,7 +221,7 @@ static int all_rounds(struct pool *pool)
         if (rc)
             return base_context(rc, "%s", rounds[i].name);
         if (pool->results[i].bad != NOTHING)
-            break; /* data was damaged: stop before more is */
+            break; /* data was damaged: stop before more data is damaged */
     }
     return 0;
 }
@@ -341,7 +341,7 @@ static int with_thread(const struct probe *p, struct pool *pool, struct verbs_de
         return probe_error(p, "cannot start a thread for the other end of the transfers" BASE_THREAD_HINT);
     }
     int rc = probe_pool_lead(p, pool, d);
-    probe_end_close(&pool->end); /* closes the stream, at which the other end may be waiting */
+    probe_end_close(&pool->end); /* closes the stream: the other end may be waiting for it */
     pthread_join(thread, NULL);
     return rc;
 }
@@ -353,7 +353,7 @@ int probe_pool(const struct probe *p)
                                 .leads = !p->listen,
                                 .count = p->count ? p->count : BUFFERS,
                                 .size = base_round_up(p->size ? p->size : SIZE, 64)}};
-    struct verbs_device *d = probe_open(p); /* before the other end is contacted, for which there is no reason without a device */
+    struct verbs_device *d = probe_open(p); /* open the device first: without one there is no reason to contact the other end */
     if (!d)
         return CLI_FAILED;
     int fd = probe_end_reach(p);

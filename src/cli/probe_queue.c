@@ -11,7 +11,8 @@
 
 enum { TRY_MOST = 256, DEPTHS = 8, FRAMES = 4 };
 
-/* How many objects were to be created (`tried`), how many were (`made`), and the errno for the next one; 0: none was refused. */
+/* How many objects were to be created (`tried`), how many were created (`made`), and the errno of the next one. 0: no object was refused.
+ */
 struct count {
     uint32_t tried, made;
     int code;
@@ -22,10 +23,10 @@ struct depth {
     int code;
 };
 
-/* Posting on a connected queue pair until a request was refused, at most one more than the depth. */
+/* The result of posting requests on a connected queue pair until one was refused. At most one more than the depth is posted. */
 struct past {
     bool tried;
-    uint32_t depth, taken; /* granted depth, and what was accepted, in the device's unit */
+    uint32_t depth, taken; /* depth: the granted depth; taken: how much was accepted; both in the device's unit */
     int code;
 };
 
@@ -128,7 +129,7 @@ static void ask_depths(struct queue_report *r, struct ibv_cq *cq)
 /* --- posting beyond the depth --- */
 
 /* How many units of the depth one request of the test takes. If the device says that it counts frames, each request has several frames, to
- * test that. */
+ * test whether it does. */
 static uint32_t probe_queue_units(const struct verbs_device *d)
 {
     return d->traits.depth_unit_bytes ? FRAMES : 1;
@@ -185,7 +186,7 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
     return rc;
 }
 
-/* The same with a connected queue pair on another host, which posts nothing meanwhile. */
+/* The same test, with a connected queue pair on another host that posts nothing meanwhile. */
 static int past_there(struct queue_report *r, const struct probe *p, int fd)
 {
     struct probe_end e = {.p = p, .fd = fd, .leads = !p->listen, .count = 1, .size = request_bytes(r->d)};
@@ -295,7 +296,7 @@ static struct cli_table *report_table(const struct queue_report *r)
     return t;
 }
 
-/* How many to create: by default two more than the device claims, to see the refusal. */
+/* How many objects to create: by default two more than the device claims, to see that it refuses them. */
 static uint32_t how_many(const struct probe *p, uint32_t said)
 {
     if (p->count)
@@ -319,7 +320,7 @@ static void try_everything(struct queue_report *r, const struct probe *p, struct
 int probe_queue(const struct probe *p)
 {
     struct queue_report r = {0};
-    r.d = probe_open(p); /* before the other end is contacted, for which there is no reason without a device */
+    r.d = probe_open(p); /* open the device first: without one there is no reason to contact the other end */
     if (!r.d)
         return CLI_FAILED;
     int fd = probe_end_reach(p), rc = CLI_FAILED;

@@ -18,10 +18,10 @@ struct trial {
     struct verbs_regions *regions;
     uint8_t **memory;
     uint64_t *keys;
-    int code;       /* errno of the refusal; 0: none was refused */
+    int code;       /* errno of the refusal; 0: no region was refused */
     int64_t ns;     /* total time spent in registering */
     bool again;     /* a region could be registered after one was freed */
-    char harm[128]; /* the problem that ended the probe; "": none */
+    char harm[128]; /* the problem that ended the probe; "": there was no problem */
 };
 
 /* Whether the key is new, as it must be. Records it in a hash table. */
@@ -43,7 +43,7 @@ static void probe_regions_give_back(struct trial *t, uint32_t down_to)
     }
 }
 
-/* Register one more region: 0 or a negative errno. `first`: no region has been freed yet, so the key must be new. */
+/* Register one more region. Returns 0 or a negative errno. `first`: no region has been freed yet, so the key must be new. */
 static int more(struct trial *t, bool first)
 {
     struct verbs_regions r;
@@ -108,7 +108,7 @@ static int probe_regions_report(const struct probe *p, const struct trial *t)
     if (t->harm[0])
         snprintf(then, sizeof then, "stopped: %s", t->harm);
     else if (t->code)
-        snprintf(then, sizeof then, "errno %d (%s); a freed one can be registered again", -t->code, base_strerror(t->code));
+        snprintf(then, sizeof then, "errno %d (%s); after one is freed, another can be registered", -t->code, base_strerror(t->code));
     else
         snprintf(then, sizeof then, "none of %u was refused (--count tries more)", t->most);
     const char *cells[] = {t->d->name, count, said, base_format_bytes(t->bytes, each, sizeof each), time, then};
@@ -129,7 +129,7 @@ int probe_regions(const struct probe *p)
     t.d = probe_open(p);
     if (!t.d)
         return CLI_FAILED;
-    if (t.most == 0) /* not many more than the device claims, since drivers before macOS 26.3 crashed near 128 regions */
+    if (t.most == 0) /* try not many more than the device claims, because drivers before macOS 26.3 crashed near 128 regions */
         t.most = t.d->traits.regions < 1014 ? t.d->traits.regions + 10 : 1024;
     t.regions = calloc(t.most, sizeof *t.regions);
     t.memory = calloc(t.most, sizeof(uint8_t *));
@@ -137,7 +137,7 @@ int probe_regions(const struct probe *p)
     if (t.regions && t.memory && t.keys) {
         try_all(&t);
         if (t.count == 0 && t.code)
-            rc = probe_error(p, "%s", base_error()); /* not even one */
+            rc = probe_error(p, "%s", base_error()); /* not even one region could be registered */
         else if (!cli_stopped())
             rc = probe_regions_report(p, &t);
     } else {

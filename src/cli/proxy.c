@@ -22,7 +22,7 @@
 #include "cluster/cluster.h"
 
 #define LISTEN_AT "127.0.0.1:1080"
-#define LOOK_MS   100 /* how often the command's process is checked on systems that do not report its end */
+#define LOOK_MS   100 /* on systems that do not report the end of the command's process: how often to check it */
 
 static const char help[] =
     "Usage: weft proxy [OPTIONS] [-- COMMAND [ARGUMENT...]]\n"
@@ -54,9 +54,9 @@ static const char help[] =
 struct proxy_options {
     const char *via, *listen, *cluster;
     bool keep;
-    char **command; /* NULL: none */
+    char **command; /* NULL: no command */
     char auth[2 * FORWARD_WORD_MAX + 4];
-    const char *user, *password; /* NULL: none */
+    const char *user, *password; /* NULL: clients need no password */
 };
 
 static int proxy_failed(const struct proxy_options *o)
@@ -120,9 +120,10 @@ static void set_variables(const struct proxy_options *o, const char *address)
     setenv("NO_PROXY", getenv("no_proxy"), 1);
 }
 
-static volatile sig_atomic_t child, early; /* early: the signal that came before the command was started; 0: none */
+static volatile sig_atomic_t child, early; /* early: the signal that came before the command was started; 0: no signal */
 
-/* Passes signals on to the command, except SIGINT and SIGQUIT of the terminal, which the command gets itself. */
+/* Passes signals on to the command. SIGINT and SIGQUIT of the terminal are not passed on, because the command gets them from the terminal.
+ */
 static void on_signal(int number)
 {
     if (child > 0 && number != SIGINT && number != SIGQUIT)
@@ -160,7 +161,7 @@ static int run_command(const struct proxy_options *o, int control)
         return rc == -ENOENT ? LAUNCH_NOT_FOUND : LAUNCH_NOT_USABLE;
     }
     child = pid;
-    if (early) /* SIGINT, too: the terminal may have sent it before there was a command */
+    if (early) /* pass on SIGINT, too: the terminal may have sent it before there was a command */
         kill(pid, early);
     int watch = base_watch_process(pid);
     struct pollfd p[2] = {{.fd = watch, .events = POLLIN}, {.fd = control, .events = POLLIN}};
@@ -183,7 +184,7 @@ static bool is_loopback(int listener)
     return cluster_socket_host(listener, false, host, sizeof host) == 0 && (strncmp(host, "127.", 4) == 0 || strcmp(host, "[::1]") == 0);
 }
 
-/* Makes a UDP socket at the listener's address, if possible at the same port. -1: not possible, so the proxy offers no datagrams. */
+/* Makes a UDP socket at the listener's address, if possible at the same port. -1: there is no socket, so the proxy offers no datagrams. */
 static int datagrams_beside(int listener)
 {
     struct sockaddr_storage a;
@@ -225,7 +226,7 @@ static int proxy_begin(struct proxy_options *o)
         .head = {.what = CONTROL_PROXY, .flags = o->keep ? CONTROL_DETACHED : 0}, .hosts = hosts, .arguments = words};
     int passed[2] = {listener, datagrams_beside(listener)};
     int control = forward_ask("proxy", o->cluster, &r, passed, passed[1] < 0 ? 1 : 2, host, &node, NULL);
-    close(listener); /* the control node has a copy of the descriptor */
+    close(listener); /* the control node has a duplicate of the descriptor */
     if (passed[1] >= 0)
         close(passed[1]);
     if (control < 0)

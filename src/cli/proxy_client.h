@@ -17,7 +17,7 @@ enum client_state { CLIENT_TALKS, CLIENT_WAITS, CLIENT_MOVES, CLIENT_DIRECT, CLI
 struct speech { /* the buffers of a client that is sending its request */
     struct talk talk;
     int64_t deadline;
-    size_t bytes, at; /* bytes in `in`, of which those from `at` on are not read yet */
+    size_t bytes, at; /* bytes: number of bytes in `in`; those from `at` on are not read yet */
     uint8_t in[TALK_MAX];
     struct talk_reply reply;
 };
@@ -30,17 +30,18 @@ struct client {
     bool up_over, down_over; /* up_over: the client sends no more; down_over: the network sends no more */
     /* plain: the connection carries one request of plain HTTP; answered: the client has received bytes of the answer */
     bool plain, answered;
-    struct talk_body body; /* the body of that request */
-    struct speech *speech; /* NULL: the request is complete, and bytes are passed on */
+    struct talk_body body; /* the body of a request of plain HTTP */
+    struct speech *speech; /* NULL: the request has been read, and from now on bytes are passed on */
     weft_socket *net;
     struct association *association;
-    /* exchanges: number of short requests and answers in turn, up to DIRECT_AFTER; asked: the last piece was a request. */
+    /* exchanges: number of short requests that were each followed by a short answer, up to DIRECT_AFTER; asked: the last piece was a
+     * request. */
     uint8_t exchanges;
     bool asked;
-    bool borrows;          /* the gateway was asked to lend the socket, and nothing is sent until it answers */
+    bool borrows;          /* the gateway was asked to lend the socket. Nothing is sent until the gateway answers */
     int lent;              /* the lent socket, until the bytes in the ring are passed on; -1: none */
     struct direct *direct; /* in CLIENT_DIRECT */
-    bool counted;          /* in proxy.directs */
+    bool counted;          /* the client is counted in proxy.directs */
     weft_op op;
 };
 struct proxy {
@@ -61,9 +62,9 @@ struct proxy {
 void client_free(struct client *c);
 /* Resets the connections to client and server. The resets tell both that the stream is incomplete. */
 void client_reset(struct client *c);
-/* Moves bytes in both directions, and frees the client when both have ended. `readable`: the client may have sent bytes. */
+/* Moves bytes in both directions, and frees the client when both directions have ended. `readable`: the client may have sent bytes. */
 void client_move(struct client *c, bool readable);
-/* The connection at the gateway has changed. The client is in CLIENT_MOVES or CLIENT_DIRECT. */
+/* Called when the connection at the gateway has changed. The client is in CLIENT_MOVES or CLIENT_DIRECT. */
 void client_changed(struct client *c);
 void client_direct(struct client *c, bool client, bool far); /* in CLIENT_DIRECT: one or both ends may be ready */
 

@@ -61,7 +61,7 @@ void client_reset(struct client *c)
 
 /* --- moving bytes --- */
 
-/* Counts pieces, to find connections with short requests and answers in turn. */
+/* Counts pieces, to find connections on which short requests and short answers alternate. */
 static void count_piece(struct client *c, bool up, size_t bytes)
 {
     if (bytes >= DIRECT_PIECE)
@@ -71,8 +71,8 @@ static void count_piece(struct client *c, bool up, size_t bytes)
     c->asked = up;
 }
 
-/* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after it may be a request for another server, and are
- * dropped. `*broken`: the client has received the answer so far and sends more, so reset the connection. */
+/* Returns how many of the client's bytes belong to its request of plain HTTP. Bytes after the request are dropped, because they may be a
+ * request for another server. `*broken`: reset the connection, because the client sends more although it has received the answer. */
 static size_t take_body(struct client *c, const void *bytes, size_t n, bool *broken)
 {
     const void *at;
@@ -100,7 +100,7 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
         size_t right = c->plain ? take_body(c, at, (size_t)n, broken) : (size_t)n;
         forward_count(&c->p->f->up_bytes, right);
         count_piece(c, true, right);
-        *wants = (size_t)n < most; /* so far the client has sent no more */
+        *wants = (size_t)n < most; /* fewer bytes than asked for: the client has sent no more so far */
         return !*broken && weft_net_put(c->net, right) == 0 && !*wants;
     }
     if (n < 0 && errno == EINTR)
@@ -174,7 +174,7 @@ static void direct_begin(struct client *c)
     client_direct(c, true, true);
 }
 
-/* Gives the socket back to the gateway, because the connection now carries large pieces. */
+/* Gives the socket back to the gateway, because large pieces go over the connection now. */
 static void direct_end(struct client *c)
 {
     c->up_over = direct_client_ended(c->direct);
@@ -201,7 +201,7 @@ void client_direct(struct client *c, bool client, bool far)
     }
 }
 
-/* Asks the gateway to lend the socket, if that is worth it. */
+/* Asks the gateway to lend the socket, if the connection had enough short exchanges. */
 static void borrow(struct client *c)
 {
     struct proxy *p = c->p;

@@ -16,10 +16,10 @@
 
 #include "weft/pool.h"
 
-#define ACCEPTS   16u                /* how many clients are accepted before other work */
+#define ACCEPTS   16u                /* how many clients are accepted before connections are served */
 #define READY_MAX 256u               /* how many changed connections are served before sockets are polled again */
-#define TALK_NS   (30 * WEFT_SECOND) /* a client that has not sent a whole request after this time is closed */
-#define LOOK_NS   WEFT_SECOND        /* how often the clients that are sending a request are checked */
+#define TALK_NS   (30 * WEFT_SECOND) /* the connection of a client that has not sent a whole request after this time is closed */
+#define LOOK_NS   WEFT_SECOND        /* how often to check the clients that are sending a request */
 #define PAUSE_NS  (20 * WEFT_MS)     /* how long accepting pauses when there are no more descriptors */
 #define REPLY_MAX 1024u              /* largest reply, in bytes; kept until the client has read it */
 
@@ -36,7 +36,7 @@ static void notice(void *arg)
 
 /* --- the client's request --- */
 
-/* Sends a reply, which fits into the socket buffer because it is short and the first. */
+/* Sends a reply. It fits into the socket buffer, because it is short, and nothing was sent before. */
 static bool send_reply(struct client *c)
 {
     const struct talk_reply *r = &c->speech->reply;
@@ -117,7 +117,7 @@ static uint64_t ring_for(const struct proxy *p)
 static void client_connect(struct client *c)
 {
     struct speech *s = c->speech;
-    size_t first = s->bytes - s->at + s->reply.bytes; /* these bytes are put into the ring before the gateway reads any */
+    size_t first = s->bytes - s->at + s->reply.bytes; /* all these bytes are put into the ring before the gateway reads from it */
     uint64_t ring = ring_for(c->p);
     weft_net_spec spec = {.bytes = sizeof spec, .host = s->talk.host, .port = s->talk.port, .flags = WEFT_NET_NODELAY | WEFT_NET_KEEPALIVE};
     int rc;
@@ -160,7 +160,7 @@ static void client_associate(struct client *c)
     c->state = CLIENT_ASSOCIATED;
 }
 
-/* Reads and handles a part of the client's request. False: the client was closed, or its request is complete. */
+/* Reads and handles a part of the client's request. False: the connection was closed, or the request is complete. */
 static bool client_hear(struct client *c)
 {
     struct speech *s = c->speech;
@@ -221,11 +221,12 @@ static void on_client(struct gateway_watch *watch)
 
 /* --- the proxy --- */
 
-/* Linux gives a connection the options of its listener, so there they are set once. */
+/* On Linux a connection gets the options of its listener, so they are set once, on the listener. */
 static void set_options(int fd)
 {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int)); /* finds out if the client's host no longer answers */
+    /* so that the system notices when the client's host no longer answers */
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
 #if defined(SO_NOSIGPIPE)
     setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
 #endif
@@ -268,7 +269,7 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    /* Only if a client also came in the last round, several are probably waiting. */
+    /* If a client also came in the last round, several clients are probably waiting. */
     const unsigned most = p->accepted_in + 1 == p->round ? ACCEPTS : 1;
     p->accepted_in = p->round;
     for (unsigned i = 0; i < most && p->count < FORWARD_CONNECTIONS_MAX; i++) {
@@ -277,14 +278,14 @@ static void on_listener(struct gateway_watch *watch)
             continue;
         if (fd == -EINTR || fd == -ECONNABORTED)
             continue;
-        p->paused = fd >= 0 || (fd != -EAGAIN && fd != -EWOULDBLOCK); /* no memory or no descriptors: accept again later */
+        p->paused = fd >= 0 || (fd != -EAGAIN && fd != -EWOULDBLOCK); /* there is no memory or no descriptor: accept again later */
         break;
     }
     if (p->paused || p->count == FORWARD_CONNECTIONS_MAX)
         gateway_watch_events(p->loop.watches, watch, 0);
 }
 
-/* Serves one client whose connection has changed. False: there is none. */
+/* Serves one client whose connection has changed. False: there is no such client. */
 static bool client_go_on(void *arg)
 {
     struct proxy *p = arg;
@@ -296,7 +297,7 @@ static bool client_go_on(void *arg)
     return c;
 }
 
-/* Serves clients whose connections have changed. False: some are left for later. */
+/* Serves clients whose connections have changed. False: some clients are left for later. */
 static bool look_at_ready(struct proxy *p)
 {
     for (unsigned i = 0; i < READY_MAX; i++)

@@ -22,7 +22,7 @@ enum { SOCKS_OK, SOCKS_FAILURE, SOCKS_DENIED, SOCKS_NO_NET, SOCKS_NO_HOST, SOCKS
 static void put(struct talk_reply *r, const void *bytes, size_t n)
 {
     if (n > sizeof r->at - r->bytes)
-        n = sizeof r->at - r->bytes; /* cannot happen, because there is room for the largest head */
+        n = sizeof r->at - r->bytes; /* cannot happen, because the buffer has room for the largest head */
     memcpy(r->at + r->bytes, bytes, n);
     r->bytes += n;
 }
@@ -45,8 +45,8 @@ static bool same(const char *want, const uint8_t *got, size_t len)
 
 /* --- SOCKS5 --- */
 
-/* Writes an address such as "10.0.0.1:80" as type, address and port of SOCKS5 from at[3] on. Returns the length, including the three bytes
- * before. */
+/* Writes an address such as "10.0.0.1:80" as type, address and port of SOCKS5 from at[3] on. Returns the length, including the first three
+ * bytes. */
 static size_t socks_local(uint8_t at[22], const char *local)
 {
     size_t n = 10;
@@ -111,8 +111,8 @@ static enum talk_next socks_refuse(struct talk_reply *reply, uint8_t code)
     return TALK_REFUSE;
 }
 
-/* Reads type, address and port of SOCKS5 at `in`. Returns their length; 0: they are not complete; SIZE_MAX: they are invalid, for example
- * an empty name. */
+/* Reads type, address and port of SOCKS5 at `in`. Returns the length of all three. 0: they are not complete; SIZE_MAX: they are invalid,
+ * for example because the name is empty. */
 static size_t socks_address(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
 {
     if (bytes < 2)
@@ -260,7 +260,7 @@ static bool read_authority(struct talk *t, const char *at, size_t len, uint32_t 
         if (close[1] && close[1] != ':')
             return false;
         *close = '\0';
-        if (!strchr(++host, ':')) /* only IPv6 addresses may be in brackets */
+        if (!strchr(++host, ':')) /* an error, because only IPv6 addresses may be in brackets */
             return false;
     } else if (strpbrk(text, "[]") || (colon && strchr(text, ':') != colon)) {
         return false;
@@ -279,7 +279,7 @@ static bool read_authority(struct talk *t, const char *at, size_t len, uint32_t 
     return true;
 }
 
-/* Whether a header is for the proxy, or is Host, which the proxy writes itself. */
+/* Whether a header is not passed on: it is for the proxy, or it is Host, which the proxy writes itself. */
 static bool is_ours(const char *line, size_t len)
 {
     static const char *const names[] = {"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "TE", "Upgrade", "Host"};
@@ -289,7 +289,7 @@ static bool is_ours(const char *line, size_t len)
     return false;
 }
 
-/* If the line is a header with the body's length, reads it. False: the length is invalid, or there was such a header before. */
+/* If the line is a header with the body's length, reads the length. False: the length is invalid, or an earlier line was such a header. */
 static bool read_length(struct talk_body *b, const char *line, size_t len)
 {
     static const char chunked[] = "chunked";

@@ -17,8 +17,8 @@ enum talk_next {
     TALK_MORE,   /* more bytes are needed */
     TALK_REPLY,  /* send `reply`, then read the bytes after `taken` */
     TALK_REFUSE, /* send `reply`, then close the connection */
-    /* the client wants to send datagrams, from its port `port` (0: not known yet); reply by talk_opened(), with the address to which it
-     * must send them */
+    /* the client wants to send datagrams, from its port `port` (0: not known yet). Reply by talk_opened(), with the address to which the
+       client must send datagrams */
     TALK_ASSOCIATE,
     TALK_GO, /* connect to `host` and `port`, reply by talk_opened(), and pass on all bytes after `taken` */
 };
@@ -39,16 +39,16 @@ enum body_state {
 };
 struct talk_body {
     enum body_state state;
-    uint64_t left; /* bytes left of the body or of a chunk; in BODY_SIZE: the chunk's size as far as it was read */
+    uint64_t left; /* bytes left of the body or of a chunk; in BODY_SIZE: the part of the chunk's size that was read */
     bool digits;   /* a digit of the chunk's size was read */
 };
-/* Returns how many of these bytes belong to the body. They follow those of the last call. */
+/* Returns how many of the bytes at `in` belong to the body. Each call continues where the last call has ended. */
 size_t talk_body(struct talk_body *b, const uint8_t *in, size_t bytes);
 
 enum talk_state { TALK_FIRST, TALK_SOCKS_PASSWORD, TALK_SOCKS_REQUEST, TALK_SOCKS, TALK_CONNECT, TALK_PLAIN };
 struct talk {
     enum talk_state state;
-    const char *user, *password; /* what clients must give; NULL: nothing */
+    const char *user, *password; /* what clients must give; NULL: clients need not give anything */
     char host[256];
     uint32_t port;
     struct talk_body body; /* the body of a request of plain HTTP */
@@ -57,17 +57,17 @@ struct talk_reply {
     size_t bytes;
     uint8_t at[TALK_REPLY_MAX];
 };
-/* Reads the bytes that have been received so far. `*taken`: how many of them are done with. After TALK_GO for plain HTTP, send `reply` to
- * the server in place of these bytes. */
+/* Reads the bytes that have been received so far. `*taken`: how many bytes were used and can be dropped. After TALK_GO for plain HTTP, send
+ * `reply` to the server in place of these bytes. */
 enum talk_next talk_read(struct talk *t, const uint8_t *in, size_t bytes, size_t *taken, struct talk_reply *reply);
-/* Write the reply after connecting. talk_opened(): there is a connection, with the own address `local`, as in "10.0.0.1:80". talk_failed():
+/* Write the reply after connecting. talk_opened(): there is a connection; its own address is `local`, as in "10.0.0.1:80". talk_failed():
  * `rc` is a negative errno, `why` a sentence. */
 void talk_opened(const struct talk *t, const char *local, struct talk_reply *reply);
 void talk_failed(const struct talk *t, int rc, const char *why, struct talk_reply *reply);
 
-/* Datagrams of SOCKS5. talk_datagram() reads the head of a client's datagram, and returns the head's length, and the host and port to which
- * the datagram goes; 0: drop the datagram. talk_datagram_head() writes the head of a datagram from an address such as "10.0.0.1:53" before
- * `end`, and returns its length. */
+/* Datagrams of SOCKS5. talk_datagram() reads the head of a client's datagram. It returns the length of the head (0: drop the datagram), and
+ * stores the host and port to which the datagram goes. talk_datagram_head() writes, before `end`, the head of a datagram that has come from
+ * an address such as "10.0.0.1:53". It returns the length of the head. */
 #define TALK_DATAGRAM_HEAD 22u
 size_t talk_datagram(const uint8_t *in, size_t bytes, char host[256], uint32_t *port);
 size_t talk_datagram_head(uint8_t *end, const char *from);

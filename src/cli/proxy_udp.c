@@ -12,8 +12,8 @@
 #include "cli/proxy_talk.h"
 #include "gateway/net.h"
 
-#define TURNS    64u                 /* how many datagrams are handled before other work */
-#define WAIT_MAX 8u                  /* datagrams of one flow that may wait until it is open */
+#define TURNS    64u                 /* how many datagrams are handled before other connections are served */
+#define WAIT_MAX 8u                  /* how many datagrams of a flow may wait until the flow is open */
 #define IDLE_NS  (120 * WEFT_SECOND) /* a flow without datagrams for this time ends */
 #define AGAIN_NS (5 * WEFT_SECOND)   /* how long a flow that could not be opened stays refused */
 
@@ -39,7 +39,7 @@ struct association {
     struct proxy_udp *u;
     struct association *next, **at;
     struct net_address client;  /* where the client's datagrams come from; port 0: not known yet */
-    struct sockaddr_storage to; /* the same address in the form that sendto() needs, when it is known */
+    struct sockaddr_storage to; /* the address `client` in the form that sendto() needs, once it is known */
     socklen_t to_len;
     struct flow *flows;
 };
@@ -163,7 +163,7 @@ static void flow_receive(struct flow *w)
         if (sendto(u->watch.fd, at - head, head + n, MSG_DONTWAIT, (struct sockaddr *)&w->a->to, w->a->to_len) > 0)
             forward_count(&u->f->down_bytes, n);
     }
-    notice(w); /* continue after other flows had their turn */
+    notice(w); /* continue after other flows were served */
 }
 
 bool proxy_udp_go_on(struct proxy_udp *u)
@@ -206,8 +206,8 @@ static bool same_host(const struct net_address *a, const struct net_address *b)
                                         : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
 }
 
-/* Finds the association to which a datagram belongs: the one with this address and port, or else the oldest one of this host whose port is
- * not known yet. */
+/* Finds the association to which a datagram belongs. It has the datagram's address and port; if no association has, it is the oldest one
+ * that has this address and no known port yet. */
 static struct association *association_of(struct proxy_udp *u, struct net_address *from)
 {
     struct association *first = NULL;
@@ -217,7 +217,7 @@ static struct association *association_of(struct proxy_udp *u, struct net_addres
         if (*port_of(&a->client) == *port_of(from))
             return a;
         if (!*port_of(&a->client))
-            first = a; /* no break: the list begins with the newest, and the oldest is wanted */
+            first = a; /* no break: the list begins with the newest association, and the oldest is wanted */
     }
     if (first)
         *port_of(&first->client) = *port_of(from);
@@ -279,7 +279,7 @@ struct association *proxy_udp_associate(struct proxy_udp *u, int client, uint32_
         return NULL;
     }
     *port_of(&a->client) = htons((uint16_t)port);
-    *port_of(&here) = *port_of(&there); /* the client can reach this address, to which it has connected */
+    *port_of(&here) = *port_of(&there); /* the client can reach this address, because it has connected to it */
     net_address_text(&here, at, FORWARD_ADDRESS);
     a->u = u;
     a->next = u->associations;

@@ -13,18 +13,18 @@
 #include "cli/forward_loop.h"
 
 #define ASSOCIATIONS_MAX 1024u
-#define FLOWS_MAX        256u /* flows of one proxy, each with 256 KiB of rings; then a new flow replaces the least recently used one */
+#define FLOWS_MAX        256u /* the most flows of a proxy, each with 256 KiB of rings. A further flow replaces the least recently used one */
 
 struct proxy_udp;
 struct association;
-/* `fd`: the UDP socket, which is copied; -1: there is none, so no client can associate. `loop` wakes when proxy_udp_go_on() must be called.
- */
+/* `fd`: the UDP socket (a duplicate is used); -1: there is no socket, so no client can associate. `loop` wakes when proxy_udp_go_on() must
+ * be called. */
 int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct forward_loop *loop, int fd);
 void proxy_udp_close(struct proxy_udp *u); /* NULL is allowed */
-bool proxy_udp_go_on(struct proxy_udp *u); /* serves flows that have changed. False: some are left for later */
-void proxy_udp_tick(struct proxy_udp *u);  /* ends unused flows; call it about once a second */
-/* Makes an association for the client with the TCP connection `client`. `port`: from which its datagrams come; 0: the port of the first
- * datagram. `at` becomes the address to which the client must send datagrams. NULL: not possible. */
+bool proxy_udp_go_on(struct proxy_udp *u); /* serves flows that have changed. False: some flows are left for later */
+void proxy_udp_tick(struct proxy_udp *u);  /* ends unused flows; call this about once a second */
+/* Makes an association for the client with the TCP connection `client`. `port`: the port from which the client's datagrams come; 0: the
+ * port of the first datagram. `at` becomes the address to which the client must send datagrams. NULL: this is not possible. */
 struct association *proxy_udp_associate(struct proxy_udp *u, int client, uint32_t port, char at[FORWARD_ADDRESS]);
 void proxy_udp_leave(struct association *a); /* NULL is allowed */
 

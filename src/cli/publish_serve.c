@@ -13,9 +13,9 @@
 #include "weft/net.h"
 
 #define ACCEPTS   16u                /* how many accepts wait at the gateway at the same time */
-#define READY_MAX 256u               /* how many changed pairs are served before anything else */
+#define READY_MAX 256u               /* how many changed pairs are served before sockets are polled again */
 #define PAUSE_NS  (20 * WEFT_MS)     /* how long to wait when there is no memory or no descriptor */
-#define AGAIN_NS  (10 * WEFT_SECOND) /* how long connecting is tried again if the queue of a Unix socket is full */
+#define AGAIN_NS  (10 * WEFT_SECOND) /* if the queue of a Unix socket is full: how long to try to connect again */
 #define SAY_NS    (10 * WEFT_SECOND) /* the least time between two log lines about failures to connect to the server */
 
 enum pair_state { PAIR_ACCEPTS, PAIR_CONNECTS, PAIR_AGAIN, PAIR_MOVES };
@@ -25,10 +25,10 @@ struct pair {
     struct publish *p;
     struct pair *next, **at;
     enum pair_state state;
-    weft_socket *side[2]; /* CLIENT: the connection at the gateway; SERVER: the one at the target */
-    bool over[2];         /* that side sends no more */
+    weft_socket *side[2]; /* CLIENT: the connection at the gateway; SERVER: the connection at the target */
+    bool over[2];         /* this side sends no more */
     weft_op op[2];
-    int64_t deadline; /* in PAIR_AGAIN: until when connecting is tried again */
+    int64_t deadline; /* in PAIR_AGAIN: until when to try to connect again */
 };
 struct publish {
     struct forward *f;
@@ -52,7 +52,7 @@ static void pair_again(struct pair *c)
     forward_list_add(&c->p->loop.changed, &c->changed);
 }
 
-/* weft calls this when the listener has changed, because its gateway is gone. */
+/* weft calls this when the listener has changed: its gateway is gone. */
 static void notice_end(void *arg)
 {
     const struct publish *p = arg;
@@ -135,7 +135,7 @@ static void pair_move(struct pair *c)
     else if (c->over[CLIENT] && c->over[SERVER])
         pair_free(c, false);
     else if (more)
-        pair_again(c); /* continue after other pairs had their turn */
+        pair_again(c); /* continue after other pairs were served */
 }
 
 /* --- opening --- */
@@ -165,7 +165,7 @@ static void say_refused(struct publish *p)
     base_log(BASE_LOG_WARN, "published port %s: a connection was reset: %s", p->f->address, weft_error());
 }
 
-/* Handles the end of the target's attempt to connect. */
+/* Called when the target's attempt to connect has ended. */
 static void pair_connected(struct pair *c)
 {
     int rc = weft_net_error(c->side[SERVER]);
@@ -187,7 +187,7 @@ static void pair_connected(struct pair *c)
     pair_reset(c);
 }
 
-/* Handles the end of an accept at the gateway. */
+/* Called when an accept at the gateway has ended. */
 static void pair_accepted(struct pair *c)
 {
     struct publish *p = c->p;
@@ -207,7 +207,7 @@ static void pair_accepted(struct pair *c)
     pair_connect(c);
 }
 
-/* Starts an accept at the gateway. False: not possible now. */
+/* Starts an accept at the gateway. False: this is not possible now. */
 static bool pair_new(struct publish *p)
 {
     struct pair *c = calloc(1, sizeof *c);
@@ -230,7 +230,7 @@ static bool pair_new(struct publish *p)
 
 /* --- the published port --- */
 
-/* Serves one pair that has changed. False: there is none. */
+/* Serves one pair that has changed. False: no pair has changed. */
 static bool pair_go_on(void *arg)
 {
     struct publish *p = arg;
@@ -246,7 +246,7 @@ static bool pair_go_on(void *arg)
     return c;
 }
 
-/* Serves pairs that have changed. False: some are left for later. */
+/* Serves pairs that have changed. False: some pairs are left for later. */
 static bool look_at_ready(struct publish *p)
 {
     for (unsigned i = 0; i < READY_MAX; i++)

@@ -11,13 +11,13 @@
 #include "base/base.h"
 #include "cli/launch.h"
 
-/* A write of so many bytes to a pipe that poll() reports as writable does not block. The descriptor cannot be made non-blocking, because
- * other processes share it. */
+/* A write of at most this many bytes to a pipe that poll() reports as writable does not block. The descriptor cannot be made non-blocking,
+ * because other processes share it. */
 #define WRITE_MAX 4096u
 
 static void relay_give_up(struct relay_out *o, int error)
 {
-    o->broken = true; /* the launcher then closes the nodes' pipes, so that the nodes notice it */
+    o->broken = true; /* the launcher then closes the nodes' pipes, so that the nodes notice that nobody reads */
     o->error = error;
     o->start = o->end = 0;
 }

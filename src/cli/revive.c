@@ -14,10 +14,10 @@
 
 #include "cli/launcher.h"
 
-#define HASTY_NS  (2 * WEFT_SECOND) /* a node that lived less has ended "soon" */
+#define HASTY_NS  (2 * WEFT_SECOND) /* a node that has lived for a shorter time has ended "soon" */
 #define AGAIN_MIN (100 * WEFT_MS)
 #define AGAIN_MAX (30 * WEFT_SECOND)
-#define TRIES     3u              /* a node must join within so many attempts */
+#define TRIES     3u              /* after this many attempts to join that fail in a row, the place is given up */
 #define LOOK_NS   (500 * WEFT_MS) /* time between two checks whether the cluster is to end */
 #define START_NS  (10 * WEFT_MS)  /* time between two checks whether the cluster is up */
 
@@ -28,7 +28,7 @@ static void forget(struct launcher *s)
     s->waiting = 0;
 }
 
-/* Returns after how long the new node is started. */
+/* Lets a new node be started later. Returns after how many ns. */
 static int64_t start_later(struct launcher *s, struct node *node, int64_t lived)
 {
     int64_t delay = AGAIN_MIN;
@@ -49,7 +49,8 @@ static void give_up(struct launcher *s, uint32_t place, const char *why)
     s->status = s->status ? s->status : 1;
 }
 
-/* Check whether the cluster is up. From then on, nodes that end are started again; before, the end of one node ends all. */
+/* Check whether the cluster is up. When it is up, a node that ends is replaced by a new one; before that, the end of one node ends all
+ * nodes. */
 static void see_if_up(struct launcher *s)
 {
     s->up = s->up || access(s->l->revive->up, F_OK) == 0;
@@ -83,8 +84,8 @@ bool revive_ended(struct launcher *s, uint32_t rank, int how)
     return true;
 }
 
-/* Set WEFT_JOIN for a new node: the addresses that the nodes of this host wrote last or, without such a file, the addresses from the start.
- */
+/* Set WEFT_JOIN for a new node: the addresses that the nodes of this host have written to the file or, if there is no file, those that the
+ * launcher got at its start. */
 static void read_members(struct launcher *s)
 {
     const struct launch_revive *r = s->l->revive;
@@ -102,7 +103,7 @@ static void start_again(struct launcher *s, uint32_t rank)
     struct node *node = &s->nodes[rank];
     node->waits = false;
     s->waiting--;
-    for (uint32_t i = 2 * rank; s->in && i < 2 * rank + 2; i++) { /* the rest of the old node's output */
+    for (uint32_t i = 2 * rank; s->in && i < 2 * rank + 2; i++) { /* pass on the rest of the old node's output */
         while (s->in[i].fd >= 0 && s->in[i].drained <= (1u << 20) && relay_read(&s->in[i]) > 0)
             ;
         relay_close(&s->in[i]);
@@ -115,7 +116,7 @@ static void start_again(struct launcher *s, uint32_t rank)
 
 bool revive_down(struct launcher *s)
 {
-    see_if_up(s); /* check this often, because a control node that leaves removes the socket for a moment */
+    see_if_up(s); /* look often: a control node that leaves removes the socket for a moment */
     return !s->ending && access(s->l->revive->down, F_OK) == 0;
 }
 

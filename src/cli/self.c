@@ -15,14 +15,14 @@
 static const char *program_path(char *buf, size_t len)
 {
     ssize_t n = readlink("/proc/self/exe", buf, len - 1);
-    if (n <= 0 || (size_t)n == len - 1) /* it may have been cut */
+    if (n <= 0 || (size_t)n == len - 1) /* a path of the whole length may have been cut */
         n = snprintf(buf, len, "weft");
     buf[n] = '\0';
     return buf;
 }
 
 /* Whether a file or directory belongs to this program's owner, to root or to this user. If the program was copied into /tmp, anybody may
- * put files beside it. The small command (front.c) has this check, too. */
+ * put files beside the program. The small command (front.c) has this check, too. */
 static bool is_trusted(const char *path)
 {
     struct stat st, self;
@@ -48,7 +48,7 @@ const char *self_path(char *buf, size_t len)
 {
     program_path(buf, len);
 #if defined(WEFT_FRONT)
-    static const char *const places[] = {WEFT_FRONT, "../weft"}; /* where the small command is installed; where it is built */
+    static const char *const places[] = {WEFT_FRONT, "../weft"}; /* of an installed small command; of one in the build folder */
     char path[PATH_MAX];
     struct stat st;
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)

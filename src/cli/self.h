@@ -8,10 +8,11 @@
 #include <limits.h>
 #include <stddef.h>
 
-/* The path of another program of this installation. `place`: its path, relative to the directory of this process's file. -EPERM: another
- * user could have put this file there. Other errors: it cannot be found. */
+/* The path of another program of this installation. `place`: the program's path, relative to the directory of this process's program.
+ * -EPERM: another user could have put the file there. Other errors: the file cannot be found. */
 int self_beside(const char *place, char path[PATH_MAX]);
-/* Path of the command `weft`, on other hosts, too. Where there is the small command (front.c), that one's path. */
+/* Path of the command `weft`, which is used on other hosts, too. If there is a small command (front.c), this is the small command's path.
+ */
 const char *self_path(char *buf, size_t len);
 
 #endif

@@ -23,7 +23,7 @@
 
 extern char **environ;
 
-/* The start of what the launcher sends. After it come zero-terminated strings: directory, arguments, environment assignments. */
+/* The start of the message that the launcher sends. Zero-terminated strings follow: directory, arguments, environment assignments. */
 struct launch_message {
     char magic[8];
     uint32_t argc, envc, bytes, reserved;
@@ -170,8 +170,8 @@ static char *take_strings(char *at, char **list, uint32_t count)
     return at;
 }
 
-/* Whether the program inherits this variable of its host. Variables in the launch message replace it. Of weft's variables, which may belong
- * to another cluster, only those that name the owner of the host's devices are inherited. */
+/* Whether the program inherits this variable of its host. Variables in the launch message replace variables of the host. Weft's variables
+ * may belong to another cluster, so only those that name the owner of the host's devices are inherited. */
 static bool is_kept(const char *variable, char *const *order, size_t count)
 {
     static const char *const of_this_host[] = {"WEFT_GUARD=", "WEFT_GUARD_SOCKET="};
@@ -244,10 +244,11 @@ static int start_program(const struct job *job, const struct base_dispositions *
                                      .mask = &none,
                                      .number = keeper->starting};
     int rc = base_process_find(job->argv[0], path, sizeof path);
-    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL); /* EACCES is what execve() returns for a directory */
+    /* -EACCES, because execve() returns EACCES for a directory */
+    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL);
 }
 
-/* Pass on the launcher's signals until the program has ended. Returns its exit status, 128 + N after signal N. Signals have Linux's
+/* Pass on the launcher's signals until the program has ended. Returns the program's exit status, or 128 + N after signal N, in Linux's
  * numbers. */
 static int stay_with(pid_t pid)
 {
@@ -256,7 +257,7 @@ static int stay_with(pid_t pid)
         struct pollfd p[2] = {{.fd = signal_pipe[0], .events = POLLIN}, {.fd = connected ? STDIN_FILENO : -1, .events = POLLIN}};
         uint8_t bytes[64];
         if (base_process_ended(pid, NULL)) {
-            int how = base_process_kill_group(pid); /* kills the processes that it has started, too */
+            int how = base_process_kill_group(pid); /* also kills the processes that the program has started */
             return WIFSIGNALED(how) ? 128 + base_signal_out(WTERMSIG(how)) : base_process_status(how);
         }
         if (poll(p, 2, LAUNCH_LOOK_MS) < 0)

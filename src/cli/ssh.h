@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 #define SSH_FAILED     255         /* exit status of ssh for its own failures */
-#define SSH_LAUNCH_MAX (60u << 10) /* fits into an empty pipe */
+#define SSH_LAUNCH_MAX (60u << 10) /* a launch message of this size fits into an empty pipe */
 
 /* Serialize the launch message for a node: directory, program, environment. The caller frees `*out`. */
 int ssh_launch_message(char **out, size_t *len, const char *dir, char *const *argv, const char *const *env);
@@ -19,7 +19,7 @@ struct ssh_command {
 };
 /* Make the command line that runs `weft run --as-node` on a host: with ssh, or the command in WEFT_SSH. */
 int ssh_command(struct ssh_command *c, const char *host, const char *weft);
-/* As ssh_command(), but with `weft exec` on a standing cluster instead of ssh. `self`: path of this command here. */
+/* Like ssh_command(), but with `weft exec` on a standing cluster instead of ssh. `self`: path of this command on this host. */
 int ssh_command_by_cluster(struct ssh_command *c, const char *cluster, const char *node, const char *self, const char *weft);
 void ssh_command_free(struct ssh_command *c);
 

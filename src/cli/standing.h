@@ -43,20 +43,20 @@ struct standing_place {
 /* Find the folder of a cluster. `name`: NULL stands for WEFT_CLUSTER, or "default" if that is not set. `make`: create the folder. -EINVAL:
  * the name is not allowed. -EPERM: other users can reach the folder. -ENOENT: the folder does not exist. */
 int standing_find(struct standing_place *p, const char *name, bool make);
-/* Take the cluster's lock, for a launcher. The lock lasts until this process and all processes that it forks have ended. Returns the
- * descriptor. `more`: the launcher adds nodes. -EBUSY, without `more`: the cluster is up. -ECONNREFUSED, with `more`: the cluster is not
- * up. */
+/* Take the cluster's lock, for a launcher. The lock is held until this process and all processes that it forks have ended. Returns the
+ * lock's descriptor. `more`: the launcher adds nodes. -EBUSY, without `more`: the cluster is up. -ECONNREFUSED, with `more`: the cluster is
+ * not up. */
 int standing_lock(const struct standing_place *p, bool more);
 /* Whether a process holds the lock. */
 bool standing_locked(const struct standing_place *p);
-/* Try to become the control node of this host by taking the lock `control_lock`. Returns its descriptor; this process holds the lock until
- * it closes the descriptor or ends. -EBUSY: another process holds the lock. */
+/* Try to become the control node of this host by taking the lock `control_lock`. Returns the lock's descriptor. This process holds the lock
+ * until it closes the descriptor or ends. -EBUSY: another process holds the lock. */
 int standing_control(const struct standing_place *p);
-/* Make the file `down`, at which the launchers of this host end their nodes, and start none again. */
+/* Make the file `down`. When it exists, the launchers of this host end their nodes, and start no new ones. */
 int standing_mark_down(const struct standing_place *p);
 /* Listen on the control socket, and remove an old socket on which nobody listens. Only the control node may do this. */
 int standing_listen(const struct standing_place *p);
-/* Connect to the control socket. `wait`: if the cluster is up but has no control node here, wait for one for CONTROL_NODE_NS.
+/* Connect to the control socket. `wait`: if the cluster is up but has no control node on this host, wait up to CONTROL_NODE_NS for one.
  * -ECONNREFUSED: the cluster is not up. */
 #define CONTROL_NODE_NS (5 * WEFT_SECOND)
 int standing_connect(const struct standing_place *p, bool wait);
@@ -74,7 +74,7 @@ struct desk_page {
     uint32_t pid, count;
     int64_t joined;      /* seconds since 1970 */
     uint32_t slot, zero; /* slot: the node's place (struct launch_revive) */
-    char door[128];      /* the address at which other nodes can join through this one: WEFT_GROW of this node */
+    char door[128];      /* WEFT_GROW of this node: the address at which other nodes can join */
     weft_pool_stats pool;
     struct topo_node node;
     struct desk_link links[]; /* [count], in the order of the nodes' numbers; the memory has room for more */
@@ -86,44 +86,44 @@ struct desk;
 int desk_open(struct desk **out, weft_node *w, uint32_t slot);
 void desk_refresh(struct desk *d);
 void desk_close(struct desk *d);
-/* Reads the desks of other nodes. Any thread may use it. */
+/* Reads the desks of other nodes. Any thread may use this. */
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest pages of nodes, and check them. The caller frees them. Takes two seconds at most. Without `links` the pages have none:
- * N nodes that read all links of each other would read N * N * N. out[i]: NULL if node nodes[i] has not answered. Returns how many have not
- * answered. */
+/* Get the newest pages of nodes, and check them. The caller frees the pages. Takes two seconds at most. `links`: with the links; N nodes
+ * that read all links of each other would read N * N * N links. out[i]: NULL if node nodes[i] has not answered. Returns how many nodes have
+ * not answered. */
 uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of a detached job's output that are kept; older output is discarded */
 #define JOBS_ENDED_MAX 64u               /* how many detached jobs that have ended are still listed */
-#define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* `weft kill` sends SIGKILL so long after SIGTERM */
-/* the jobs of control node K have numbers from K * JOBS_EACH on, which no other control node uses */
+#define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* time from SIGTERM to SIGKILL of `weft kill` */
+/* The jobs of control node K have numbers from K * JOBS_EACH on; no other control node uses these */
 #define JOBS_EACH   10000u
 #define JOBS_FAILED 255 /* exit status if weft itself failed, the same as that of ssh */
 struct jobs;
 int jobs_open(struct jobs **out, weft_node *w);
-void jobs_end(struct jobs *all);   /* kill all processes, and refuse new jobs */
-void jobs_close(struct jobs *all); /* waits for the threads of detached jobs; call it after jobs_end(), when no command uses the jobs */
+void jobs_end(struct jobs *all);   /* kills the processes of all jobs, and refuses new jobs */
+void jobs_close(struct jobs *all); /* waits for the threads of detached jobs; call this after jobs_end(), when no command uses the jobs */
 /* Run a job for the command that is connected at `fd`, until all its processes have ended. Sends the whole answer. */
 void jobs_exec(struct jobs *all, int fd, const struct control_request *r);
-void jobs_alive(struct jobs *all); /* call it every CONTROL_ALIVE_NS: sends a sign of life to each command that waits for its job */
+void jobs_alive(struct jobs *all); /* sends a sign of life to each command that waits for its job; call this every CONTROL_ALIVE_NS */
 void jobs_kill(struct jobs *all, int fd, const struct control_request *r);
 void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
 
 /* --- standing_told.c --- */
-/* Read the desks of nodes that have joined, at most `most`, so that their hosts are known when the nodes are gone. False: some desks were
+/* Read at most `most` desks of nodes that have joined, so that their hosts are still known when the nodes are gone. False: some desks were
  * not read yet. */
 bool jobs_learn(struct jobs *all, uint32_t most);
-/* desks_get(), and remember the hosts that the pages name. */
+/* Like desks_get(), and remembers the hosts that the pages name. */
 uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
-/* The node with that number or on that host, as in --on. -ENOENT. */
+/* The node that `word` names: by its number or its host, as in --on. -ENOENT. */
 int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* The name of a node's host from its desk; "node K" if the desk was not read yet. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
-uint32_t jobs_slot(struct jobs *all, uint32_t node); /* from its desk; 0 if the desk was not read yet */
+uint32_t jobs_slot(struct jobs *all, uint32_t node); /* the slot of a node, from its desk; 0 if the desk was not read yet */
 /* The nodes to show, in the order of their numbers: all living nodes, and known nodes that are gone and have no successor. A successor is a
  * later node with the same host, door (desk_page.door) and slot. Returns how many; the caller frees the list. `*out` is NULL if there is no
  * memory. */
@@ -135,9 +135,9 @@ struct shown {
     uint32_t count, *nodes;
     struct desk_page **pages;
 };
-int shown_get(struct shown *s, struct jobs *jobs, bool links); /* -ENOMEM, or 0: then shown_free() */
+int shown_get(struct shown *s, struct jobs *jobs, bool links); /* 0 (then call shown_free()) or -ENOMEM */
 void shown_free(struct shown *s);
-/* What a node says about its link to another one; NULL: nothing. */
+/* What a node says about its link to another node. NULL: it says nothing about this link. */
 const struct desk_link *shown_link(const struct shown *s, uint32_t node, uint32_t to);
 
 /* --- standing_status.c --- */
@@ -152,7 +152,7 @@ json_t *standing_settings(void); /* settings of this node that programs started 
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
 /* --- standing_file.c --- */
-/* Serve a command on this thread. Send all the answers. */
+/* Serve a command on this thread, and send all answers. */
 void standing_cat(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
 void standing_pin(weft_node *w, struct jobs *jobs, int fd, const struct control_request *r);
 json_t *standing_files(weft_node *w, struct jobs *jobs);
@@ -160,31 +160,31 @@ json_t *standing_files(weft_node *w, struct jobs *jobs);
 /* --- standing_serve.c --- */
 struct standing_server;
 /* Serve the control socket in threads until standing_serve_end(), which also ends all jobs. `metrics`: ADDR:PORT where Prometheus can read;
- * NULL: none. A thread of the server calls `on_down` when a command asks to end the cluster. */
+ * NULL: no metrics. When a command asks to end the cluster, a thread of the server calls `on_down`. */
 int standing_serve(struct standing_server **out, weft_node *w, struct jobs *jobs, const struct standing_place *p, const char *metrics,
                    void (*on_down)(void *arg), void *arg);
 void standing_serve_end(struct standing_server *s);
 
 /* --- standing_node.c --- */
 /* Run one node until it is asked to end. `slot`: its place. `first`: rank of the first node of this host, which becomes the control node
- * when the cluster begins; UINT32_MAX: any may. Returns the exit status for the launcher (launch.h). `instead` (may be NULL) is called
- * about once a second while the node waits for the others with which it begins the cluster. If it returns non-zero, the node gives up, and
- * this returns STANDING_INSTEAD. */
+ * when the cluster begins; UINT32_MAX: any node may become it. Returns the exit status for the launcher (launch.h). `instead` (may be NULL)
+ * is called about once a second while the node waits for the others with which it begins the cluster. If it returns non-zero, the node
+ * gives up, and this returns STANDING_INSTEAD. */
 #define STANDING_INSTEAD (-1)
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 
 /* --- ask.c: used by several commands --- */
 /* Connect to a cluster and send a request. Returns the socket, or a negative errno after an error was printed. */
 int standing_ask(const char *sub, const char *cluster, struct control_request *r);
-/* The same, but calls `ready` (may be NULL) before it sends the request. An error of `ready`, with base_fail(), is an error of this
- * function. */
+/* Like standing_ask(), but calls `ready` (may be NULL) before it sends the request. If `ready` returns an error (with base_fail()), prints
+ * it and fails. */
 int standing_ask_ready(const char *sub, const char *cluster, struct control_request *r, int (*ready)(void));
 /* Read the next frame of the answer. `payload` has CONTROL_PIECE_MAX + 1 bytes, since a zero byte is appended. `deadline`: when the frame
  * must begin. Returns 0, or a negative errno without base_fail(). */
 int standing_answer(int fd, struct control_frame *f, char *payload, int64_t deadline);
-/* Send a request, and read the texts of the answer until DONE into `*out`, which the caller frees. If the control node ends meanwhile, the
- * request is sent again to the next one, so it must be harmless to execute it twice. Returns 0, or the exit status after an error was
- * printed. */
+/* Send a request, and read the texts of the answer, until DONE, into `*out`; the caller frees it. If the control node ends meanwhile, sends
+ * the request again to the next control node, so executing the request twice must be harmless. Returns 0, or the exit status after an error
+ * was printed. */
 #define CONTROL_TRIES 3
 int standing_text(const char *sub, const char *cluster, struct control_request *r, char **out);
 

@@ -10,10 +10,10 @@
 
 #include "cli/standing_job.h"
 
-#define SOON_MS 2   /* how long the frame about the start of a process may wait for others */
-#define LOOK_MS 200 /* how late the thread notices what does not wake it, such as the end of output */
-/* How long hosts have to answer after a signal of the command: CANCEL_NS until their start is cancelled, LEAVE_NS until the job ends
- * without them. */
+#define SOON_MS 2   /* how long the frame about the start of a process may wait for further frames */
+#define LOOK_MS 200 /* the thread notices within this time what does not wake it, such as the end of output */
+/* How long hosts have to answer after a signal of the command. After CANCEL_NS a start that a host has not answered is cancelled. After
+ * LEAVE_NS the job ends without the hosts that have not answered. */
 #define CANCEL_NS (500 * WEFT_MS)
 #define LEAVE_NS  WEFT_SECOND
 
@@ -25,8 +25,8 @@ void job_signal(struct job *j, int number, weft_op *ops)
     pthread_mutex_unlock(&j->handles);
 }
 
-/* Send a signal of the command to all processes. Processes that have not started within CANCEL_NS do not start any more. After SIGKILL,
- * which is the command's second signal, the job ends within LEAVE_NS. */
+/* Send a signal of the command to all processes. Processes that have not started within CANCEL_NS do not start any more. The command's
+ * second signal is SIGKILL; after it the job ends within LEAVE_NS. */
 static void job_interrupt(struct job *j, int number)
 {
     int64_t cancel = base_deadline(CANCEL_NS);
@@ -40,7 +40,7 @@ static void job_interrupt(struct job *j, int number)
 static bool job_listen(struct job *j, char *payload)
 {
     struct control_frame f;
-    int64_t deadline = base_deadline(5 * WEFT_SECOND); /* once a frame has begun, the rest follows at once */
+    int64_t deadline = base_deadline(5 * WEFT_SECOND); /* the frame has begun, so the rest should follow at once */
     if (control_read(j->fd, &f, sizeof f, deadline) || !control_frame_fits(&f, false) || control_read(j->fd, payload, f.bytes, deadline))
         return false;
     if (f.type == CONTROL_INPUT)
@@ -54,7 +54,7 @@ static bool job_listen(struct job *j, char *payload)
     return true;
 }
 
-/* Handle what the command sends. `*there`: it is still connected. */
+/* Handle what the command sends. `*there`: the command is still connected. */
 static void job_hear(struct job *j, bool *there)
 {
     if ((*there = job_listen(j, j->buf)))
@@ -66,14 +66,14 @@ static void job_hear(struct job *j, bool *there)
     job_signal(j, SIGKILL, NULL);
 }
 
-/* Do what can be done for all tasks without waiting; with `all`, even for those without news. Without `buf`, only look whether they have
+/* Do, without waiting, what can be done for tasks with news or, with `all`, for all tasks. Without `buf`, only check whether processes have
  * started. Returns whether there is more to do. */
 static bool job_step(struct job *j, bool all, char *buf)
 {
     bool more = false, starting = j->starting;
     for (uint32_t i = 0; i < j->tasks; i++, j->at = (j->at + 1) % j->tasks) {
         struct task *t = &j->task[j->at];
-        if (job_unsent(j) >= CONTROL_PIECE_MAX) { /* the command has to read first; then continue with this task */
+        if (job_unsent(j) >= CONTROL_PIECE_MAX) { /* wait until the command has read output, and then continue with this task */
             j->held = base_now_ns();
             for (uint32_t k = 0; all && k < j->tasks; k++)
                 task_look(&j->task[k]);
@@ -97,12 +97,12 @@ static void job_sleep(struct job *j, bool *there, int ms)
     struct pollfd p[2] = {{.fd = j->news[0], .events = POLLIN}, {.fd = events ? j->fd : -1, .events = events}};
     int n = poll(p, 2, ms);
     if (n > 0 && p[0].revents && read(j->news[0], bytes, sizeof bytes) > 0)
-        j->woken = false; /* before the tasks are looked at, so that later news wakes this thread again */
+        j->woken = false; /* cleared before the tasks are looked at, so that later news wakes this thread again */
     if (n > 0 && events & POLLIN && p[1].revents & ~POLLOUT)
         job_hear(j, there);
 }
 
-/* All processes have started, or could not be started. */
+/* Called when all processes have started or could not be started. */
 static void job_begun(struct job *j)
 {
     if (j->input)
@@ -111,7 +111,7 @@ static void job_begun(struct job *j)
         job_window(j, j->window);
 }
 
-/* At first only urgent news wakes the thread, so that for a short program one send reports start and end. */
+/* At first only urgent news wakes the thread, so that one send reports both start and end of a short program. */
 void job_attend(struct job *j)
 {
     bool there = j->fd >= 0, begun = false;
@@ -133,8 +133,8 @@ void job_attend(struct job *j)
     }
 }
 
-/* The processes have ended: discard what the command sends. It must be read, because a command that waits until it can send does not read.
- */
+/* Called when the processes have ended. Reads and discards what the command sends, because a command that waits until it can send does not
+ * read. */
 static void job_discard(struct job *j)
 {
     ssize_t n = recv(j->fd, j->buf, CONTROL_PIECE_MAX, MSG_DONTWAIT);
@@ -153,7 +153,7 @@ void job_drain(struct job *j)
 
 void job_wait_start(struct job *j)
 {
-    bool there = true; /* if the command ends now, the job ends, too, since nobody knows its number */
+    bool there = true; /* if the command ends now, the job ends, too, because nobody knows the job's number */
     j->eager = true;
     for (job_step(j, true, NULL); j->starting; job_step(j, true, NULL))
         job_sleep(j, &there, LOOK_MS);

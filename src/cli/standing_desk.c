@@ -12,19 +12,19 @@
 #include "cli/standing.h"
 #include "weft/service.h"
 
-#define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read, which opens all of them */
+#define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read; this is rare, because it opens all devices */
 #define DESK_SPARE 8u                 /* room for links to nodes that join later */
 #define SILENT_NS  (2 * WEFT_SECOND)  /* how long to wait for a node */
-#define READS      32                 /* attempts to read a page that is overwritten meanwhile */
+#define READS      32                 /* how often to try again to read a page that was overwritten meanwhile */
 
 struct desk {
     weft_node *w;
-    uint32_t rank, slot, room; /* room: links for which the desk has space */
-    /* before: the address of the desk before it was enlarged, where a node may still be reading; 0: none */
+    uint32_t rank, slot, room; /* room: number of links for which the desk has space */
+    /* at: address of the desk. before: where the desk was before it was enlarged; a node may still be reading there; 0: nowhere */
     weft_gaddr at, before;
     uint64_t page_bytes, number;
     struct desk_head *head;
-    struct desk_page *page[2]; /* the last two pages: page K % 2 is page K */
+    struct desk_page *page[2]; /* the last two pages; page K is page[K % 2] */
     int64_t refreshed, looked, joined;
     struct topo_node node;
 };
@@ -114,7 +114,7 @@ static void refresh_links(struct desk *d, struct desk_page *p, const struct desk
             continue;
         memset(l, 0, sizeof *l);
         if (weft_link_stat(d->w, i, &l->stats, sizeof l->stats))
-            continue; /* the node has died just now */
+            continue; /* not an error: the node has died just now */
         l->node = i;
         while (k < before->count && before->links[k].node < i)
             k++;
@@ -188,8 +188,8 @@ static int check_page(struct desk_page *p, uint64_t bytes, uint32_t node)
     return 0;
 }
 
-/* A buffer into which the fabric may still write, because a get of a page has timed out. It is never freed, and is used again only for the
- * same node. */
+/* A buffer into which the fabric may still write, because a get of a page has timed out. The buffer is never freed, and is used again only
+ * for the same node. */
 struct late {
     struct late *next;
     uint64_t bytes;
@@ -243,7 +243,7 @@ static void keep_late(struct desks *d, uint32_t node, struct late *l)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Get a page from `at`. Copies the page before it is checked, because a late answer may change the buffer. */
+/* Get a page from `at`. Checks a copy of the page, because a late answer may change the buffer. */
 static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t bytes, struct desk_page **out)
 {
     struct late *before = take_late(d, node, bytes), *l = before ? before : malloc(sizeof *l + bytes);
@@ -262,7 +262,8 @@ static int get_page(struct desks *d, uint32_t node, weft_gaddr at, uint64_t byte
     return rc;
 }
 
-/* The first step to a page: asking the node's name service for the address of the desk. It is begun for all nodes at once. */
+/* The first step to get a page: a request for the address of the desk to the node's name service. This step is begun for all nodes at once.
+ */
 struct seek {
     weft_name name;
     weft_op op;
@@ -290,7 +291,7 @@ static int seek_end(struct desks *d, struct seek *s)
 static int get_head(struct desks *d, uint32_t node, const weft_name *name, struct desk_head *head, int rc)
 {
     if (!rc)
-        rc = weft_fence(d->w, node); /* a fence: the desk is read after what was read before */
+        rc = weft_fence(d->w, node); /* a fence, so that the desk is read after what was read before */
     if (!rc)
         rc = weft_get_blocking(d->w, head, name->addr, sizeof *head);
     if (!rc && (head->magic != DESK_MAGIC || head->page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))

@@ -14,7 +14,7 @@
 #include "gateway/net.h"
 #include "weft/service.h"
 
-#define SOCKET_NS     (10 * WEFT_SECOND) /* how long to wait for the command's socket, which it sends at once */
+#define SOCKET_NS     (10 * WEFT_SECOND) /* how long to wait for the socket that the command sends at once */
 #define OTHER_VERSION "; run the command of the same version of weft as the cluster"
 
 /* --- the list --- */
@@ -27,7 +27,7 @@ static int forward_list(struct forward *f)
     if (!closing) {
         f->began = (int64_t)time(NULL);
         f->at = &all->forwards;
-        while (*f->at) /* find the end of the list: forwards are listed in the order in which they began */
+        while (*f->at) /* finds the end of the list, because forwards are listed in the order in which they began */
             f->at = &(*f->at)->next;
         *f->at = f;
         all->running++;
@@ -54,7 +54,7 @@ static void forward_unlist(struct forward *f)
 static void end_kept(struct forward *f)
 {
     if (f->end >= 0)
-        close(f->end); /* its thread sees that the pipe was closed, and ends */
+        close(f->end); /* the forward's thread sees that the pipe was closed, and ends */
     f->end = -1;
 }
 
@@ -152,7 +152,8 @@ static int offers_net(struct forward *f, const char *option, const char *word, u
                            option, word, node, host);
 }
 
-/* Chooses the gateway: the node of --via; otherwise the first node except `but` that offers `net`, beginning with this node. */
+/* Chooses the gateway: the node of --via or, without --via, the first node that offers `net`, beginning with this node. `but`: not this
+ * node. */
 static int choose_gateway(struct forward *f, const struct control_request *r, uint32_t but)
 {
     uint32_t own = weft_rank(f->w);
@@ -281,7 +282,7 @@ static void *serve_kept(void *arg)
     int control = f->control;
     if (forward_serve(f))
         base_log(BASE_LOG_WARN, "the %s %s has ended: %s", f->publishes ? "published port" : "proxy", f->address, base_error());
-    weft_net_close(f->published); /* before forward_unlist(), after which jobs_close() and the node may end */
+    weft_net_close(f->published); /* called before forward_unlist(): after that, jobs_close() may return, and the node may end */
     f->published = NULL;
     forward_unlist(f);
     close(control);

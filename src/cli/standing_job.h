@@ -12,7 +12,7 @@
 
 struct piece { /* a piece of a job's kept output */
     struct piece *next;
-    uint64_t number; /* counted over all pieces of the job */
+    uint64_t number; /* number of the piece, counted over all pieces of the job */
     uint32_t node, which;
     size_t bytes;
     char data[];
@@ -23,24 +23,24 @@ struct task {
     _Atomic uint32_t pid;
     weft_process *p;
     weft_op op;
-    bool starts, read[2]; /* starts: its process is being started; read: standard output or standard error was read to its end */
+    bool starts, read[2]; /* starts: the task's process is being started; read: standard output, standard error was read to its end */
     bool done;
-    bool kills;           /* `kill` was sent to its process */
-    weft_op kill;         /* the op of a SIGKILL that the job sends to its process, one at a time */
-    uint64_t due;         /* signals to send when its process has started, bit N - 1 for signal N; under job.handles */
-    size_t late_bytes;    /* read since the end of its process was noticed */
-    _Atomic bool news;    /* there may be something new about its process */
-    _Atomic int64_t over; /* when the end of its process was noticed, or the job stopped waiting for it; 0: not yet */
-    _Atomic int status;   /* exit status in the form of a shell; -1: not ended */
-    _Atomic bool lost;    /* it ended because its node is gone */
+    bool kills;           /* SIGKILL was sent, with the op `kill` */
+    weft_op kill;         /* the op of a SIGKILL that the job sends to the process; there is one at a time */
+    uint64_t due;         /* signals to send when the process has started: bit N - 1 for signal N; under job.handles */
+    size_t late_bytes;    /* bytes of output that were read after the end of the process was noticed */
+    _Atomic bool news;    /* there may be something new about the process */
+    _Atomic int64_t over; /* when the end of the process was noticed, or the job stopped waiting for the process; 0: not yet */
+    _Atomic int status;   /* exit status in the form of a shell; -1: the process has not ended */
+    _Atomic bool lost;    /* the process ended because its node is gone */
 };
 struct job {
     struct jobs *all;
     struct job *next;
     uint32_t id, tasks, left; /* left: tasks that have not ended; under the jobs' lock */
     unsigned users;           /* number of threads that use the job; under the jobs' lock */
-    bool detached, listed;    /* detached: true only when its processes have been started, so that errors are sent to the command before */
-    bool detaches;            /* it was started with --detach */
+    bool detached, listed;    /* detached: true only after all processes have started, so that errors of starting still go to the command */
+    bool detaches;            /* the job was started with --detach */
     int64_t began;            /* seconds since 1970 */
     int fd; /* the socket to the command; -1: the job is detached. `fd` and `detached` change only while `send` and the jobs' lock are held
              */
@@ -57,18 +57,18 @@ struct job {
         size_t first, last, room;
     } unsent;
     int news[2];        /* a pipe into which a byte is written to wake the job's thread */
-    _Atomic bool woken; /* a byte is in that pipe */
-    _Atomic bool eager; /* wake the thread even for news that are not urgent */
+    _Atomic bool woken; /* a byte is in the pipe `news` */
+    _Atomic bool eager; /* news that is not urgent wakes the thread, too */
     /* only for the job's thread: */
-    uint32_t starting, unfinished; /* tasks that are being started; tasks that are not done */
+    uint32_t starting, unfinished; /* starting: tasks that are being started; unfinished: tasks that are not done */
     uint32_t window;               /* the size of the terminal, if it has changed before the process has started; else 0 */
-    uint32_t at;                   /* the task that is looked at next */
+    uint32_t at;                   /* index of the task to look at next */
     int64_t held;                  /* when the tasks last had to wait until the command takes their output */
     char *buf;                     /* CONTROL_PIECE_MAX bytes, for a piece of output, or a frame of input */
     struct piece *first, **last;
     _Atomic size_t kept;
-    _Atomic uint64_t pieces, dropped; /* pieces of output so far; bytes of output that were discarded */
-    /* Input that the command has sent and that the processes have not taken yet. */
+    _Atomic uint64_t pieces, dropped; /* pieces: pieces of output so far; dropped: bytes of output that were discarded */
+    /* For the input that the command has sent and that the processes have not taken yet. */
     pthread_mutex_t feed;
     pthread_cond_t fed;
     char *input;
@@ -95,29 +95,30 @@ struct jobs {
 };
 
 /* --- standing_say.c --- */
-/* Adds a frame to those for the command, if it is still connected. job_flush() sends them. */
+/* If the command is still connected, queues a frame for it. job_flush() sends the queued frames. */
 void job_put(struct job *j, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
-void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text); /* as job_put(), and wakes the job */
-void job_output(struct job *j, uint32_t node, uint32_t which, const char *data, size_t bytes);         /* sends output, or keeps it */
-void job_flush(struct job *j); /* sends what the command's socket takes, without waiting */
+/* like job_put(), and wakes the job's thread */
+void job_say(struct job *j, enum control_type type, uint32_t node, uint32_t number, const char *text);
+void job_output(struct job *j, uint32_t node, uint32_t which, const char *data, size_t bytes); /* sends output, or keeps it */
+void job_flush(struct job *j); /* sends as many queued frames as the command's socket takes, without waiting */
 size_t job_unsent(struct job *j);
 void job_wake(struct job *j);
 
 /* --- standing_task.c --- */
 void task_notice(void *task, bool soon); /* for gateway_process_notice() */
-/* Does what can be done for a task without waiting: notices that its process has started or ended, passes on a piece of its output, kills
- * the process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of their
- * hosts. True: there may be more to do at once. Without `buf`, only notices whether the process has started. */
+/* Does what can be done for a task without waiting: notices that the process has started or ended, passes on a piece of output, kills the
+ * process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of all their
+ * hosts before. True: there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
-/* Sends a signal to its process, without waiting. If the process has not started yet, the signal is sent when it has. `op` (may be NULL) is
- * complete when the server has answered. With job.handles held. */
+/* Sends a signal to the task's process, without waiting. If the process has not started yet, the signal is sent after the start. `op` (may
+ * be NULL) is complete when the server has answered. With job.handles held. */
 void task_signal(struct task *t, int number, weft_op *op);
-void task_look(struct task *t); /* notices whether its process has ended, and kills it when that is due; passes on no output */
+void task_look(struct task *t); /* notices whether the process has ended, and kills the process when that is due; passes on no output */
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
 void task_close(struct task *t);
 void job_begin_input(struct job *j); /* allows weft exec to send input; called when all processes have started or could not be started */
-bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more than it was allowed to */
+bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more input than it was allowed to send */
 void job_window(struct job *j, uint32_t window);               /* sets the size of the processes' terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: passes the input on to the processes */
 
@@ -125,8 +126,8 @@ void *job_feed(void *job);                                     /* a thread: pass
 void job_attend(struct job *j);     /* serves the job until all tasks are done */
 void job_wait_start(struct job *j); /* waits until all processes have started or could not be started, and tells weft exec */
 void job_drain(struct job *j);      /* waits until weft exec has received all output that is queued for it */
-/* Sends a signal to all processes of the job, without waiting. `ops`: an array of job.tasks ops, each of which is complete when its node
- * has answered; or NULL. */
+/* Sends a signal to all processes of the job, without waiting. `ops`: NULL, or an array of job.tasks ops. Each op is complete when the node
+ * of its task has answered. */
 void job_signal(struct job *j, int number, weft_op *ops);
 
 #endif

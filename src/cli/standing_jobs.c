@@ -117,8 +117,8 @@ static bool means_node(const char *word, uint32_t node, const char *host)
     return base_parse_number(colon ? colon + 1 : word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == node;
 }
 
-/* Mark the living nodes that a word of --on selects. If there are none, mark one that is gone, where the start fails with the right error.
- */
+/* Mark the living nodes that a word of --on selects. If there are none, mark a node that is gone: the start there fails with the right
+ * error. */
 static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint32_t size)
 {
     bool every = strcmp(word, "all") == 0, found = every;
@@ -166,7 +166,7 @@ static int choose_nodes(struct job *j, const struct control_request *r)
     uint32_t size = weft_size(j->all->w), count = 0;
     bool *chosen = calloc(size, sizeof *chosen);
     int rc = chosen ? 0 : base_fail(-ENOMEM, "no memory for the list of a job's nodes" BASE_MEMORY_HINT);
-    jobs_learn(j->all, UINT32_MAX); /* the hosts of nodes that have joined just now */
+    jobs_learn(j->all, UINT32_MAX); /* learn the hosts of nodes that have joined just now */
     for (uint32_t k = 0; !rc && (k < r->head.hosts || k == 0); k++)
         rc = choose_by_word(j->all, r->head.hosts ? r->hosts[k] : "all", chosen, size);
     for (uint32_t i = 0; i < size && !rc; i++)
@@ -194,12 +194,12 @@ static void describe_command(struct job *j, const struct control_request *r)
             *c = '?';
 }
 
-/* Settings that are only for the node itself, and that programs do not get. */
+/* Settings that are only for the node itself. Programs do not get them. */
 static const char *const not_theirs[] = {"WEFT_HOSTFILE",    "WEFT_SECRET_FILE", "WEFT_POOL",       "WEFT_NET_RULES",
                                          "WEFT_NET_SOCKETS", "WEFT_FILE_ROOT",   "WEFT_FILE_CACHE", "WEFT_NAMES"};
 #define NOT_THEIRS (sizeof not_theirs / sizeof not_theirs[0])
 
-/* Start all processes, without waiting. For each that cannot be started, the command gets an error, and the task counts as ended. */
+/* Start all processes, without waiting. If a process cannot be started, the command gets an error, and the task counts as ended. */
 static void start_tasks(struct job *j, const struct control_request *r)
 {
     weft_node *w = j->all->w;
@@ -239,7 +239,7 @@ static void start_tasks(struct job *j, const struct control_request *r)
         t->starts = true;
         j->starting++;
         gateway_process_notice(p, task_notice, t);
-        t->news = true; /* it may have started before this */
+        t->news = true; /* the process may have started before task_notice() was installed */
     }
     free(changes);
 }
@@ -401,11 +401,11 @@ static struct job *job_enter(struct jobs *all, uint32_t id, int fd)
     return j;
 }
 
-/* Send a signal to all processes of a job, and wait until all hosts have answered, at most SIGNAL_NS. */
+/* Send a signal to all processes of a job, and wait, for at most SIGNAL_NS, until all hosts have answered. */
 static void signal_and_wait(struct job *j, int number)
 {
     int64_t deadline = base_deadline(SIGNAL_NS);
-    weft_op *ops = calloc(j->tasks, sizeof *ops); /* without this memory, the signals are sent, too */
+    weft_op *ops = calloc(j->tasks, sizeof *ops); /* if there is no memory for the ops, the signals are sent all the same */
     job_signal(j, number, ops);
     for (uint32_t i = 0; ops && i < j->tasks; i++) {
         int64_t left = deadline - base_now_ns();
@@ -454,7 +454,7 @@ static int send_kept(struct job *j, int fd, uint64_t *next)
 static bool command_gone(int fd)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    return poll(&p, 1, 0) > 0; /* the command sends nothing more, so this is the end of the connection */
+    return poll(&p, 1, 0) > 0; /* the command sends nothing more, so an event means the end of the connection */
 }
 
 static void refuse_logs(const struct job *j, int fd)
@@ -474,7 +474,7 @@ static int send_hosts(const struct job *j, int fd)
     for (uint32_t i = 0; i < j->tasks && !rc; i++) {
         const struct task *t = &j->task[i];
         char host[64];
-        if (!t->pid) /* it was not started, and has printed nothing */
+        if (!t->pid) /* the process was not started, and has printed nothing */
             continue;
         jobs_host(j->all, t->node, host, sizeof host);
         rc = control_send(fd, CONTROL_STARTED, t->node, t->pid, host, strlen(host));

@@ -11,8 +11,8 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define MEMBERS_MAX 16u  /* most addresses in the list: it is enough if one of these hosts answers */
-#define MEMBERS_LEN 480u /* longest list, which becomes WEFT_JOIN */
+#define MEMBERS_MAX 16u  /* the most addresses in the list; it is enough if one of these hosts answers */
+#define MEMBERS_LEN 480u /* longest list; the list becomes WEFT_JOIN */
 
 static bool has_address(const char *list, const char *address)
 {
@@ -30,7 +30,7 @@ static void add_address(char *list, size_t len, const char *address)
         snprintf(list + n, len - n, "%s%s", n ? "," : "", address);
 }
 
-/* List the addresses of this node and of the newest other nodes, separated by commas. Returns whether all of these have answered. */
+/* List the addresses of this node and of the newest other nodes, separated by commas. Returns whether all these nodes have answered. */
 static bool members_list(weft_node *w, struct jobs *jobs, char *list, size_t len)
 {
     const char *own = getenv("WEFT_GROW");

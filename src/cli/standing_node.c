@@ -23,8 +23,9 @@
 #define FIRST_NS    (10 * WEFT_SECOND) /* how long the first node of a host may take to become the control node */
 #define REFRESH_NS  WEFT_SECOND
 #define WARN_NS     (60 * WEFT_SECOND)
-#define LEARN_ALL   64u /* nodes of a cluster of which each node reads all desks at once */
-#define LEARN_EACH  2u  /* in a larger one, desks that a node reads in a round before it is the control node: N nodes read N * N */
+#define LEARN_ALL   64u /* in a cluster of at most this many nodes, each node reads all desks at once */
+/* in a larger cluster, a node that is not the control node reads this many desks a round, because N nodes read N * N desks */
+#define LEARN_EACH  2u
 #define LEAVE_NS    (10 * WEFT_SECOND) /* how long the other nodes may take to leave when the cluster ends */
 #define LEAVE_ROUND (50 * WEFT_MS)
 
@@ -38,7 +39,7 @@ struct standing {
     struct jobs *jobs;
     struct standing_server *server; /* NULL: this is not a control node */
     int control;                    /* descriptor of the control node's lock; -1: another process holds it */
-    /* rank of the node that should become the control node, for which others wait until `leave_it`; UINT32_MAX: none */
+    /* rank of the node that should become the control node; UINT32_MAX: any. Other nodes leave this to it until `leave_it` */
     uint32_t first;
     int64_t leave_it;
     bool tells; /* a command has asked this node to end the cluster, so it tells the other nodes */
@@ -58,7 +59,7 @@ static void end_node(void *arg)
     base_futex_wake(&ended, 1);
 }
 
-/* Called when a node has joined or is gone, maybe the control node: wakes stay(). */
+/* Called when a node has joined or is gone. The node may be the control node, so wakes stay(). */
 static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch, (void)node, (void)died, (void)arg;
@@ -135,12 +136,12 @@ static int cannot_join(int rc)
     cli_error("up", "%s", base_error());
     if (!join || !join[0])
         return CLI_FAILED;
-    /* not for -EACCES, which also occurs when a member dies while it answers */
+    /* -EACCES is worth another attempt, because it also occurs when a member dies while it answers */
     return rc == -ENOSPC || rc == -EINVAL ? LAUNCH_CANNOT_JOIN : LAUNCH_NOT_JOINED;
 }
 
-/* Let this node, all programs that it starts, and the node that replaces it use the Thunderbolt devices of the host through one guard,
- * which is started when a device is used. WEFT_GUARD= (empty) turns this off. */
+/* Let this node, all programs that it starts, and the node that replaces it use the Thunderbolt devices of the host through one guard
+ * process. The guard is started when a device is used. WEFT_GUARD= (empty) turns this off. */
 static int share_guard(const struct standing_place *p, uint32_t slot)
 {
     const char *command = getenv("WEFT_GUARD");
@@ -197,7 +198,7 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
         stay(&s);
     else
         cli_error("up", "%s", base_error());
-    if (ended) /* so that the launcher does not start this node again, even if it dies while it leaves */
+    if (ended) /* then the launcher does not replace this node, even if it dies while it leaves */
         standing_mark_down(p);
     if (s.tells)
         end_all(s.w);

@@ -89,7 +89,7 @@ int standing_find(struct standing_place *p, const char *name, bool make)
     return rc ? rc : enter(p->folder, make);
 }
 
-/* Called with the folder locked, so that the second of two commands sees what the first has done. */
+/* Called with the folder locked. So if two commands run at the same time, the second one sees what the first one has done. */
 static int take_lock(const struct standing_place *p, int fd, bool more)
 {
     int rc = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
@@ -147,7 +147,8 @@ static int control_socket(const struct standing_place *p, struct sockaddr_un *at
     *at = (struct sockaddr_un){.sun_family = AF_UNIX};
     memcpy(at->sun_path, p->socket, strlen(p->socket) + 1);
 #if defined(SOCK_CLOEXEC)
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* atomically, because another thread may fork and exec at any time */
+    /* SOCK_CLOEXEC at once, because another thread may fork and exec at any time */
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 #else
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
 #endif
@@ -177,7 +178,7 @@ int standing_listen(const struct standing_place *p)
     int fd = control_socket(p, &at);
     if (fd < 0)
         return fd;
-    unlink(p->socket); /* a socket of a cluster that was killed: this process holds the lock */
+    unlink(p->socket); /* this process holds the lock, so the socket is one that a killed cluster has left */
     if (bind(fd, (struct sockaddr *)&at, sizeof at) || chmod(p->socket, 0600) || listen(fd, 128)) {
         int rc = base_fail(-errno, "control socket %s: %s", p->socket, base_strerror(errno));
         close(fd);
@@ -193,7 +194,7 @@ static int connect_once(const struct standing_place *p)
     int fd = control_socket(p, &at);
     if (fd < 0)
         return fd;
-    /* also limits connect(), which waits while the queue of connections is full */
+    /* this time-out also limits connect(), which waits while the queue of connections is full */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
     if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
         return fd;

@@ -15,8 +15,9 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define COMMANDS_MAX  256u
-#define IDLE_MAX      2u /* threads that stay when they have nothing to do: one waits for a connection, the other for its turn */
+#define COMMANDS_MAX 256u
+/* this many threads stay when they have nothing to do: one waits for a connection, the other one waits until it may do so */
+#define IDLE_MAX      2u
 #define REQUEST_NS    (5 * WEFT_SECOND) /* how long a command may take to send its request, and Prometheus to read its page */
 #define HTTP_HEAD_MAX 8192u
 #define MEMBERS_MS    1000 /* time between two checks for new members */
@@ -25,7 +26,7 @@ struct standing_server {
     weft_node *w;
     struct standing_place place;
     struct jobs *jobs;
-    int listener, metrics; /* -1: none */
+    int listener, metrics; /* metrics: the socket for Prometheus; -1: there is none */
     char metrics_bound[160];
     int wake[2];
     void (*on_down)(void *arg);
@@ -35,9 +36,9 @@ struct standing_server {
     pthread_mutex_t turn; /* held by the thread that waits for the next connection */
     pthread_mutex_t lock;
     pthread_cond_t left;
-    unsigned commands, idle; /* threads that serve a command; threads that do not */
+    unsigned commands, idle; /* commands: threads that serve a command; idle: threads that do not */
     int fds[COMMANDS_MAX];   /* the commands' sockets; -1: free */
-    int reader;              /* the socket of Prometheus; -1: none */
+    int reader;              /* the connection of Prometheus; -1: there is none */
     bool ending;
 };
 static void refuse(int fd, int rc, const char *text)
@@ -45,7 +46,7 @@ static void refuse(int fd, int rc, const char *text)
     control_send(fd, CONTROL_ERROR, UINT32_MAX, (uint32_t)-rc, text, strlen(text));
 }
 
-/* Read and discard what the other end still sends, for a while: closing a socket with unread bytes could lose the answer. */
+/* Read and discard, for a while, what the other end still sends. Closing a socket that has unread bytes could lose the answer. */
 static void discard(int fd)
 {
     char some[4096];
@@ -96,7 +97,7 @@ static void answer_join(struct standing_server *s, int fd)
     else
         refuse(fd, -EINVAL, o ? "no memory for the answer" BASE_MEMORY_HINT : base_error());
     if (text)
-        sodium_memzero(text, strlen(text)); /* it has the secret */
+        sodium_memzero(text, strlen(text)); /* the text contains the secret */
     free(text);
     json_decref(o);
 }
@@ -184,7 +185,7 @@ static int command_begin(struct standing_server *s, int fd, unsigned *at)
     return rc;
 }
 
-/* The end of a connection. False: this thread ends, because enough others are idle. */
+/* Called at the end of a connection. False: this thread must end, because enough other threads are idle. */
 static bool command_end(struct standing_server *s, int fd, unsigned place)
 {
     pthread_mutex_lock(&s->lock);
@@ -198,7 +199,7 @@ static bool command_end(struct standing_server *s, int fd, unsigned place)
     return stay;
 }
 
-/* The next connection; -ESHUTDOWN: the server is ending. */
+/* Waits for the next connection. -ESHUTDOWN: the server is ending. */
 static int next_connection(struct standing_server *s)
 {
     for (;;) {
@@ -331,7 +332,7 @@ static void *keep_members(void *arg)
 {
     struct standing_server *s = arg;
     struct pollfd p = {.fd = s->wake[0], .events = POLLIN};
-    uint64_t written = 0; /* the epoch at which the file was written */
+    uint64_t written = 0; /* the epoch at which the file was written last */
     int64_t told = base_now_ns();
     do {
         if (base_now_ns() - told > CONTROL_ALIVE_NS) {
@@ -402,7 +403,7 @@ void standing_serve_end(struct standing_server *s)
     pthread_mutex_lock(&s->lock);
     s->ending = true;
     if (s->reader >= 0)
-        shutdown(s->reader, SHUT_RDWR); /* ends its thread */
+        shutdown(s->reader, SHUT_RDWR); /* makes the thread of the metrics end */
     pthread_mutex_unlock(&s->lock);
     if (s->wake[1] >= 0)
         close(s->wake[1]); /* all threads notice that this pipe is closed */

@@ -20,7 +20,7 @@ extern char **environ;
         }                                                                                          \
     }
 
-/* null also for a text that is not UTF-8, which JSON cannot hold */
+/* also null for a text that is not UTF-8, because JSON cannot hold it */
 static json_t *text_or_null(const char *text)
 {
     json_t *o = text && text[0] ? json_string(text) : NULL;
@@ -91,7 +91,7 @@ static bool link_counts(const struct desk_link *l)
     return strcmp(l->stats.transport, "shm") != 0;
 }
 
-/* The bytes from one node to the other: what the one has sent, and what the other has fetched. */
+/* The bytes from one node to another: bytes that the one has sent, and bytes that the other has fetched. */
 static uint64_t link_bytes(const struct desk_link *there, const struct desk_link *back)
 {
     return there->stats.sent_bytes + (back ? back->stats.fetched_bytes : 0);
@@ -131,7 +131,7 @@ json_t *standing_settings(void)
     return o;
 }
 
-/* Print the links, one by one: with hundreds of nodes all of them together would take hundreds of MB as objects. */
+/* Print the links one by one. With hundreds of nodes, JSON objects of all links would take hundreds of MB. */
 static void print_links(FILE *f, weft_node *w, const struct shown *s)
 {
     const char *before = "";
@@ -177,7 +177,7 @@ char *standing_status(weft_node *w, struct jobs *jobs, const char *name, bool li
     json_t *nodes = json_array();
     const char *hostfile = getenv("WEFT_HOSTFILE"), *coord = getenv("WEFT_COORD"), *door = getenv("WEFT_GROW");
     if (door && door[0] && strncmp(door, "unix:", 5) != 0)
-        coord = door; /* node 0 of a program runs on this host, and the other nodes connect to it at this address */
+        coord = door; /* node 0 of a program runs on this host; the other nodes of the program connect to it at this address */
     if (shown_get(&s, jobs, links)) {
         json_decref(nodes);
         return NULL;

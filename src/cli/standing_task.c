@@ -15,7 +15,7 @@
 #include "cli/standing_job.h"
 #include "gateway/gateway.h"
 
-#define LOOK_NS    (200 * WEFT_MS) /* how late the thread of the input notices that its job must end */
+#define LOOK_NS    (200 * WEFT_MS) /* the thread that passes on the input notices within this time that its job must end */
 #define LATE_NS    WEFT_SECOND
 #define LATE_BYTES ((size_t)4 << 20)
 
@@ -29,12 +29,12 @@ void task_notice(void *task, bool soon)
         job_wake(t->job);
 }
 
-/* Free the handle of a process, under a lock, because a command may be sending the process a signal. */
+/* Free the handle of a process. Under a lock, because a command may be sending a signal to this process. */
 void task_close(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
     if (t->kills)
-        weft_request_cancel(t->job->all->w, &t->kill); /* from here on its memory may be freed */
+        weft_request_cancel(t->job->all->w, &t->kill); /* from here on the memory of this op may be freed */
     if (t->p)
         gateway_process_notice(t->p, NULL, NULL);
     weft_process_close(t->p);
@@ -73,7 +73,7 @@ void task_signal(struct task *t, int number, weft_op *op)
         t->due |= UINT64_C(1) << (number - 1);
 }
 
-/* Sends the signals that came before its process had started. */
+/* Sends the signals that came before the task's process had started. */
 static void task_signal_due(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
@@ -83,7 +83,7 @@ static void task_signal_due(struct task *t)
     pthread_mutex_unlock(&t->job->handles);
 }
 
-/* Whether the job no longer waits for the start of its process. */
+/* Whether the job no longer waits for the start of the task's process. */
 static bool task_cancelled(const struct task *t)
 {
     const struct job *j = t->job;
@@ -91,13 +91,13 @@ static bool task_cancelled(const struct task *t)
     return j->stop || now > j->kill_at || now > j->cancel_at;
 }
 
-/* Cancels the start of its process. If the host has started it, the process is killed when the answer arrives here. */
+/* Cancels the start of the task's process. If the host has started the process already, it is killed when the answer arrives here. */
 static int task_cancel(struct task *t)
 {
     char host[64];
     int rc = weft_request_cancel(t->job->all->w, &t->op);
     if (rc)
-        return weft_test(t->job->all->w, &t->op); /* the answer came just now */
+        return weft_test(t->job->all->w, &t->op); /* not cancelled: the answer has come just now */
     jobs_host(t->job->all, t->node, host, sizeof host);
     return base_fail(-ECANCELED,
                      "node %u (%s) has not answered, so the start of the command there is cancelled; if the node stays silent (see `weft "
@@ -105,7 +105,8 @@ static int task_cancel(struct task *t)
                      t->node, host);
 }
 
-/* The task's process has started or could not be started. After the last one, look at all tasks, whose output has waited for this. */
+/* Called when the task's process has started or could not be started. After the last task of the job, look at all tasks, because their
+ * output has waited for this. */
 static void task_begun(struct task *t)
 {
     struct job *j = t->job;
@@ -115,13 +116,13 @@ static void task_begun(struct task *t)
             j->task[i].news = true;
 }
 
-/* False: its process has not started yet, or could not be started. */
+/* False: the task's process has not started yet, or could not be started. */
 static bool task_started(struct task *t)
 {
     struct jobs *all = t->job->all;
     char host[64];
     if (t->starts)
-        /* the news came before the operation ended, with the gateway's lock held; this call waits for that lock */
+        /* the news comes while the gateway's lock is held, before the operation ends; this call waits for that lock */
         (void)weft_process_pid(t->p);
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
     if (rc == -EINPROGRESS && task_cancelled(t))
@@ -129,7 +130,7 @@ static bool task_started(struct task *t)
     if (rc == -EINPROGRESS)
         return false;
     if (rc) {
-        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* call it for its error message */
+        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* for its error text */
         task_not_started(t, rc);
         task_begun(t);
         task_close(t);
@@ -145,14 +146,14 @@ static bool task_started(struct task *t)
     return true;
 }
 
-/* Sends SIGKILL, and again when a request has timed out. */
+/* Sends SIGKILL. If a request to send it has timed out, the next call sends it again. */
 static void task_kill(struct task *t)
 {
     if (!t->kills || weft_test(t->job->all->w, &t->kill) != -EINPROGRESS)
         t->kills = gateway_process_signal(t->p, SIGKILL, &t->kill) == 0;
 }
 
-/* Whether the process has ended. Kills it when that is due. */
+/* Whether the process has ended. Kills the process when that is due. */
 static bool task_over(struct task *t)
 {
     struct job *j = t->job;
@@ -167,7 +168,7 @@ static bool task_over(struct task *t)
     return false;
 }
 
-/* Passes on a piece of output. True: there may be more. */
+/* Passes on a piece of output. True: there may be more output. */
 static bool task_read(struct task *t, unsigned which, char *buf)
 {
     size_t n = 0;
@@ -237,7 +238,7 @@ bool task_step(struct task *t, char *buf)
     if (t->done || !task_started(t))
         return false;
     if (j->starting || !buf) {
-        if (j->stop || base_now_ns() > j->kill_at) /* also while other hosts do not answer */
+        if (j->stop || base_now_ns() > j->kill_at) /* checked here, too, because other hosts may not answer */
             task_kill(t);
         return false;
     }
@@ -286,7 +287,7 @@ void *job_feed(void *arg)
             job_say(j, CONTROL_TAKEN, UINT32_MAX, (uint32_t)n, "");
     }
     for (uint32_t i = 0; i < j->tasks; i++) {
-        /* if the job ends early, its thread may be closing the handles of processes that could not be started */
+        /* if the job ends early, the job's thread may be closing the handles of processes that could not be started */
         pthread_mutex_lock(&j->handles);
         if (j->task[i].p)
             weft_process_end_input(j->task[i].p);

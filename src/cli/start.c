@@ -55,7 +55,7 @@ int launch_find_program(struct launcher *s)
     bool here = false;
     for (uint32_t i = 0; i < s->l->nodes && !here; i++)
         here = !launch_machine(s, i);
-    int rc = here ? base_process_find(program, s->path, sizeof s->path) : 0; /* other machines search for it themselves */
+    int rc = here ? base_process_find(program, s->path, sizeof s->path) : 0; /* other machines search for the program themselves */
     if (!rc)
         return 0;
     bool there = rc == -EACCES || rc == -EISDIR;
@@ -70,10 +70,10 @@ int launch_name_dir(struct launcher *s)
     int rc = base_random(&k, sizeof k);
     const char *where = NULL;
 #if !defined(__linux__)
-    const char *tmp = getenv("TMPDIR"); /* for the socket, whose path must be short */
+    const char *tmp = getenv("TMPDIR"); /* a directory for the socket; the socket's path must be short */
     where = tmp && tmp[0] && strlen(tmp) < 64 ? tmp : "/tmp";
 #endif
-    if (s->l->softverbs && !where) /* for the emulated fabric: a large sparse file that should be in memory */
+    if (s->l->softverbs && !where) /* the emulated fabric is a large sparse file, which should be in memory */
         where = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
     if (where && !rc)
         snprintf(s->dir, sizeof s->dir, "%s/weft-%016llx", where, (unsigned long long)k);
@@ -167,7 +167,7 @@ int launch_make_environment(struct launcher *s)
         s->env[n++] = s->hostfile;
     }
     if (s->l->softverbs) {
-        if (getenv("WEFT_GUARD_SOCKET")) /* that guard has the devices of this host, not those of emulated hosts */
+        if (getenv("WEFT_GUARD_SOCKET")) /* the guard there has the devices of this host, not those of emulated hosts */
             s->env[n++] = (char *)(uintptr_t) "WEFT_GUARD_SOCKET=";
         s->env[n++] = s->emulation.directory;
         if (s->emulation.transport[0])
@@ -187,8 +187,8 @@ int launch_make_environment(struct launcher *s)
 }
 
 struct node_files {
-    int out[2], err[2]; /* pipes; the second end is the node's */
-    int control[2];     /* pipe to a node over ssh; the first end is the node's */
+    int out[2], err[2]; /* pipes; [1] is the node's end */
+    int control[2];     /* pipe to a node over ssh; [0] is the node's end */
     struct ssh_command ssh;
 };
 
@@ -243,7 +243,8 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
         memcpy(s->emulation.host, s->emulation.names[rank], sizeof s->emulation.host);
     *step = BASE_STEP_PROGRAM;
     int rc = remote ? base_process_find(f->ssh.argv[0], ssh, sizeof ssh) : 0;
-    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step); /* EACCES is what execve() returns for a directory */
+    /* -EACCES, because execve() returns EACCES for a directory */
+    return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step);
 }
 
 /* Prepare a node on another machine: make the command line of ssh, and write the launch message to the pipe. */
@@ -271,7 +272,7 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
         return base_fail(-errno, "cannot get the current directory, in which the nodes are to start: %s; change to another directory",
                          base_strerror(errno));
     char *words[16] = {(char *)(uintptr_t)s->l->weft}, **argv = launch_argv(s, rank);
-    if (rank && s->l->others) { /* the program is weft itself: use its path on that machine */
+    if (rank && s->l->others) { /* the program is weft itself: use weft's path on that machine */
         for (size_t i = 1; i < 15 && (words[i] = argv[i]); i++)
             ;
         argv = words;
@@ -289,7 +290,7 @@ static int start_prepare_remote(struct launcher *s, uint32_t rank, struct node_f
             rc = base_fail(-E2BIG, "%zu bytes of arguments and settings are too many to start a node: pass large data in a file", len);
     }
     if (order)
-        sodium_memzero(order, len); /* it has the secret */
+        sodium_memzero(order, len); /* the message contains the secret */
     free(order);
     return rc;
 }

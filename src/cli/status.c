@@ -90,7 +90,7 @@ int standing_text(const char *sub, const char *cluster, struct control_request *
 
 /* --- weft status --- */
 
-#define LINKS_MAX 400 /* of more links, which are those of more than 20 nodes, only those with something wrong are printed one by one */
+#define LINKS_MAX 400 /* if there are more links (more than 20 nodes), only links with something wrong are printed one by one */
 
 static const char status_help[] =
     "Usage: weft status [--cluster NAME] [--json | --metrics | --memory] [--watch]\n"
@@ -159,13 +159,13 @@ static struct cli_table *nodes_table(const json_t *list)
     return t;
 }
 
-/* Whether a table of many links shows this one, too. */
+/* Whether to show a link in a table of many links. */
 static bool is_unusual(const json_t *link)
 {
     return strcmp(text_of(link, "state"), "up") != 0 || number_of(link, "errors") || number_of(link, "retransmitted");
 }
 
-/* `all`: else only the links that are not as they should be. */
+/* `all`: all links; otherwise only the links with something wrong. */
 static struct cli_table *links_table(const json_t *list, bool all)
 {
     static const struct cli_column columns[] = {{"from", true},     {"to", true},   {"state", false}, {"transport", false},
@@ -247,7 +247,7 @@ static struct cli_table *memory_table(const json_t *list)
                                use[2],
                                use[3],
                                use[4]};
-        if (t && json_object_get(o, "pool_use")) /* else the node is gone, or does not answer */
+        if (t && json_object_get(o, "pool_use")) /* without pool_use the node is gone, or does not answer */
             cli_table_add(t, cells);
     }
     return t;

@@ -12,7 +12,7 @@
 #include "base/base.h"
 #include "base/process.h"
 
-static struct termios found, raw; /* found: the settings before; raw: those of raw mode */
+static struct termios found, raw; /* found: the settings before raw mode; raw: the settings in raw mode */
 static bool is_raw;
 static int helper_pipe = -1;
 static pid_t helper;
@@ -23,8 +23,8 @@ static bool has_settings(int fd, const struct termios *t)
     return tcgetattr(fd, &now) == 0 && now.c_iflag == t->c_iflag && now.c_oflag == t->c_oflag && now.c_lflag == t->c_lflag;
 }
 
-/* The helper process: waits for the end of the command, and then undoes raw mode, unless the command has restored the terminal (a byte in
- * the pipe). It runs in a session of its own, so that it can change the settings without being stopped. */
+/* The helper process waits for the end of the command, and then restores the terminal, unless the command has done that (then a byte is in
+ * the pipe). The helper runs in a session of its own, so that it can change the settings without being stopped. */
 static _Noreturn void help(int fd, int terminal)
 {
     char byte;

@@ -8,11 +8,11 @@
 #include <stdint.h>
 
 /* Prepare standard input. A helper process restores the terminal's settings if this process is killed in raw mode. Call this while this
- * process has no other threads. -ENOTTY: it is not a terminal. Sets base_error(). */
+ * process has no other threads. -ENOTTY: standard input is not a terminal. Sets base_error(). */
 int terminal_open(void);
 int terminal_raw(void);         /* a negative errno with base_error(): the terminal is gone */
 void terminal_restore(void);    /* may be called at any time */
 uint32_t terminal_window(void); /* rows | columns << 16; 0: not known */
-void terminal_close(void);      /* also restores; without terminal_open() it does nothing */
+void terminal_close(void);      /* also restores the terminal; does nothing if terminal_open() was not called */
 
 #endif

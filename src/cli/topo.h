@@ -18,7 +18,7 @@ enum topo_format { TOPO_TABLE, TOPO_JSON, TOPO_DOT, TOPO_SVG, TOPO_MATRIX };
 /* The nodes put struct topo_node and struct topo_link into node 0's pool. */
 struct topo_device {
     char name[64], interface[32], link[16], state[16];
-    char reason[24]; /* why weft does not use it, in the words of `weft devices --json`; "": weft can use it */
+    char reason[24]; /* why weft does not use the device, in the words of `weft devices --json`; "": weft can use it */
     double gbits;
 };
 struct topo_node {
@@ -33,7 +33,7 @@ struct topo_link {
     int64_t round_trip_ns; /* median */
     uint64_t bytes_per_second;
     bool measured;
-    char why[160]; /* why it was not measured completely; "" if it was */
+    char why[160]; /* why the link was not measured completely; "": it was */
 };
 
 struct topo {
@@ -42,13 +42,13 @@ struct topo {
     const struct topo_link *links; /* [size][size]: from, to */
 };
 
-/* Run one node, whose number is in the environment. Node 0 prints. `hostfile`: that of the launcher; NULL: none. */
+/* Run one node. Its number is in the environment. Node 0 prints. `hostfile`: the launcher's hostfile; NULL: there is none. */
 int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile);
 /* Describe this host and its devices. Opens each device for a moment. */
 void topo_describe(struct topo_node *n);
 /* Terminate a text of another node, and replace all but printable ASCII by '?'. */
 void topo_check_text(char *text, size_t room);
-/* Make a description by another node safe to use: all strings end, all counts fit. */
+/* Make a description that another node has sent safe to use: all strings end, all counts fit. */
 void topo_check_node(struct topo_node *n);
 int topo_print(const struct topo *t, enum topo_format format);
 int topo_matrix(const struct topo *t, const char *hostfile);

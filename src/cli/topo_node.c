@@ -19,10 +19,10 @@
 #define BLOCK    (1u << 20)
 #define WINDOW   4u             /* blocks in flight */
 #define SAMPLES  4096u          /* the most round trips that are recorded */
-#define WARM     16u            /* round trips that do not count, since connections are made at first use */
+#define WARM     16u            /* the first round trips do not count, because connections are made at first use */
 #define FLOOR    64u            /* the fewest round trips */
-#define NUMBERS  16u            /* the most incomplete puts of numbers, since an answer may arrive before the put is complete */
-#define SPIN     (20 * WEFT_US) /* after so long, yield the processor, which the peer may need */
+#define NUMBERS  16u            /* the most incomplete puts of numbers: an answer may arrive before the put is complete */
+#define SPIN     (20 * WEFT_US) /* after waiting for this time, yield the processor, because the peer may need it */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
 #define AWAY     (5 * WEFT_SECOND) /* how long to wait for a route between two measurements */
@@ -30,7 +30,7 @@
 /* What every node has in its pool for the measurements. */
 struct desk {
     uint64_t word;         /* the peer puts its number here */
-    uint64_t out[NUMBERS]; /* this node's numbers, sources of puts */
+    uint64_t out[NUMBERS]; /* this node's numbers, from which puts read */
     uint8_t pad[BASE_PAGE - 8 - 8 * NUMBERS];
     uint8_t from[WINDOW * BLOCK], to[WINDOW * BLOCK];
 };
@@ -41,11 +41,11 @@ struct measurer {
     int64_t time_ns;
     uint64_t epoch;    /* the epoch while all nodes live; if it changes, the measurement fails */
     weft_gaddr *desks; /* [size] */
-    struct desk *desk; /* this node's */
+    struct desk *desk; /* the desk of this node */
     weft_gaddr report; /* in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
     int64_t *samples;
     weft_op ops[NUMBERS];
-    uint32_t told; /* number of numbers put in this measurement */
+    uint32_t told; /* how many numbers were put in this measurement */
 };
 
 static int by_value(const void *a, const void *b)
@@ -120,7 +120,7 @@ static int told(struct measurer *m)
     return rc;
 }
 
-/* One turn of a wait for `peer` that began at `since`. Returns 0, or an error if the wait must end. */
+/* One round of a wait for `peer` that began at `since`. Returns 0, or an error if the wait must end. */
 static int pass(struct measurer *m, uint32_t *turns, uint32_t peer, int64_t since, int64_t deadline)
 {
     weft_progress(m->w);
@@ -207,7 +207,7 @@ static int topo_node_answer(struct measurer *m, uint32_t leader)
             rc = pass(m, &turns, leader, since, deadline);
     }
     told(m);
-    return rc == -ENETDOWN ? 0 : rc; /* only this measurement failed; the leader reports it */
+    return rc == -ENETDOWN ? 0 : rc; /* not an error here: only this measurement failed, and the leader reports that */
 }
 
 static void topo_node_lead(struct measurer *m, uint32_t peer, struct topo_link *link)
@@ -358,7 +358,8 @@ static int print_report(struct measurer *m, enum topo_format format, const char 
     return status ? status : whole ? 0 : cli_error("topo", "not every pair of nodes could be measured: see the reasons above");
 }
 
-/* Exchange addresses: every node gives that of its desk; node 0 also gives that of the report, and the time of a measurement. */
+/* Exchange addresses: every node gives the address of its desk. Node 0 also gives the address of the report, and the time of a measurement.
+ */
 static int meet(struct measurer *m)
 {
     uint64_t *words = calloc(m->size, sizeof *words);
@@ -415,7 +416,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     if (weft_pool_stat(m.w, &pool, sizeof pool) == 0)
         node.pool_bytes = pool.reserved_bytes;
     rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links" BASE_MEMORY_HINT, m.size);
-    bool met = !rc; /* else there is no memory for the report */
+    bool met = !rc; /* if the exchange failed, this node does not know where to put the report */
     if (!rc)
         rc = all_pairs(&m, links);
     bool cut_off = met && (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();

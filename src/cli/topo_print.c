@@ -64,8 +64,8 @@ static const char *dash(const char *text)
     return text[0] ? text : "-";
 }
 
-/* Describe the link between two nodes: its round-trip time and its bandwidth. If the bandwidths of the two directions differ, both, that
- * from a to b first. */
+/* Describe the link between two nodes: its round-trip time and its bandwidth. If the bandwidths of the two directions differ, writes both,
+ * first the one from a to b. */
 static void middle_text(const struct topo *t, uint32_t a, uint32_t b, char *time, char *rate, size_t len)
 {
     char there[32], back[32];
@@ -192,7 +192,7 @@ static int print_tables(const struct topo *t)
 
 /* --- JSON --- */
 
-/* Convert text of another host, which may not be valid UTF-8; jansson refuses that. */
+/* Convert text of another host. It may not be valid UTF-8, which jansson refuses. */
 static json_t *text_json(const char *text)
 {
     json_t *j = text[0] ? json_string(text) : json_null();
@@ -348,7 +348,7 @@ static int print_svg(const struct topo *t)
          "text{font:11px sans-serif;text-anchor:middle;paint-order:stroke;stroke:#fff;stroke-width:3px}"
          "text.device{font-size:9px;fill:#666}text.node{font-size:16px;font-weight:bold;stroke:none}text.host{stroke:none;fill:#444}"
          "</style>\n<rect width=\"100%\" height=\"100%\"/>");
-    for (int pass = 0; pass < 2; pass++) /* first the dashed lines, below the others */
+    for (int pass = 0; pass < 2; pass++) /* draws the dashed lines first, so that they are below the others */
         for (uint32_t a = 0; a < t->size; a++)
             for (uint32_t b = a + 1; b < t->size; b++)
                 if (direct(topo_print_link_of(t, a, b), b) == (pass == 1))

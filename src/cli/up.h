@@ -13,7 +13,7 @@
 struct up {
     const char *cluster, *metrics, *add;
     const char *on_host; /* how many nodes each host has, for example "2,1,1"; WEFT_RANK is the index of this host's entry */
-    bool foreground, here, as_node, end; /* end: `weft down` without an error if there is no cluster */
+    bool foreground, here, as_node, end; /* end: act as `weft down`, but without an error if there is no cluster */
     bool joins;                          /* the nodes join a cluster that is already up */
     bool more;                           /* this host already has nodes of that cluster, with another launcher */
     /* id of this `weft up`, so that --end does not end another cluster of the same name */
@@ -26,9 +26,9 @@ struct up {
 };
 
 /* --- up_door.c --- */
-const char *up_port_of(const char *address); /* "" if it has no port */
+const char *up_port_of(const char *address); /* the port in an address; "": there is none */
 bool up_is_unix(const char *address);
-bool up_is_any(const char *address); /* whether it means all addresses of a host (0.0.0.0 or [::]) */
+bool up_is_any(const char *address); /* whether the address means all addresses of a host (0.0.0.0 or [::]) */
 /* Choose where a node of this host lets others join: at the local address from which `other` is reached, with the port after that of
  * `coord`, node 0's address. Returns 0, or a negative errno with base_error(). */
 int up_door_beside(char *door, size_t len, const char *coord, const char *other);
@@ -39,7 +39,7 @@ int up_own_door(struct up *u, const char *coord, const char *other);
 /* Start the launcher of this host in the background, and wait until its nodes are up. The launcher keeps the cluster's lock, which the
  * caller holds. */
 int up_background(struct up *u, struct launch *l, const struct standing_place *p);
-/* Be the launcher, in this process, until all its nodes have ended. */
+/* Run the launcher in this process until all its nodes have ended. */
 int up_launch(struct up *u, struct launch *l, const struct standing_place *p);
 /* The nodes of a launcher have ended: remove the files that are only for the running cluster. `last`: no other launcher needs to know that
  * the cluster has ended. */
@@ -52,9 +52,9 @@ int up_end(const char *sub, const char *cluster, bool quiet);
 /* --- up_hosts.c: each function returns the exit status, after it has printed the error --- */
 /* Start a cluster on several hosts: the launcher of each host, over ssh. */
 int up_hosts(struct up *u, struct launch *l, const struct standing_place *p);
-/* On one of those hosts: start its launcher. */
+/* On one of the hosts of up_hosts(): start the launcher of this host. */
 int up_on_host(struct up *u, struct launch *l);
-/* On one of those hosts: end the launcher and nodes that this `weft up` has started there. */
+/* On one of the hosts of up_hosts(): end the launcher and the nodes that this `weft up` has started on it. */
 int up_end_started(const struct up *u);
 int up_add(struct up *u, struct launch *l); /* --add */
 /* --- up_here.c: returns the exit status --- */

@@ -12,7 +12,7 @@
 #include "cluster/cluster.h"
 
 #define PROBE_NS    (300 * WEFT_MS)   /* how long one member of a running cluster may take to accept a connection */
-#define PROBES_NS   (3 * WEFT_SECOND) /* how long all of them together may take */
+#define PROBES_NS   (3 * WEFT_SECOND) /* how long all members together may take */
 #define PROBE_AGAIN (5 * WEFT_SECOND) /* time between two checks whether the cluster is running */
 
 /* Whether a connection is accepted at one of these addresses, which means that a cluster is running there. */
@@ -50,11 +50,11 @@ static void guess_members(struct up *u, const struct cluster_settings *s)
 
 static const char *members; /* addresses of this cluster's members, if it is running */
 
-/* Called while this node waits for the others: whether the cluster has begun without this host. */
+/* Called while this node waits for the others. Returns whether the cluster has begun without this host. */
 static int runs_meanwhile(void)
 {
     static int64_t next;
-    static bool probing; /* this function connects, which calls it again */
+    static bool probing; /* this function connects, and connecting calls this function again */
     if (probing || base_now_ns() < next)
         return 0;
     probing = true;
@@ -80,7 +80,7 @@ static int here_settings(struct up *u, const struct standing_place *p)
     if (cluster_settings_resolve(&s, NULL))
         return cli_error("up", "%s", base_error());
     if (s.grow[0])
-        setenv("WEFT_GROW", s.grow, 1); /* it may come from the hostfile */
+        setenv("WEFT_GROW", s.grow, 1); /* the value may come from the hostfile */
     int status = 0;
     if (set || !s.coord[0]) {
         grow = getenv("WEFT_GROW");

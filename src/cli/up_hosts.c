@@ -44,7 +44,7 @@ static int launch_on_hosts(struct up *u, struct launch *l, char *counts)
     return status;
 }
 
-/* After a failure: end on all hosts what this command has started. */
+/* After a failure: on all hosts, end the launchers and nodes that this command has started. */
 static void end_on_hosts(struct up *u, struct launch *l)
 {
     char *argv[] = {(char *)(uintptr_t)l->self,
@@ -193,7 +193,7 @@ int up_on_host(struct up *u, struct launch *l)
         return cli_error("up", "%s", base_error());
     if (u->joins)
         snprintf(u->join, sizeof u->join, "%s", join);
-    else /* node 0's address, until those of other members are known */
+    else /* node 0's address, until the addresses of other members are known */
         snprintf(u->join, sizeof u->join, "%.*s:%s", (int)(strrchr(coord, ':') - coord), coord, up_port_of(u->door));
     if (standing_find(&place, u->cluster, true) || (lock = standing_lock(&place, false)) < 0)
         return cli_error("up", "%s", base_error());

@@ -17,7 +17,7 @@
 #define LOOK_NS  (2 * WEFT_MS)  /* time between two checks whether the cluster is up, or down */
 #define COUNT_NS (50 * WEFT_MS) /* time between two checks whether more nodes have joined */
 #define DOWN_NS  (20 * WEFT_SECOND)
-#define LOG_SHOW (64 << 10) /* most bytes of the log to print when the cluster could not be started */
+#define LOG_SHOW (64 << 10) /* if the cluster could not be started, the most bytes of the log to print */
 
 int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
 {
@@ -78,7 +78,7 @@ static void show_log(const struct standing_place *p, off_t from)
 static bool all_up(const struct up *u, const struct launch *l, const struct standing_place *p)
 {
     struct control_request r = {.head = {.what = CONTROL_STATUS, .flags = CONTROL_WITHOUT_LINKS}};
-    int fd = standing_connect(p, false); /* without waiting, because the caller also watches the launcher */
+    int fd = standing_connect(p, false); /* false: does not wait, because the caller also watches the launcher */
     if (fd < 0)
         return false;
     close(fd);
@@ -125,7 +125,7 @@ static int wait_until_up(const struct up *u, const struct launch *l, const struc
     }
 }
 
-/* Warn if /run/user/UID will be removed at the user's logout, so that no command finds the cluster: systemd does so unless the user
+/* Warn if /run/user/UID will be removed at the user's logout, because then no command finds the cluster. systemd removes it unless the user
  * lingers. */
 static void warn_of_logout(const struct standing_place *p)
 {

@@ -23,7 +23,7 @@
 #define RETRY_FIRST_NS (2 * WEFT_MS)
 #define RETRY_LAST_NS  (100 * WEFT_MS)
 #define EACH_FIRST_NS  WEFT_SECOND       /* if there are several addresses: time-out for each in the first round */
-#define EACH_LAST_NS   (8 * WEFT_SECOND) /* upper limit of this time-out, which grows in later rounds */
+#define EACH_LAST_NS   (8 * WEFT_SECOND) /* the time-out grows in later rounds, up to this limit */
 
 struct address {
     bool local; /* a Unix socket; `name` is its path, or its abstract name without the '@' */
@@ -100,12 +100,12 @@ static socklen_t unix_address(const struct address *a, struct sockaddr_un *un)
     memset(un, 0, sizeof *un);
     un->sun_family = AF_UNIX;
     size_t n = strlen(a->name);
-    /* An abstract name starts with a zero byte and has no terminator; the returned length ends it. */
+    /* An abstract name starts with a zero byte and has no terminator: it ends where the returned length says. */
     memcpy(un->sun_path + a->abstract, a->name, a->abstract ? n : n + 1);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + 1);
 }
 
-/* First tries to parse the host as a numeric address: a name service may be slow or unreachable. */
+/* Tries to parse the host as a numeric address first, because a name service may be slow or unreachable. */
 static int lookup(const char *text, const struct address *a, int flags, struct addrinfo **list)
 {
     struct addrinfo hints = {.ai_flags = flags | AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
@@ -186,7 +186,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
     return fd;
 }
 
-/* A listener, or a negative errno without base_fail(). */
+/* Make a listener. Returns its descriptor, or a negative errno without base_fail(). */
 static int listen_at(const struct sockaddr *at, socklen_t len)
 {
     int fd = new_socket(at->sa_family), one = 1, zero = 0;
@@ -210,7 +210,7 @@ static bool is_loopback(const struct sockaddr *at)
     return at->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) : ntohl(four->sin_addr.s_addr) >> 24 == 127;
 }
 
-/* Listen at the first address of the list that belongs to this host. If the host also has an address of another family in the list, listen
+/* Listen at the first address of the list that belongs to this host. If the list also has an address of this host of another family, listen
  * at all addresses of the host, so that nodes with only one family can connect. */
 static int listen_first(const struct addrinfo *list)
 {
@@ -271,7 +271,7 @@ int cluster_listen(const char *address, char *bound, size_t bound_len)
 int cluster_accept(int listener)
 {
 #if defined(__linux__)
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC); /* atomically: another thread may fork and exec at any time */
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC); /* SOCK_CLOEXEC at once, because another thread may fork and exec at any time */
 #else
     int fd = accept(listener, NULL, NULL);
     if (fd >= 0)
@@ -296,7 +296,7 @@ void cluster_unlisten(int fd, const char *bound)
 void cluster_tune(int fd)
 {
     int one = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* fails on Unix sockets, which do not need it */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* fails on Unix sockets, which do not need this option */
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
 #if defined(TCP_THIN_LINEAR_TIMEOUTS)
     /* Retransmit a lost heartbeat at constant intervals instead of exponentially growing ones. */
@@ -315,7 +315,7 @@ int cluster_socket_host(int fd, bool far, char *out, size_t len)
     if (at.ss_family != AF_INET && at.ss_family != AF_INET6)
         return -ENOTSUP;
     const struct sockaddr_in6 six = *(const struct sockaddr_in6 *)(const void *)&at;
-    if (at.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) { /* an IPv4 connection of an IPv6 socket */
+    if (at.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) { /* an IPv6 socket that has an IPv4 connection */
         struct sockaddr_in *four = (void *)&at;
         *four = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = six.sin6_port};
         memcpy(&four->sin_addr, (const uint8_t *)&six.sin6_addr + 12, sizeof four->sin_addr);
@@ -336,7 +336,7 @@ int cluster_address_towards(const char *address, char *out, size_t len)
         return base_fail(-ENOTSUP, "address '%s': expected HOST:PORT, as in 10.0.0.1:7654", address);
     if (rc || (rc = lookup(address, &a, 0, &list)))
         return rc;
-    int fd = socket(list->ai_family, SOCK_DGRAM, 0); /* connect() of a datagram socket sends nothing */
+    int fd = socket(list->ai_family, SOCK_DGRAM, 0); /* a datagram socket, because its connect() sends nothing */
     if (fd < 0 || connect(fd, list->ai_addr, list->ai_addrlen))
         rc = -errno;
     freeaddrinfo(list);
@@ -349,8 +349,8 @@ int cluster_address_towards(const char *address, char *out, size_t len)
               : 0;
 }
 
-/* Whether a TCP socket is connected to itself. This happens if nobody listens at the destination port of this host, and the system chooses
- * the same port as the source port. */
+/* Whether a TCP socket is connected to itself. This happens if nobody listens at a port of this host, and the system chooses the same port
+ * as source port for the attempt to connect. */
 static bool is_self(int fd)
 {
     struct sockaddr_storage here, there;
@@ -361,7 +361,7 @@ static bool is_self(int fd)
            here.ss_family != AF_UNIX && here_len == there_len && memcmp(&here, &there, here_len) == 0;
 }
 
-/* Try to connect once: a socket, or a negative errno without base_fail(). */
+/* Try to connect once. Returns a socket, or a negative errno without base_fail(). */
 static int attempt(const struct sockaddr *to, socklen_t len, int64_t deadline)
 {
     int fd = new_socket(to->sa_family);
@@ -416,7 +416,7 @@ int cluster_connect(const char *address, int64_t deadline)
     } else if ((fd = lookup(address, &a, 0, &list))) {
         return fd;
     }
-    bool several = list && list->ai_next; /* an address that never answers must leave time for the others */
+    bool several = list && list->ai_next; /* an address that never answers must leave time for the other addresses */
     int64_t each = EACH_FIRST_NS;
     for (int64_t pause = RETRY_FIRST_NS;; pause = pause * 3 / 2 < RETRY_LAST_NS ? pause * 3 / 2 : RETRY_LAST_NS) {
         bool again = false;

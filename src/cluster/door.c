@@ -49,13 +49,13 @@ struct door {
     struct join_callers callers;
     int64_t warned; /* time of the last report of a wrong secret */
     struct pollfd fds[VISITORS + CALLERS + 5];
-    /* The newcomer that joins through this node. This node is called its door. */
+    /* The newcomer that joins through this node. This node is called the newcomer's door. */
     enum door_step step;
-    struct visitor newcomer; /* fd -1: none */
+    struct visitor newcomer; /* fd -1: there is no newcomer */
     uint64_t attempt;
     uint32_t number;
     struct grow_ask ask;
-    int64_t next_at, until; /* time of the next try; time to give up */
+    int64_t next_at, until; /* next_at: time of the next try; until: time to give up */
     bool connected, failed; /* the newcomer has connected to all members; the newcomer cannot join */
     struct wire_news news;
     size_t news_got;
@@ -88,7 +88,7 @@ static void door_ask(struct door *d, uint32_t node)
     }
 }
 
-/* End the attempt, and tell all members that were asked. */
+/* End the attempt to let the newcomer join, and tell all members that were asked. */
 static void door_over(struct door *d)
 {
     struct grow *g = d->g;
@@ -119,7 +119,7 @@ static void door_leave(struct door *d)
 static void door_later(struct door *d, int64_t now)
 {
     uint8_t more = 0;
-    (void)base_random(&more, 1); /* random, because two doors with equal pauses would collide again and again */
+    (void)base_random(&more, 1); /* a random pause, because two doors with equal pauses would collide again and again */
     d->next_at = now + TRY_AGAIN + more * (TRY_AGAIN / 256);
 }
 
@@ -160,7 +160,7 @@ static void door_begin(struct door *d, int64_t now)
         door_later(d, now);
         return;
     }
-    /* Ask the member with the lowest rank first. If two doors start at the same time, this member agrees to only one of them, and the other
+    /* Ask the member with the lowest rank first. If two doors start at the same time, this member agrees to only one door; the other door
      * tries again later. */
     for (uint32_t i = 0; i < w->rank; i++)
         if (fab_alive(w, i)) {
@@ -169,7 +169,7 @@ static void door_begin(struct door *d, int64_t now)
         }
 }
 
-/* Number of living members that have not reached this step. *refused: the answer of a member that does not agree. */
+/* Number of living members that have not reached the step `want`. *refused: the answer of a member that does not agree. */
 static uint32_t door_missing(struct door *d, enum grow_peer want, int *refused)
 {
     struct grow *g = d->g;
@@ -206,7 +206,7 @@ static int door_answer(struct door *d)
     return rc;
 }
 
-/* Whether a member has died before the newcomer connected to this member. The newcomer is told, and tries again with another rank. */
+/* Whether a member has died before the newcomer connected to it. If so, tells the newcomer, which tries again with another rank. */
 static bool door_lost(struct door *d)
 {
     struct grow *g = d->g;
@@ -282,7 +282,7 @@ static void door_step(struct door *d, int64_t now)
         for (uint32_t i = 0; i < size; i++)
             if (i != w->rank && fab_alive(w, i) && g->peers[i] == GROW_NOT_ASKED)
                 door_ask(d, i);
-        door_step(d, now); /* if this node is the only member, no answer will come */
+        door_step(d, now); /* needed if this node is the only member, because then no answer will come */
         return;
     }
     if (d->step == DOOR_ASKS_ALL) {
@@ -396,7 +396,7 @@ static bool visitor_hear(struct door *d, struct visitor *v)
     return join_write(v->fd, &v->challenge, sizeof v->challenge, base_deadline(JOIN_STRANGER_WAIT)) == 0;
 }
 
-/* Starts with the next waiting newcomer, if no other newcomer is joining through this node. */
+/* Lets the next waiting newcomer join, if no other newcomer is joining through this node. */
 static void visitor_next(struct door *d, int64_t now)
 {
     for (uint32_t i = 0; i < d->count && d->newcomer.fd < 0; i++) {
@@ -415,8 +415,8 @@ static void visitor_next(struct door *d, int64_t now)
 
 /* --- the thread --- */
 
-/* The time of the next try to listen. Each try at a socket file makes a connection to the node that listens there. So the pause is random,
- * and grows with the number of nodes on this host. */
+/* The time of the next try to listen. Each try at a socket file makes a connection to the node that listens there. To keep these few, the
+ * pause is random, and grows with the number of nodes on this host. */
 static int64_t door_listen_later(struct grow *g, int64_t now)
 {
     struct weft_node *w = g->w;

@@ -13,7 +13,7 @@
 #include "cluster/join.h"
 
 #define TRY_WAIT (500 * WEFT_MS) /* if there are several addresses: time-out for each in the first round; doubled in each further round */
-#define TRY_MOST (60 * WEFT_SECOND) /* approximate upper limit of this time-out */
+#define TRY_MOST (60 * WEFT_SECOND) /* approximate upper limit of the doubled time-out */
 
 void join_entry_free(struct join *j)
 {
@@ -63,8 +63,8 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     if (a->from >= a->number || !j->cards[a->from].side[0])
         return base_fail(-EPROTO,
                          "the node that answered did not send its own names and addresses; run the same version of weft on all hosts");
-    /* The member may listen at a wildcard address: use the address at which this node has reached it. The same holds for the other members
-     * on its host. */
+    /* The member may listen at a wildcard address. Then use the address at which this node has reached the member, also for the other
+     * members on the same host. */
     for (uint32_t i = 0; i < a->number; i++) {
         struct wire_card *c = &j->cards[i];
         bool there = memcmp(c->host_id, j->cards[a->from].host_id, sizeof c->host_id) == 0;
@@ -84,7 +84,7 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     return 0;
 }
 
-/* Ask the member at `address`. *spoke: a member has answered, and other members would answer the same. */
+/* Ask the member at `address`. *spoke: the member has answered, so asking other members is useless: they would answer the same. */
 static int enter_at(struct join *j, struct cluster_settings *s, const char *address, int64_t connect_until, bool *spoke)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = WIRE_NEWCOMER};

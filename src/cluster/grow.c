@@ -108,7 +108,7 @@ void grow_end(struct grow *g, uint64_t attempt, uint32_t door)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* Answers GROW_ASK: whether this member agrees that the new node joins. The caller holds the lock. */
+/* Makes the answer to GROW_ASK: whether this member agrees that the new node joins. The caller holds the lock. */
 static void grow_asked(struct grow *g, uint32_t from, const struct grow_message *m, const void *payload, struct grow_message *answer)
 {
     struct grow_joining *now = &g->joining;
@@ -125,7 +125,7 @@ static void grow_asked(struct grow *g, uint32_t from, const struct grow_message 
     answer->highest = g->highest;
 }
 
-/* Handles GROW_ANSWER and GROW_JOINED on the door of a newcomer. The caller holds the lock. */
+/* Handles GROW_ANSWER and GROW_JOINED on the node that is the newcomer's door. The caller holds the lock. */
 static void grow_answered(struct grow *g, uint32_t from, const struct grow_message *m)
 {
     if (m->attempt != g->attempt || !g->attempt)
@@ -195,7 +195,7 @@ static void grow_close(struct weft_node *w, void *arg)
     w->cluster = NULL;
 }
 
-/* Stores the cards of all members, because a node that joins through this one needs them. */
+/* Stores the cards of all members, because a node that joins through this node needs the cards. */
 static int grow_keep_cards(struct grow *g, const struct join *j)
 {
     struct weft_node *w = g->w;
@@ -244,7 +244,7 @@ int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join
         grow_close(w, g);
         return rc;
     }
-    if (strncmp(g->address, "unix:", 5) != 0) /* else only nodes of this host join, by shared memory; libfabric takes 0.1 s to look */
+    if (strncmp(g->address, "unix:", 5) != 0) /* at a Unix socket only nodes of this host join, and libfabric takes 0.1 s to look */
         fab_look_early(w);
     return fab_handle(w, GROW_HANDLER, grow_message, g);
 }

@@ -20,7 +20,7 @@ struct reader {
     size_t len;
     struct position_path path; /* the value being read, for error messages */
     struct cluster_hostfile *out;
-    uint32_t *slots; /* [machines] number of nodes on each; more than 1 only in weft's own form */
+    uint32_t *slots; /* [machines] number of nodes on each machine; more than 1 only in weft's own form of the file */
 };
 
 static void step_key(struct reader *r, const char *key)
@@ -176,7 +176,7 @@ static int hostfile_read_devices(struct reader *r, const json_t *list, struct cl
     return 0;
 }
 
-/* MLX's form allows additional keys. But an entry without any of these three has probably a misspelt key. */
+/* MLX's form allows additional keys. But an entry with none of the keys ssh, ips and rdma probably has a misspelt key. */
 static bool names_host(const json_t *entry)
 {
     static const char *const keys[] = {"ssh", "ips", "rdma"};
@@ -298,7 +298,7 @@ static int read_settings(struct reader *r, json_t *object)
         struct cluster_pair *pair = &h->settings[h->setting_count];
         pair->name = strdup(key);
         pair->value = strdup(value);
-        h->setting_count++; /* before the check: cluster_hostfile_free() then frees both strings */
+        h->setting_count++; /* incremented before the check, so that cluster_hostfile_free() frees both strings */
         if (!pair->name || !pair->value)
             return out_of_memory(r);
         step_back(r);
@@ -402,7 +402,7 @@ static int read_matrix(struct reader *r, const json_t *root)
     return 0;
 }
 
-/* A ring starts with an address, which has a colon. A matrix starts with null. */
+/* A ring starts with an address, which contains a colon. A matrix starts with null. */
 static bool is_ring(const json_t *root)
 {
     const json_t *first = json_array_get(json_array_get(root, 0), 0);
@@ -424,7 +424,7 @@ static int read_any(struct reader *r, json_t *root)
     return expected(r, "an object with \"weft\": 1 and \"hosts\", MLX's list of hosts, or a matrix of devices", root);
 }
 
-/* Copy the strings. On failure `to` has those copied so far; the caller frees them. */
+/* Copy the strings. After a failure `to` has the strings that were copied so far; the caller frees these. */
 static int copy_strings(char **to, char *const *from, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -484,7 +484,7 @@ static int expand_slots(struct reader *r)
     uint32_t nodes = 0;
     for (uint32_t i = 0; i < h->machines; i++)
         nodes += r->slots[i];
-    if (nodes <= h->machines) /* equal: there is one node on each host */
+    if (nodes <= h->machines) /* if equal, there is one node on each host */
         return 0;
     if (nodes > WEFT_MAX_NODES)
         return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u", r->name, WEFT_MAX_NODES, nodes);

@@ -15,9 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CAUSE_WAIT WEFT_SECOND /* maximum wait for node 0's report why a peer has closed its connection */
-#define WORD_GRACE \
-    (5 * WEFT_SECOND) /* additional time after the deadline: node 0 reports at the deadline, with more details than this node has */
+#define CAUSE_WAIT WEFT_SECOND       /* maximum wait for node 0's report why a peer has closed its connection */
+#define WORD_GRACE (5 * WEFT_SECOND) /* additional time after the deadline: node 0 reports then, with more details than this node has */
 
 static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
 {
@@ -32,7 +31,7 @@ void join_news_send(const struct join *j, int fd, uint32_t rank, int error, cons
     snprintf(m.text, sizeof m.text, "%s", text);
     message_mac(m.mac, j, &m);
     if (fd >= 0)
-        (void)join_write(fd, &m, sizeof m, base_deadline(WEFT_SECOND)); /* an error means that the node is gone */
+        (void)join_write(fd, &m, sizeof m, base_deadline(WEFT_SECOND)); /* an error is ignored: it means that the node is gone */
 }
 
 bool join_news_ok(const struct join *j, const struct wire_news *m)
@@ -68,7 +67,7 @@ int join_hub_add(struct join *j, int fd, uint32_t rank)
     return 0;
 }
 
-/* Record that node `rank` failed; node 0 also tells all others. */
+/* Record that node `rank` failed. Node 0 also tells all other nodes. */
 static int hub_failed(struct join *j, uint32_t rank, const char *text)
 {
     for (uint32_t i = 0; j->w->rank == 0 && i < j->hub_count; i++)
@@ -135,7 +134,7 @@ static uint32_t undone(const struct join *j, uint32_t *who)
     return n;
 }
 
-/* Node 0: wait until every node has reported that it has connected to all others, then tell them so. */
+/* Node 0: wait until every node has reported that it is connected to all others. Then tell all nodes that they are connected. */
 static int wait_for_all(struct join *j)
 {
     int ready, rc = 0;
@@ -174,7 +173,7 @@ static int hub_wait_for_word(struct join *j)
 
 int join_hub_end(struct join *j, int rc)
 {
-    bool follows = rc == -ECONNRESET || rc == -EPIPE; /* another node's failure may be the cause: wait for the report of it */
+    bool follows = rc == -ECONNRESET || rc == -EPIPE; /* another node's failure may be the cause: wait for the report about that failure */
     int ready, cause = 0;
     if (rc == 0)
         rc = j->w->rank == 0 ? wait_for_all(j) : hub_wait_for_word(j);

@@ -15,11 +15,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define GUEST_WAIT   (2 * WEFT_SECOND) /* time to authenticate if there are more connections than nodes */
+#define GUEST_WAIT   (2 * WEFT_SECOND) /* how long a connection may take to authenticate if there are more connections than nodes */
 #define PENDING_MAX  (2u * WEFT_MAX_NODES)
 #define ADDRESS_WAIT (250 * WEFT_MS)    /* time-out for each of several addresses in the first round; doubled in each further round */
-#define ADDRESS_MOST (60 * WEFT_SECOND) /* approximate upper limit of this time-out */
-#define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds: an address that cannot be resolved fails at once */
+#define ADDRESS_MOST (60 * WEFT_SECOND) /* approximate upper limit of the doubled time-out */
+#define ADDRESS_REST (50 * WEFT_MS)     /* pause between rounds. Needed because an address that cannot be resolved fails at once */
 
 /* --- cards --- */
 
@@ -66,9 +66,10 @@ struct guest {
 
 /* Statistics of refused connections, for the error that names the missing nodes. */
 struct turned_away {
-    uint32_t secret, foreign; /* number of connections with a wrong proof of the secret; number of those with another protocol */
-    char last[WIRE_ADDRESS];  /* address of the last one with a wrong proof */
-    char text[160];           /* why a connection with a right proof was refused; "": none was refused */
+    /* secret: number of connections with a wrong proof of the secret; foreign: number of connections with another protocol */
+    uint32_t secret, foreign;
+    char last[WIRE_ADDRESS]; /* address of the last connection with a wrong proof */
+    char text[160];          /* why a connection with a right proof was refused; "": none was refused */
 };
 
 static int answer_send(const struct join *j, const struct guest *g, struct wire_answer *a, int64_t deadline)
@@ -83,7 +84,8 @@ static void join_refuse(const struct join *j, const struct guest *g, int error, 
 {
     struct wire_answer a = {.magic = WIRE_MAGIC, .kind = WIRE_REFUSED, .error = -base_status_out(-error)};
     snprintf(a.text, sizeof a.text, "%s", text);
-    (void)answer_send(j, g, &a, base_deadline(JOIN_ANSWER_GRACE)); /* if this fails, the refused node sees that its connection closes */
+    /* an error is ignored: the refused node then sees only that the connection closes */
+    (void)answer_send(j, g, &a, base_deadline(JOIN_ANSWER_GRACE));
 }
 
 /* A connection's name for messages: the peer's address; for a Unix socket the peer's pid, if known. */
@@ -148,7 +150,7 @@ static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
         ssize_t n = recv(g->fd, &byte, 1, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return true;
-        j->cards[g->hello.rank].side[0] = '\0'; /* the node is gone, so another may join with this rank */
+        j->cards[g->hello.rank].side[0] = '\0'; /* the node is gone, so another node may join with this rank */
         return false;
     }
     ssize_t n = recv(g->fd, (uint8_t *)into + g->got, want - g->got, MSG_DONTWAIT);
@@ -181,8 +183,8 @@ static uint32_t joined_nodes(const struct join *j)
     return n;
 }
 
-/* If there are more connections than other nodes, close those that have not authenticated in time. Otherwise keep all, because nodes may be
- * slow if many share few processors. Returns the number of remaining connections. */
+/* If there are more connections than other nodes, close those that have not authenticated in time. Otherwise keep all connections, because
+ * nodes may be slow if many share few processors. Returns the number of remaining connections. */
 static uint32_t dismiss(const struct join *j, struct guest *g, uint32_t guests)
 {
     int64_t now = base_now_ns();
@@ -204,7 +206,7 @@ static int turn_away(const struct join *j, const struct guest *g, uint32_t guest
     return base_fail(-error, "%s", text);
 }
 
-/* Close the oldest connection that has not authenticated, preferably one that has not sent a hello. False: there is none. */
+/* Close the oldest connection that has not authenticated, preferably one that has not sent a hello. False: there is no such connection. */
 static bool make_room(struct guest *g, uint32_t *guests)
 {
     uint32_t oldest = *guests;
@@ -219,8 +221,8 @@ static bool make_room(struct guest *g, uint32_t *guests)
     return true;
 }
 
-/* All nodes have joined: send each the table of cards. A node that does not read delays all others, so sending ends at the deadline. A node
- * that has received a part of the table gets no error message, because it would read the message as the rest of the table. */
+/* All nodes have joined: send the table of cards to each. A node that does not read delays all others, so sending ends at the deadline. A
+ * node that has received only a part of the table gets no error message, because it would take the message for the rest of the table. */
 static int send_tables(struct join *j, struct guest *g, uint32_t guests)
 {
     int rc = base_random(j->session, sizeof j->session);
@@ -243,7 +245,7 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
     return rc;
 }
 
-/* Accept a connection, if there is one. A negative errno: out of resources for connections. */
+/* Accept a connection, if there is one. A negative errno: the resources for connections are used up. */
 static int take_guest(int listener, struct guest *g, uint32_t *guests)
 {
     if (*guests == PENDING_MAX)
@@ -260,7 +262,7 @@ static int take_guest(int listener, struct guest *g, uint32_t *guests)
     return 0;
 }
 
-/* Describe the refused connections, as in "; 2 connections ... were refused: ...". One of them may be a missing node. */
+/* Describe the refused connections, as in "; 2 connections ... were refused: ...". A refused connection may be that of a missing node. */
 static void tell_turned_away(const struct turned_away *t, char *out, size_t room)
 {
     int n = 0;
@@ -453,7 +455,7 @@ out:
     return rc;
 }
 
-/* At the limit of open files, report how many a node needs: for each other node one connection and, on Linux, one pidfd. */
+/* At the limit of open files, report how many files a node needs. For each other node these are one connection and, on Linux, one pidfd. */
 static int say_how_many_files(const struct join *j, int rc)
 {
     struct rlimit limit;
@@ -463,7 +465,7 @@ static int say_how_many_files(const struct join *j, int rc)
                         j->w->size, 2 * j->w->size + 32, (unsigned long long)limit.rlim_cur);
 }
 
-/* Close hook: the node has left. */
+/* A close hook: tells the launcher that the node has left. */
 static void tell_launcher(struct weft_node *w, void *launcher)
 {
     (void)w;
@@ -495,7 +497,7 @@ static int find_each_other(struct join *j, struct cluster_settings *s)
     return 0;
 }
 
-/* Joins as the only node of a new cluster, which other nodes may join later. */
+/* Joins as the only node of a new cluster. Other nodes may join this cluster later. */
 static int join_alone(struct join *j)
 {
     int rc = join_listen_for(j, j->settings->grow);

@@ -41,10 +41,10 @@
 #include "fabric/fabric.h"
 
 #define JOIN_STRANGER_WAIT (1 * WEFT_SECOND) /* time-out for sending the challenge to an unauthenticated connection */
-#define JOIN_STRANGERS     16u               /* unauthenticated connections allowed beyond one for each node */
+#define JOIN_STRANGERS     16u               /* how many unauthenticated connections are allowed, in addition to one for each node */
 
 struct join_listener {
-    int fd; /* -1: none */
+    int fd; /* -1: there is no listener */
     char bound[WIRE_ADDRESS];
 };
 
@@ -52,7 +52,7 @@ struct join_listener {
 struct join_hub {
     int fd; /* -1: closed */
     uint32_t rank;
-    bool done; /* the peer has reported that it is connected to all nodes; node 0 reports this for all nodes together */
+    bool done; /* the peer has reported that it is connected to all nodes. Node 0 reports this when it is true of all nodes */
 };
 
 struct join {
@@ -63,14 +63,14 @@ struct join {
     uint8_t key[32]; /* derived from the secret */
     uint8_t session[WIRE_NONCE];
     struct wire_card *cards; /* [size] */
-    /* Listeners for side connections: `here` for nodes of this host, `away` for other hosts if node 0 is reached by TCP. */
+    /* Listeners for side connections. here: for nodes of this host; away: for nodes of other hosts, if node 0 is reached by TCP. */
     struct join_listener here, away;
     struct join_hub *hubs; /* [hub_count] */
     struct pollfd *fds;    /* used by join_hub_wait() */
     uint32_t hub_count;
-    bool told;        /* the failure of a node was already reported, by node 0 to all nodes or to this node */
+    bool told;        /* the failure of a node was already reported: on node 0, to all nodes; on others, to this node */
     char address[64]; /* numeric address at which other hosts reach `away`; "": none */
-    char scope[32];   /* interface towards node 0, as in "%eth0", if this node's address is link-local; else "" */
+    char scope[32];   /* if this node's address is link-local: the interface towards node 0, as in "%eth0"; else "" */
 };
 
 /* --- wire.c --- */
@@ -78,8 +78,8 @@ int join_stopped(void); /* -EINTR, with base_fail(), if cluster_stopped() return
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);
 int join_write(int fd, const void *buf, size_t len, int64_t deadline);
-/* Whether the user of the peer process may join. Unix socket: only this user and root. TCP: always true, because the secret decides. *pid:
- * the peer process; 0: unknown. */
+/* Whether the user of the peer process may join. Over a Unix socket, only this user and root may join. Over TCP, always true, because the
+ * secret decides. *pid: the peer process; 0: not known. */
 bool join_user_allowed(int fd, int *pid);
 void join_token(struct wire_token *t, const struct join *j, uint32_t from, uint32_t to);
 
@@ -87,22 +87,22 @@ void join_mac(uint8_t out[WIRE_MAC], const uint8_t key[32], const char *what, co
               const void *c, size_t c_len);
 
 /* --- hub.c --- */
-/* Report the success or failure of a node over the connection between a node and node 0, or between a newcomer and its door (the member
- * through which it joins). `rank`: the node that has succeeded or failed. */
+/* Report the success or failure of node `rank` to the other end of `fd`. `fd` connects a node and node 0, or a newcomer and its door (the
+ * member through which it joins). */
 void join_news_send(const struct join *j, int fd, uint32_t rank, int error, const char *text);
 bool join_news_ok(const struct join *j, const struct wire_news *m);
 int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes ownership of the descriptor, also on failure */
 /* Wait until one of `others` is readable, a node has sent a report, `until` has passed, or one second has passed. *ready: the first
- * readable one of `others`, or -1. `count` is at most 2 * size + JOIN_STRANGERS. A negative errno: a node has failed; the error text tells
- * which and why. */
+ * readable descriptor of `others`, or -1. `count` is at most 2 * size + JOIN_STRANGERS. A negative errno: a node has failed; the error text
+ * says which node, and why. */
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready);
-/* Report to the other nodes that this node is connected to all (`rc` 0), or has failed with `rc` and base_error(). After success, wait
- * until all nodes are connected. Returns the result of joining. */
+/* Report to the other nodes that this node is connected to all nodes (`rc` 0), or has failed with `rc` and base_error(). After success,
+ * wait until all nodes are connected. Returns the result of joining. */
 int join_hub_end(struct join *j, int rc);
 
 /* --- pairs.c --- */
 int join_listen_here(struct join *j);
-/* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing for other sockets. */
+/* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing if `fd` is another socket. */
 int join_listen_away(struct join *j, int fd);
 /* Listen for nodes of other hosts at the host of the address `grow` (WEFT_GROW). Does nothing if such a listener is open, or if no other
  * host can reach `grow`. */
@@ -116,8 +116,8 @@ int join_pairs(struct join *j);
 /* A newcomer: connects to all members in j->cards. */
 int join_pairs_late(struct join *j);
 
-/* An accepted side connection that has not authenticated yet. All are polled together, so that a silent connection does not delay the
- * others. */
+/* An accepted side connection that has not authenticated yet. All such connections are polled together, so that a silent one does not delay
+ * the others. */
 struct join_caller {
     int fd, pid;
     int64_t came; /* when the connection was accepted */
@@ -126,13 +126,14 @@ struct join_caller {
 };
 struct join_callers {
     struct join_caller *list; /* oldest first */
-    int *fds;                 /* descriptors to wait for: the callers', then the listeners' */
+    int *fds;                 /* descriptors to wait for: first those of the callers, then those of the listeners */
     uint32_t count, most;
 };
 int join_callers_open(struct join_callers *cs, uint32_t most);
 void join_callers_close(struct join_callers *cs);
-int join_caller_take(struct join_callers *cs, int listener); /* a negative errno: no resources for connections are left */
-/* Reads available bytes of the token. Returns 1 when it is complete, 0 when it is not, or a negative errno. */
+/* accepts a connection. A negative errno: the resources for connections are used up */
+int join_caller_take(struct join_callers *cs, int listener);
+/* Reads available bytes of the token. Returns 1 if the token is complete, 0 if it is not, or a negative errno. */
 int join_caller_hear(struct join_caller *c);
 void join_caller_forget(struct join_callers *cs, uint32_t i);
 void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why);
@@ -160,7 +161,8 @@ void join_answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct w
 /* Connects to `address`, sends the hello with a new nonce and receives the challenge. Returns the socket. `who`: who should answer. */
 int join_reach(const char *who, const char *address, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
                struct wire_challenge *challenge);
-#define JOIN_ANSWER_GRACE (2 * WEFT_SECOND) /* additional time after the deadline: the error from node 0 or the door has more details */
+/* additional time after the deadline. It is for the error message from node 0 or the door, which has more details \ */
+#define JOIN_ANSWER_GRACE (2 * WEFT_SECOND)
 /* Sends the proof and receives the answer. The caller has filled in the proof's card. Returns 0, or a negative errno without base_fail();
  * -ECONNRESET and -EPIPE: the other side has refused the proof, or ended. */
 int join_prove(struct join *j, int fd, const struct wire_hello *hello, const struct wire_challenge *challenge, struct wire_proof *proof,
@@ -181,12 +183,13 @@ struct grow_message {
     uint64_t magic;
     uint64_t attempt; /* random number of the attempt, chosen by the door */
     uint32_t kind;
-    uint32_t number;  /* the newcomer's rank */
-    int32_t answer;   /* GROW_ANSWER: 0: the member agrees; EBUSY: another node is joining; EEXIST: this rank or a higher one is used */
+    uint32_t number; /* the newcomer's rank */
+    /* GROW_ANSWER: 0: the member agrees; EBUSY: another node is joining; EEXIST: the rank `number` or a higher one is used */
+    int32_t answer;
     uint32_t highest; /* GROW_ANSWER: the highest number that the member knows of */
 };
 struct grow_ask {               /* payload of GROW_ASK: who joins */
-    uint8_t ticket[WIRE_NONCE]; /* session of the newcomer: its side connections derive their tokens from it */
+    uint8_t ticket[WIRE_NONCE]; /* session of the newcomer. The tokens of the newcomer's side connections are derived from it */
     struct wire_card card;      /* the newcomer's card, with its number */
 };
 /* Whether the bytes are a valid message. A pure function. */
@@ -215,33 +218,33 @@ struct grow {
     struct weft_node *w;
     struct join j;            /* key and listeners; `session` is the ticket of the joining node */
     char address[128];        /* where this node listens for newcomers; "": nowhere */
-    int64_t patience_ns;      /* for one node to join */
+    int64_t patience_ns;      /* how long a node may take to join */
     pthread_mutex_t lock;     /* protects what follows, up to `thread` */
     struct wire_card **cards; /* [room]: the card of each member. NULL: it has not arrived, or the member has left */
-    uint32_t highest;         /* the highest rank ever given that this node knows of */
+    uint32_t highest;         /* the highest rank that this node knows to have been given to a node */
     struct grow_joining joining;
-    /* Used while a node joins through this one (this node is its door): */
+    /* Used while a newcomer joins through this node (this node is its door): */
     uint64_t attempt;
     uint8_t *peers; /* [room]: enum grow_peer */
-    int refused;    /* the answer of a member that did not agree; 0: none */
+    int refused;    /* the answer of a member that did not agree; 0: there was no such answer */
     struct grow_unsent unsent[GROW_UNSENT];
     uint32_t unsent_count;
     pthread_t thread;
     bool started;
     int wake[2];
     _Atomic bool stopping;
-    _Atomic int busy_fd; /* the side connection that is being connected; -1: none */
+    _Atomic int busy_fd; /* the side connection on which this node connects to a newcomer now; -1: none */
 };
 
 int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join *j); /* takes listeners and cards over from `j` */
 struct grow *grow_of(struct weft_node *w);
 /* These functions never wait, because a member may be stopped. grow_try() sends a message or returns an error. grow_send() stores the
- * message if grow_try() fails. grow_send_again(), called by the thread of door.c, sends stored messages, and returns true if some are left.
- * If the store is full, the message is dropped, and its attempt ends by time-out. */
+ * message if grow_try() fails. grow_send_again(), called by the thread of door.c, sends stored messages, and returns true if some messages
+ * are left. If the store is full, the message is dropped, and the attempt to which it belongs ends by time-out. */
 int grow_try(struct grow *g, uint32_t to, const struct grow_message *m, const struct grow_ask *ask);
 void grow_send(struct grow *g, uint32_t to, const struct grow_message *m);
 bool grow_send_again(struct grow *g);
-void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* the attempt is over */
+void grow_end(struct grow *g, uint64_t attempt, uint32_t door); /* this member forgets the attempt */
 void grow_wake(struct grow *g);
 
 /* --- newcomer.c --- */

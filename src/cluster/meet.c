@@ -41,7 +41,7 @@ static bool read_interface(const struct ifaddrs *i, struct wire_interface *out)
     } else if (i->ifa_addr->sa_family == AF_INET6) {
         const struct in6_addr *a = &((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr;
         if (IN6_IS_ADDR_LINKLOCAL(a))
-            return false; /* a link-local address needs the caller's interface */
+            return false; /* leaves out link-local addresses, which are valid only with the interface of the node that connects */
         address = (const uint8_t *)a;
         mask = i->ifa_netmask ? (const uint8_t *)&((const struct sockaddr_in6 *)(const void *)i->ifa_netmask)->sin6_addr : NULL;
         bytes = 16;
@@ -91,8 +91,8 @@ static bool same_bits(const uint8_t *a, const uint8_t *b, unsigned bits)
     return memcmp(a, b, whole) == 0 && (rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0);
 }
 
-/* For an interface of node 0: the number of nodes on other hosts in the same network. -1: another host has the same address, as in private
- * networks of container engines, so the address is unusable. */
+/* For an interface of node 0: the number of nodes on other hosts in the same network. -1: the address is unusable, because another host has
+ * the same address, as in private networks of container engines. */
 static int64_t neighbours(const struct wire_notice *all, uint32_t size, const struct wire_interface *of)
 {
     unsigned bits = of->family == 4 ? 32 : 128;
@@ -144,7 +144,7 @@ uint32_t meet_addresses(const struct wire_notice *all, uint32_t size, char out[W
 
 /* --- exchange --- */
 
-/* `error`, `text`: why this node does not join; 0: it joins. */
+/* `error`, `text`: why this node does not join; `error` 0: it joins. */
 static int notice_make(struct wire_notice *n, const struct cluster_settings *s, int error, const char *text)
 {
     memset(n, 0, sizeof *n);

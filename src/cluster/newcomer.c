@@ -11,7 +11,7 @@
 
 #include "cluster/join.h"
 
-/* Stores the card of a node that has connected, or deletes it (`card` NULL). */
+/* Stores the card of a node that has connected. `card` NULL: deletes the card of node `number`. */
 static int newcomer_card(struct grow *g, uint32_t number, const struct wire_card *card)
 {
     struct wire_card *copy = card ? malloc(sizeof *copy) : NULL;
@@ -46,7 +46,8 @@ static int newcomer_connect(struct grow *g, const struct grow_joining *now, int 
     else
         l->liveness_ns = now->ask.card.liveness_ns > w->options.liveness_ns ? now->ask.card.liveness_ns : w->options.liveness_ns;
     atomic_store(&g->busy_fd, fd);
-    if (atomic_load(&g->stopping)) /* cluster_door_close() stores `stopping` and reads busy_fd: one thread sees the other's store */
+    if (atomic_load(&g->stopping)) /* cluster_door_close() stores `stopping` and then reads busy_fd, so at least one of the two threads sees
+                                      the other's store */
         shutdown(fd, SHUT_RDWR);
     rc = join_pair_up(w, &now->ask.card, fd, pid, deadline);
     atomic_store(&g->busy_fd, -1);

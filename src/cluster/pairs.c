@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define CALL_WAIT  (500 * WEFT_MS) /* without a connection for this time, check whether node 0 has reported a failure */
+#define CALL_WAIT  (500 * WEFT_MS) /* if there is no connection after this time, check whether node 0 has reported a failure */
 #define CALL_AGAIN (50 * WEFT_MS)  /* pause before connecting again after the peer closed the connection */
 
 static bool pairs_is_here(const struct join *j, uint32_t node)
@@ -76,7 +76,7 @@ int join_listen_for(struct join *j, const char *grow)
     int fd = cluster_listen(address, j->away.bound, sizeof j->away.bound);
     if (fd < 0)
         return base_context(fd, "WEFT_GROW");
-    int rc = join_listen_away(j, fd); /* at the numeric address of that host */
+    int rc = join_listen_away(j, fd); /* listens at the numeric address of that host */
     close(fd);
     return rc;
 }
@@ -106,12 +106,12 @@ int join_pair_up(struct weft_node *w, const struct wire_card *card, int fd, int 
     l->side_fd = fd;
     l->pid = (int)card->pid;
     memcpy(l->host, card->host, sizeof l->host);
-    /* Use the pid that the kernel reports, not the one on the card: it is valid in this process's pid namespace. */
+    /* Use the pid that the kernel reports, not the pid on the card: only the kernel's is valid in this process's pid namespace. */
     l->pid_fd = base_watch_process(pid);
     return fab_connect(w, l, card->host_id, fd, deadline);
 }
 
-/* As join_pair_up(), and marks the node alive at once, because the progress thread does not run yet. */
+/* Like join_pair_up(), and marks the node alive at once, because the progress thread does not run yet. */
 static int pair_up(struct join *j, uint32_t node, int fd, int pid)
 {
     int rc = join_pair_up(j->w, &j->cards[node], fd, pid, j->deadline);
@@ -167,7 +167,7 @@ static int pairs_call(struct join *j, uint32_t node)
         if (!rc)
             return pair_up(j, node, fd, pid);
         close(fd);
-        /* Try again: a peer with too many unauthenticated connections closes the oldest, which may have been this one. */
+        /* Try again: a peer with too many unauthenticated connections closes the oldest one, which may have been this connection. */
         if ((rc != -ECONNRESET && rc != -EPIPE) || base_now_ns() >= j->deadline)
             break;
     }
@@ -204,7 +204,7 @@ void join_caller_name(const struct join_caller *c, char out[JOIN_CALLER_NAME])
     else if (c->pid > 0)
         snprintf(out, JOIN_CALLER_NAME, "process %d of this host", c->pid);
     else
-        snprintf(out, JOIN_CALLER_NAME, "an unknown process"); /* the connection is already closed, or the system does not tell */
+        snprintf(out, JOIN_CALLER_NAME, "an unknown process"); /* the connection is already closed, or the system does not know its peer */
 }
 
 void join_caller_refuse(struct join_callers *cs, uint32_t i, const char *why)
@@ -338,7 +338,7 @@ static int answer_all(struct join *j)
     return rc;
 }
 
-/* Number of processors that the nodes of this host may use together. Each node may be bound to a subset. */
+/* Number of processors that the nodes of this host may use together. A node may be bound to some of them. */
 static uint32_t processors_here(const struct join *j)
 {
     uint64_t all[BASE_CPU_WORDS] = {0};
@@ -380,7 +380,8 @@ static int pairs_check(struct join *j, uint32_t i)
     return 0;
 }
 
-/* Starts heartbeats before the first pair connects: a peer expects heartbeats while this node still connects to others. */
+/* Starts heartbeats. This is called before the first pair connects, because a peer expects heartbeats while this node still connects to
+ * others. */
 static int pairs_pulse_start(struct join *j)
 {
     struct weft_node *w = j->w;

@@ -68,7 +68,8 @@ void launcher_close(struct launcher *p)
 
 #define LEAVE_WAIT (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
 #define AGAIN_WAIT (20 * WEFT_MS)
-#define GRACE      (4 * WEFT_SECOND) /* PMIx rounds the deadline up to seconds, and reports missing processes after it */
+/* additional time after the deadline: PMIx rounds it up to seconds, and only then reports missing processes */
+#define GRACE      (4 * WEFT_SECOND)
 
 /* --- the library --- */
 
@@ -150,7 +151,7 @@ struct launcher {
     bool fenced;           /* this process has exchanged data over an earlier connection */
     pmix_status_t handler; /* registration of launcher_gone(); negative: not registered */
     char key[32];
-    void *mine, *all; /* data of this process, `len` bytes; data of all processes, size * len bytes */
+    void *mine, *all; /* mine: data of this process, `len` bytes; all: data of all processes, size * len bytes */
     size_t len;
     /* The call that is running: */
     int (*step)(struct launcher *p, int64_t deadline);
@@ -160,7 +161,7 @@ struct launcher {
     _Atomic uint32_t state;
 };
 
-/* Wipes the data before freeing, because they may contain a secret. */
+/* Wipes the data before freeing it, because it may contain a secret. */
 static void launcher_free(struct launcher *p)
 {
     if (p->mine)
@@ -286,7 +287,7 @@ static pmix_status_t launcher_number(const struct launcher *p, const char *key, 
 /* --- the calls --- */
 
 /* Called by a thread of PMIx when the launcher is gone. A launcher that ends normally sends SIGTERM to its processes. A killed launcher
- * cannot, so this process sends SIGTERM to itself. */
+ * cannot do that, so this process sends SIGTERM to itself. */
 static void launcher_gone(size_t handler, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                           pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t next, void *cookie)
 {
@@ -324,8 +325,8 @@ static int step_open(struct launcher *p, int64_t deadline)
     return 0;
 }
 
-/* Fails with the list of processes that have published nothing. Asks the launcher about each process, for one second in all. Does not ask
- * if some processes are on other hosts, because the launcher may need longer to answer for these. */
+/* Fails with the list of processes that have published nothing. Asks the launcher about each process, for one second in all. If some
+ * processes are on other hosts, asks about none, because the launcher may need longer to answer for those. */
 static int say_who_is_missing(const struct launcher *p)
 {
     char text[64] = "";
@@ -363,9 +364,9 @@ static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
     }
 }
 
-/* Reads the data that `rank` publishes for this exchange, without a fence. A waiting request may never be answered if that process
- * reconnects meanwhile, so waiting requests end after a second. Between two of them, seven requests ask the launcher's daemon on this host
- * without waiting. */
+/* Reads, without a fence, the data that `rank` publishes for this exchange. A request that waits for the data may never be answered if the
+ * process of `rank` reconnects meanwhile. So such a request ends after a second, and then seven requests ask the launcher's daemon on this
+ * host without waiting. */
 static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
 {
     for (uint32_t i = 1;; i++) {
@@ -449,7 +450,8 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);
-    /* A fence does not wait for a process that reconnects. So later exchanges wait for each process's value under the new key. */
+    /* A fence does not wait for a process that reconnects. So all later exchanges wait for each process's value under the new key instead.
+     */
     p->fenced = earlier > 0;
     int rc = launcher_call(at, step_exchange, deadline, "waiting for the other nodes");
     if (!rc)

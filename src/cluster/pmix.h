@@ -15,14 +15,15 @@ bool launcher_is_here(void);
 
 /* Connect to the launcher. `library`: path of libpmix; "": the system's.
  * Errors: -ENOTSUP no libpmix, or this weft was built without its headers; -ETIMEDOUT the launcher does not answer;
- * -ECONNREFUSED it has ended, or refuses the connection; -EPROTO its rank or size is out of range. */
+ * -ECONNREFUSED the launcher has ended, or refuses the connection; -EPROTO the rank or size that it gives is out of range. */
 int launcher_open(struct launcher **out, const char *library, int64_t deadline);
 uint32_t launcher_rank(const struct launcher *p);
 uint32_t launcher_size(const struct launcher *p); /* processes of the job */
 
 /* Publish `len` bytes, and receive `len` bytes from every process into `all`, in order of rank. Waits until all processes have called this
- * function. At most one call for each connection. Errors: -ETIMEDOUT not all have called it before the deadline; -EPROTO a process has
- * published another number of bytes; -ECONNRESET the launcher or a process has ended. If the launcher did not answer, *p becomes NULL. */
+ * function. At most one call for each connection. Errors: -ETIMEDOUT not all processes have called this function before the deadline;
+ * -EPROTO a process has published another number of bytes; -ECONNRESET the launcher or a process has ended. If the launcher did not answer,
+ * *p becomes NULL. */
 int launcher_exchange(struct launcher **p, const void *mine, size_t len, void *all, int64_t deadline);
 bool launcher_exchanged(const struct launcher *p); /* whether launcher_exchange() was called */
 

@@ -77,8 +77,8 @@ static void from_environment(struct found *found)
 {
     for (int i = 0; i < COUNT; i++) {
         const char *name = settings_table[i].variable, *value = variable(name);
-        /* Ignore MLX's variables for the hostfile if the size comes from an option or from WEFT_SIZE. Then MLX did not start this program,
-         * and that hostfile may describe another cluster. */
+        /* Ignore MLX's variables for the hostfile if the size comes from an option or from WEFT_SIZE. In that case MLX did not start this
+         * program, and MLX's hostfile may describe another cluster. */
         bool theirs = i != HOSTFILE || (!found[SIZE].text && !variable(settings_table[SIZE].variable));
         for (int k = 0; !value && theirs && k < 4; k++) {
             name = settings_table[i].also[k];
@@ -141,7 +141,7 @@ static int coord_from_hosts(struct cluster_settings *out, struct found *found)
     return 0;
 }
 
-/* Read rank, size and coord, which depend on each other and on the hostfile. `is_node`: the caller is a node, and a missing value is an
+/* Read rank, size and coord, which depend on each other and on the hostfile. `is_node`: the caller is a node, so a missing value is an
  * error. */
 static int read_place(struct cluster_settings *out, struct found *found, bool is_node)
 {
@@ -200,7 +200,7 @@ static int read_place(struct cluster_settings *out, struct found *found, bool is
     if (out->hosts)
         return coord_from_hosts(out, found);
     if (out->launcher)
-        return 0; /* node 0 tells the others */
+        return 0; /* nothing to check: node 0 tells the other nodes its address */
     return base_fail(-EINVAL,
                      "the cluster has %lld nodes, but the address of node 0 is not set: set %s to HOST:PORT or "
                      "unix:PATH, or start the program with `weft run`",
@@ -231,7 +231,7 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         snprintf(own, sizeof found[JOIN_TIMEOUT].own, "%llds", (long long)(ns / WEFT_SECOND));
         settings_take(&found[JOIN_TIMEOUT], own, CLUSTER_DEFAULT, "default", NULL);
     }
-    /* A device has ten queue pairs for all programs of a guard. With one lane a cable takes two of them, else four. */
+    /* A device has ten queue pairs for all programs of a guard. With one lane, a cable takes two of them; with the default lanes, four. */
     if (!found[TB_LANES].text && found[GUARD_SOCKET].text)
         settings_take(&found[TB_LANES], "32K:32", CLUSTER_DEFAULT, "default", "with WEFT_GUARD_SOCKET");
     for (int i = 0; i < COUNT; i++)

@@ -60,7 +60,7 @@ enum id {
 
 struct setting {
     const char *name, *variable;
-    const char *also[4]; /* alternative environment variables, of MLX and JACCL; the first that is set is used */
+    const char *also[4]; /* other environment variables for the setting, of MLX and JACCL; the first one that is set is used */
     const char *fallback, *help;
     const char *choices; /* CHOICE: "a|b" */
     int64_t min, max;    /* NUMBER, BYTES, DURATION (ns) */
@@ -81,13 +81,14 @@ struct found {
 
 void settings_take(struct found *f, const char *text, enum cluster_source source, const char *where, const char *what);
 
-/* The name to use in errors: the variable's if the value is from the environment, otherwise the setting's. */
+/* The name to use in errors: the name of the variable if the value is from the environment, otherwise the name of the setting. */
 const char *settings_speaker(enum id id, const struct found *f);
 /* Fail with -EINVAL: "NAME='TEXT': expected ...". */
 int settings_bad(enum id id, const struct found *f, const char *expected);
 
 /* Parse a text and check the value against the table. -EINVAL, with settings_bad(): wrong value. */
-int settings_read(enum id id, const struct found *f, struct cluster_settings *out); /* stores the value in the table's member, if any */
+/* also stores the value in the member that the table gives, if it gives one */
+int settings_read(enum id id, const struct found *f, struct cluster_settings *out);
 int settings_read_number(enum id id, const struct found *f, int64_t *out);
 int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count);
 int settings_read_rails(const struct found *f, struct fab_options *out);

@@ -69,11 +69,13 @@ struct wire_answer {
     uint32_t kind, count; /* WIRE_TABLE, WIRE_MEMBERS: `count` cards follow */
     int32_t error;        /* WIRE_REFUSED: an errno, in Linux's numbers (base_status_out()), with its text in `text` */
     uint32_t reserved;
-    uint32_t number, founders, from; /* WIRE_MEMBERS: the node's number, how many nodes the cluster began with, who answers */
+    uint32_t number, founders, from; /* WIRE_MEMBERS: number: the joining node's number; founders: how many nodes the cluster began with;
+                                        from: the node that answers */
     uint32_t reserved2;
     char text[WIRE_TEXT];
-    uint8_t session[WIRE_NONCE]; /* random; chosen by node 0 for this run of the cluster; WIRE_MEMBERS: chosen for this joining node */
-    uint8_t mac[WIRE_MAC];       /* of all other fields and the cards */
+    uint8_t session[WIRE_NONCE]; /* random. WIRE_TABLE: chosen by node 0 for this run of the cluster; WIRE_MEMBERS: chosen for the joining
+                                    node */
+    uint8_t mac[WIRE_MAC];       /* authenticates all other fields and the cards */
 };
 
 struct wire_token {
@@ -85,13 +87,13 @@ struct wire_token {
 struct wire_news {
     uint64_t magic;
     uint32_t rank; /* the node that the message is about */
-    int32_t error; /* 0: the node has connected to all nodes; from node 0: all nodes have connected. Else the errno with which the node
+    int32_t error; /* 0: the node is connected to all nodes; from node 0: all nodes are connected. Otherwise the errno with which the node
                       failed */
     char text[WIRE_REASON]; /* why the node failed */
-    uint8_t mac[WIRE_MAC];  /* of all other fields and the session */
+    uint8_t mac[WIRE_MAC];  /* authenticates all other fields and the session */
 };
 
-/* Published by every node before joining if a PMIx launcher has started it (meet.c). Only processes of the same job receive it. */
+/* Published by every node that a PMIx launcher has started, before the node joins (meet.c). Only processes of the same job receive it. */
 #define WIRE_INTERFACES 16
 
 struct wire_interface {
@@ -104,13 +106,13 @@ struct wire_interface {
 struct wire_notice {
     uint64_t magic;
     uint32_t rank, pid;
-    int32_t error; /* 0: the node joins; else an errno: its weft_open() has failed, and `text` says why */
+    int32_t error; /* 0: the node joins. Otherwise its weft_open() has failed with this errno, and `text` says why */
     uint8_t host_id[16];
     char host[64];
     uint32_t interface_count; /* number of interfaces in the list below */
     struct wire_interface interfaces[WIRE_INTERFACES];
     /* Set by node 0 only: */
-    uint32_t port;            /* TCP port at which node 0 listens on all interfaces; 0: none */
+    uint32_t port;            /* TCP port at which node 0 listens on all interfaces; 0: it does not listen at TCP */
     char here[WIRE_ADDRESS];  /* Unix socket at which node 0 listens if all nodes are on its host */
     char coord[128];          /* the address in node 0's settings, used instead of `port` and `here`; "": none */
     uint8_t secret[WIRE_MAC]; /* the cluster's secret if no setting gives one */

@@ -125,7 +125,7 @@ static void move_ends(void)
 static void test_overtakes_gets(void **state)
 {
     (void)state;
-    weft_op ops[3];
+    static weft_op ops[3]; /* teardown completes those under way */
     for (unsigned i = 0; i < 3; i++)
         get(&ops[i]);
     message(1);
@@ -144,7 +144,7 @@ static void test_overtakes_gets(void **state)
 static void test_not_a_fence(void **state)
 {
     (void)state;
-    weft_op ops[3];
+    static weft_op ops[3]; /* teardown completes those under way */
     get(&ops[0]);
     assert_int_equal(tb_endpoint_fence(&t.e), 0);
     get(&ops[1]);
@@ -170,7 +170,7 @@ static void test_not_a_fence(void **state)
 static void test_failure(void **state)
 {
     (void)state;
-    weft_op op;
+    static weft_op op;
     t.room = false;
     get(&op);
     message(1);

@@ -266,7 +266,7 @@ int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struc
         rc = base_fail(
             -ENODEV, "libfabric (%s) has no provider%s%s for reliable datagrams at %s%s%s: %s; `weft devices --networks` lists what it has",
             lib->path, *want->provider ? " " : "", want->provider, host, *want->interface ? ", which is " : "", want->interface,
-            refused ? lib->strerror(-refused) : "none that weft uses by itself (WEFT_OFI_PROVIDER)");
+            refused ? lib->strerror(-refused) : "weft uses other providers only if WEFT_OFI_PROVIDER names them");
     while (rc && c.count)
         lib->freeinfo(found[--c.count]);
     return rc ? rc : (int)c.count;
