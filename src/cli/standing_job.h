@@ -90,7 +90,7 @@ struct jobs {
         uint32_t slot;
     } * told; /* [WEFT_MAX_NUMBERS]; untouched entries use no memory */
     struct desks *desks;
-    uint32_t learn_from; /* where jobs_learn() begins */
+    uint32_t learn_from;      /* where jobs_learn() begins */
     struct forward *forwards; /* forward.h */
 };
 
