@@ -146,7 +146,7 @@ void rc_leave(struct rc_link *l)
     if (!ended) { /* this queue pair's receives may be lost: add as many new receives */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
-                 "device %s does not report when a broken queue pair is done, so each break of a link may cost some receive buffers%s%s",
+                 "device %s does not report LAST_WQE_REACHED for a broken queue pair, so a break may cost some receive buffers%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
