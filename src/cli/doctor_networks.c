@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds out why nodes use TCP although this host has a faster network that libfabric drives: its library has no provider for the adapter,
- * or a setting leaves the provider unused. What the other host lacks is reported by the nodes when they connect (fabric/ofi/connect.c).
+ * Finds out why nodes use TCP although this host has a faster network that libfabric drives: this host's libfabric has no provider for the
+ * adapter, or a setting leaves the provider unused. If the other host lacks something, the nodes report that when they connect
+ * (fabric/ofi/connect.c).
  */
 #include <string.h>
 

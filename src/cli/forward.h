@@ -6,9 +6,9 @@
  *
  *   proxy.c, publish.c       the commands; forward_command.c: their common part
  *   standing_forward.c       the control node: makes forwards, lists them for `weft status`, and ends them
- *   proxy_serve.c, proxy_move.c, proxy_udp.c, proxy_talk.c serves the clients of a proxy: their requests, bytes and datagrams
- *   forward_direct.c moves the bytes of a connection without the gateway, which has lent the socket
- *   publish_serve.c          serves a published port; forward_loop.c: the wait of both kinds
+ *   proxy_serve.c, proxy_move.c, proxy_udp.c, proxy_talk.c   serve the clients of a proxy
+ *   forward_direct.c         moves the bytes of a connection over a socket that the gateway has lent
+ *   publish_serve.c          serves a published port; forward_loop.c: waits, for proxies and published ports
  */
 #ifndef WEFT_CLI_FORWARD_H
 #define WEFT_CLI_FORWARD_H

@@ -6,9 +6,9 @@
  * It uses no C library, whose start takes longer than the rest of a short job: glibc executes some forty CPUID instructions, each of which
  * takes 10 us or more in a virtual machine.
  *
- * A `weft exec` ends here only with common options, a cluster that is up, and a program that ends soon and prints little. Otherwise the
- * whole command takes over: with the same arguments before the request was sent, and after that with the connection (exec --connected).
- * Frames that were not handled here are still in the socket, and signals that came meanwhile are pending.
+ * This program does a `weft exec` to its end only if the options are common, the cluster is up, and the command ends soon and prints
+ * little. Otherwise the whole command takes over: with the same arguments before the request was sent, and after that with the connection
+ * (exec --connected). Frames that were not handled here are still in the socket, and signals that came meanwhile are pending.
  */
 #include <errno.h>
 #include <fcntl.h>

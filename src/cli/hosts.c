@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Applies the hostfile to a launch: how many nodes there are, which of them are on other hosts, and which settings those must get.
+ * Applies the hostfile to a launch: how many nodes there are, which nodes are on other hosts, and which settings these nodes must get.
  */
 #include "cli/hosts.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Shared by the launcher's files: launch.c (signals, output, time-outs, the end of nodes), start.c (starting nodes, with their program and
- * environment) and revive.c (starting nodes of a standing cluster again).
+ * environment) and revive.c (replacing nodes of a standing cluster).
  */
 #ifndef WEFT_CLI_LAUNCHER_H
 #define WEFT_CLI_LAUNCHER_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The jobs of a standing cluster. A job is one program, started by `weft exec` on some nodes; a task is its process on one of them.
+ * The jobs of a standing cluster. A job is one program, started by `weft exec` on some nodes; a task is the job's process on one node.
  */
 #include <fcntl.h>
 #include <poll.h>

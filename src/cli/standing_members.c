@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * What a node needs to join the standing cluster: addresses of members, the secret, and settings. `weft up --add` asks the control node for
- * them. The launcher of this host reads the addresses from a file, because it may have to start a node when no node of this host is left.
+ * all these. The launcher of this host reads the addresses from a file, because it may have to start a node when no node of this host is
+ * left.
  */
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * weft up --here: this process itself is the node, without a launcher. The node joins the cluster if it is running; otherwise it waits for
- * the other nodes to begin it.
+ * weft up --here: this process itself is the node, without a launcher. If the cluster is running, the node joins it; otherwise the node
+ * waits for the other nodes, to begin the cluster with them.
  */
 #include <stdlib.h>
 #include <string.h>

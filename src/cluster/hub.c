@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * While the pairs connect, every node keeps its connection to node 0. A node that fails reports this to node 0, and node 0 tells the
- * others, so that no node waits for the failed one.
+ * others, so that no node waits for the failed node.
  *
  * A node also reports when it has connected to all others. weft_open() returns only after node 0 has told every node that all have
  * connected. Otherwise a program's first barrier could time out: with hundreds of nodes on one host, connecting may take longer than the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Handles the side connection from a joining node to a member of a running cluster. The member checks that the peer is the node that joins
- * now, connects the fabric, marks the node alive, and tells the door (join.h). The thread of door.c calls these functions.
+ * Handles the side connection from a joining node to a member of a running cluster. The member checks that the peer is the node that is
+ * joining, connects the fabric to it, marks the node alive, and tells the door (join.h). The thread of door.c calls these functions.
  */
 #include <sodium.h>
 #include <stdlib.h>

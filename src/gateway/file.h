@@ -5,8 +5,8 @@
  *
  *   file_path.c     opens a path, below WEFT_FILE_ROOT if that is set, or a file that the program offers
  *   file_disk.c     the blocking work: opens, reads, checks, writes and syncs files
- *   file_holder.c which nodes of other hosts have, or are getting, copies of a piece, and how long other nodes wait for these file_cache.c
- *   the cache: generations of files, pieces, and leases of pieces
+ *   file_holder.c   nodes of other hosts that have or are getting copies of a piece, and how long others wait for copies
+ *   file_cache.c    the cache: generations of files, pieces, and leases of pieces
  *   file_job.c      jobs for the threads, and the answers that end them
  *   file_watch.c    notices of the system (inotify) that a file has changed
  *   file_lease.c    requests for pieces

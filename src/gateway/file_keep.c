@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's copies of pieces of files of other hosts, in its pool: pieces that its handles have requested in advance, and pieces that
- * they have read, for other nodes (file_holder.c). They take at most 1/FILE_KEPT_PART of the pool; then the memory of the oldest one is
- * used again. They are freed when this node has had no such file open for some seconds.
+ * they have read, for other nodes (file_holder.c). The copies take at most 1/FILE_KEPT_PART of the pool; then the memory of the oldest copy
+ * is used again. All are freed when this node has had no file of another host open for some seconds.
  */
 #include "gateway/file_handle.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Reading by record: copies of whole pieces in this node's pool. If nodes of several hosts have a file open, the gateway names for a piece
- * its own memory or a copy at another node (file_holder.c). Then this node gets the piece into its pool, checks it there, and tells the
- * gateway of its copy, so that other nodes can get it from here. Records copy from there. The next step for a piece is taken when a record
- * reads from the file: a kernel that waits for a piece sends its record again and again.
+ * Reading by record: copies of whole pieces in this node's pool. If nodes of several hosts have a file open, the gateway answers a request
+ * for a piece with the address of its own memory or of a copy at another node (file_holder.c). Then this node gets the piece into its pool,
+ * checks the bytes, and tells the gateway of its copy, so that other nodes can get the piece from here. Records copy from this copy. The
+ * next step for a piece is taken when a record reads from the file: a kernel that waits for a piece sends its record again and again.
  */
 #include "gateway/file_record.h"
 

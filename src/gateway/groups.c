@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The programs that this node runs for other nodes. The numbers of their process groups are in memory that a helper process shares, the
- * guardian. It ends programs with all processes that descend from them (base_family_kill()), so that the node need not wait for that. The
- * guardian reads from a socket. When the node's process ends in any way, the socket closes, and the guardian ends the programs that are
- * left.
+ * The programs that this node runs for other nodes. The numbers of their process groups are in memory shared with a helper process, the
+ * guardian. The guardian ends programs with all their descendants (base_family_kill()), so that the node need not wait until these have
+ * ended. The guardian reads from a socket. When the node's process ends in any way, the socket closes, and the guardian ends the programs
+ * that are left.
  */
 #include "gateway/gateway.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * A turn is work that the progress thread does in place of a thread of this node that sleeps, because waking that thread takes time. If a
- * thread of the program handles the message, it only wakes the sleeping thread, so that services do not delay the program.
+ * thread of the program handles the message, that thread only wakes the sleeping one, so that services do not delay the program.
  */
 #include "gateway/gateway.h"
 

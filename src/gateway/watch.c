@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
- * Waits for descriptors in one thread (ready.h). A call of ready() may stop watching any descriptor, whose ready() is then not called.
+ * Waits for descriptors in one thread (ready.h). A call of ready() may stop the watching of any descriptor; then the ready() of that
+ * descriptor is not called.
  *
- * While that thread sleeps, another thread may work in its place (gateway_watches_try()), and change what is watched. Then the reported
- * events may be outdated, so the thread asks again.
+ * While the thread sleeps, another thread may work in its place (gateway_watches_try()), and change what is watched. So the events with
+ * which the sleeping thread wakes may be outdated; in that case it asks the system again.
  */
 #include "gateway/gateway.h"
 
