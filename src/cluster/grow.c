@@ -244,7 +244,7 @@ int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join
         grow_close(w, g);
         return rc;
     }
-    if (strncmp(g->address, "unix:", 5) != 0) /* at a Unix socket only nodes of this host join, and libfabric takes 0.1 s to look */
-        fab_look_early(w);
+    /* At a Unix socket only nodes of this host join. They need no ordinary network, for which libfabric takes 0.1 s to look. */
+    fab_look_early(w, strncmp(g->address, "unix:", 5) != 0);
     return fab_handle(w, GROW_HANDLER, grow_message, g);
 }

@@ -570,9 +570,9 @@ struct fab_config {
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Make transports that no node uses yet search for their devices, since nodes that join later may need them. Call this before the progress
- * thread starts, because the search would delay that thread. */
-void fab_look_early(struct weft_node *w);
+/* Make transports that no node uses yet search for their devices, since nodes that join later may need them: those for RDMA and, with
+ * `networks`, the others. Call this before the progress thread starts: rc must not find its device while another thread polls. */
+void fab_look_early(struct weft_node *w, bool networks);
 int fab_may_join(struct weft_node *w,
                  const uint8_t *peer_host_id); /* -EOPNOTSUPP: a node of that host cannot be connected if it joins later */
 int fab_connect_self(struct weft_node *w, int64_t deadline);

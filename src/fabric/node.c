@@ -94,11 +94,11 @@ int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
                      w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport, or leave it out" : "");
 }
 
-void fab_look_early(struct weft_node *w)
+void fab_look_early(struct weft_node *w, bool networks)
 {
     static const uint8_t elsewhere[sizeof w->host_id] = {0};
     for (const struct fab_transport **t = w->transports; *t; t++)
-        if (node_may_use(w, *t) && !(*t)->founders_only)
+        if (node_may_use(w, *t) && !(*t)->founders_only && (networks || (*t)->rdma))
             (void)(*t)->reaches(w, elsewhere);
     base_error_clear(); /* the reason is kept, and reported when a node needs the transport */
 }
@@ -155,12 +155,16 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))
 {
+    /* The thread that admits nodes and the one that connects to them may both come. */
+    static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&looking);
     if (!l->done) {
         l->done = true;
         l->failed = look(w);
         if (l->failed)
             snprintf(l->why, sizeof l->why, "%s", base_error());
     }
+    pthread_mutex_unlock(&looking);
     if (l->failed)
         base_fail(l->failed, "%s", l->why);
     return l->failed == 0;
