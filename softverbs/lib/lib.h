@@ -125,7 +125,7 @@ struct sv_cq {
     struct sv_ring ring; /* its slots are struct sf_cqe; changed under `poll` */
     struct sv_channel *channel;
     pthread_mutex_t poll;  /* held by consumers */
-    uint64_t look_again;   /* ns; under poll: when to check waiting queue pairs again */
+    uint64_t look_again;   /* ns; guarded by `poll`: when to check waiting queue pairs again */
     struct sf_cqe current; /* the completion that the extended interface has polled */
     bool reading;
     uint32_t turns;            /* polls that found something */

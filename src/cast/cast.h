@@ -176,7 +176,7 @@ struct cast_sums {
 struct cast_state {
     uint64_t files, bytes;    /* number and bytes of complete, verified files */
     uint64_t partial;         /* bytes of incomplete files that the target has: verified in this cast, or left by an earlier cast */
-    uint64_t sent, discarded; /* sent: bytes received; discarded: how many of these were damaged or not needed */
+    uint64_t sent, discarded; /* `sent`: bytes that have come to the target; `discarded`: those of them that were damaged or not needed */
     uint64_t failed, skipped; /* numbers of files */
     uint64_t unsent;          /* how many of the failed files the source could not read */
     uint32_t doing, zero;     /* enum cast_doing */

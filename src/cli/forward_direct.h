@@ -20,8 +20,8 @@ enum direct_state {
     DIRECT_BROKEN, /* reset the connection */
 };
 struct direct;
-/* `fd`: the lent socket. Takes ownership of it. `ready` is called when the socket is ready, with the `arg` of `client`. NULL: there is no
- * memory. */
+/* Takes ownership of `fd`, the lent socket. When the socket is ready, `ready` is called with a watch whose `arg` is that of `client`.
+ * Returns NULL if there is no memory. */
 struct direct *direct_new(struct forward *f, struct forward_loop *loop, struct gateway_watch *client, int fd,
                           void (*ready)(struct gateway_watch *watch));
 /* Moves the bytes that can be moved now, and watches both ends for more. `client`, `far`: whether the client's end, or the far end, may be

@@ -161,7 +161,7 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    /* The request may be sent twice, because another control node has no such job. */
+    /* It does no harm that the request may be sent twice: another control node does not know the job. */
     status = standing_text("kill", cluster, &r, &text);
     free(text);
     return status;

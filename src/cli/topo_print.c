@@ -167,11 +167,11 @@ static void print_slow_pairs(const struct topo *t)
                 b = k;
             }
     if (pairs)
-        fprintf(
-            stderr,
-            "weft topo: %u pair%s of nodes, first %u and %u, use libfabric (ofi), although both have RDMA devices that weft can use (%s; "
-            "%s); if WEFT_TRANSPORT=ofi is set, unset it; to see why the devices do not reach each other, set WEFT_TRANSPORT=rdma\n",
-            pairs, pairs == 1 ? "" : "s", a, b, usable_device(&t->nodes[a]), usable_device(&t->nodes[b]));
+        fprintf(stderr,
+                "weft topo: %u pair%s of nodes (the first: %u and %u) use libfabric (ofi), although both have RDMA devices that weft can "
+                "use (%s; "
+                "%s); if WEFT_TRANSPORT=ofi is set, unset it; to see why the devices do not reach each other, set WEFT_TRANSPORT=rdma\n",
+                pairs, pairs == 1 ? "" : "s", a, b, usable_device(&t->nodes[a]), usable_device(&t->nodes[b]));
 }
 
 static int print_tables(const struct topo *t)

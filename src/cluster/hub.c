@@ -164,7 +164,7 @@ static int hub_wait_for_word(struct join *j)
         rc = join_hub_wait(j, NULL, 0, base_deadline(WEFT_SECOND), &ready);
         if (!rc && !h->done && base_now_ns() > j->deadline + WORD_GRACE)
             rc = base_fail(-ETIMEDOUT,
-                           "node %u (pid %u on %s) did not report within %.1f s that all nodes have connected; to wait longer, raise "
+                           "node %u (pid %u on %s) has not connected to all other nodes within %.1f s; to wait longer, raise "
                            "WEFT_JOIN_TIMEOUT",
                            h->rank, j->cards[h->rank].pid, j->cards[h->rank].host, (double)j->settings->join_timeout_ns / 1e9);
     }

@@ -423,5 +423,5 @@ int weft_file_unpin(weft_node *w, uint32_t node, const char *path, int64_t timeo
         return base_fail(-EINVAL, "weft_file_unpin(): a path must have 1 to %u bytes", WEFT_FILE_PATH_MAX);
     weft_request r = {.kind = FILE_UNPIN, .data_bytes = len};
     int rc = cache_ask(w, node, &r, path, &word, NULL, 0, timeout_ns);
-    return rc == -ENOENT ? base_fail(rc, "node %u has not pinned %s: give the path with which it was pinned", node, path) : rc;
+    return rc == -ENOENT ? base_fail(rc, "node %u has not pinned %s: give the path that was used to pin the file", node, path) : rc;
 }

@@ -101,7 +101,7 @@ int weft_process_read_start(weft_process *p, uint32_t which, void *buf, size_t l
 
 /* --- input --- */
 
-/* Opens the stream to the process's input: 0, -EINVAL or -EPIPE; 1: the process has not started yet. */
+/* Opens the stream to the process's input. Returns 0, -EINVAL or -EPIPE, or 1 if the process has not started yet. */
 int handle_input(struct weft_process *p)
 {
     if (!p->wants_in)

@@ -102,7 +102,7 @@ static int name_allowed(const struct names *all, uint32_t node, const char *name
         -ENOSPC,
         "name '%s': node %u has published %u names at node %u and cannot publish more%s: withdraw some, or raise WEFT_NAMES of "
         "node %u (now %u); all nodes together can have %u names",
-        name, node, own, g->w->rank, g->names ? "" : ", because the rest is for others", g->w->rank, g->names, NAMES_MOST);
+        name, node, own, g->w->rank, g->names ? "" : "; the rest is for names of other nodes", g->w->rank, g->names, NAMES_MOST);
 }
 
 static int name_publish(struct names *all, const struct gateway_call *c, const char name[WEFT_NAME_BYTES])

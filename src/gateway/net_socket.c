@@ -142,7 +142,7 @@ static int socket_allowed(const struct net *all, uint32_t node)
     return base_fail(-EMFILE,
                      "node %u has %u sockets at node %u and cannot have more%s: close some, or start node %u with WEFT_NET_SOCKETS above "
                      "%u, or with a higher limit of open files (ulimit -n; the present limit allows %u sockets for all nodes together)",
-                     node, own, g->w->rank, g->net_sockets ? "" : ", because the rest is for others", g->w->rank, g->net_sockets, most);
+                     node, own, g->w->rank, g->net_sockets ? "" : "; the rest is for other nodes", g->w->rank, g->net_sockets, most);
 }
 
 int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_socket **out)

@@ -82,10 +82,11 @@ static int stream_check(struct gateway *g, uint32_t node, weft_gaddr ring, uint6
 {
     struct fab_link *link;
     if (!gateway_ring_fits(bytes) || weft_gaddr_node(ring) != node || weft_gaddr_space(ring) || fab_resolve(g->w, ring, bytes, &link))
-        return base_fail(-EINVAL,
-                         "node %u wants bytes in a buffer at %#llx of %llu bytes: the buffer must be in that node's pool, and a power of "
-                         "two from 4 KiB to 16 MiB",
-                         node, (unsigned long long)ring, (unsigned long long)bytes);
+        return base_fail(
+            -EINVAL,
+            "node %u wants bytes in a buffer of %llu bytes at %#llx: the buffer must be in that node's pool, and its size a power of "
+            "two from 4 KiB to 16 MiB",
+            node, (unsigned long long)bytes, (unsigned long long)ring);
     return 0;
 }
 

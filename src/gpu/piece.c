@@ -136,7 +136,7 @@ static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piec
     return room;
 }
 
-/* Moves the data from the local memory to the memory that is sent. */
+/* Copies the data from the local memory to the buffer from which they are sent. */
 static void piece_fill(struct arena_job *j, struct arena_piece *p)
 {
     const uint8_t *near = j->near + p->from;

@@ -172,9 +172,8 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
         map_slot_renew(slot, &next);
     }
     if (rc == -ENODATA)
-        return base_fail(
-            rc,
-            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
+        return base_fail(rc, "the input ends before the end of the piece: it was truncated during the job; run the job again once the file "
+                             "no longer changes");
     if (rc == -ECONNRESET)
         return base_fail(rc, "node %u, which has the file, is gone; run the job again when its host is back", home_of(job, piece));
     if (rc == -ESTALE)

@@ -108,7 +108,7 @@ static int feed(struct running *r)
             r->failed = MAP_NO_INPUT;
             return base_fail(-EIO,
                              "the input ends %llu bytes before the end of the piece: it was truncated during the job; run the job again "
-                             "when the file does not change",
+                             "once the file no longer changes",
                              (unsigned long long)in->length);
         }
     }

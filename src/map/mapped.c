@@ -45,9 +45,8 @@ int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t leng
     if (fstat(fd, &st))
         return base_fail(-errno, "cannot get the size of an input file again (fstat): %s", base_strerror(errno));
     if (S_ISREG(st.st_mode) && (offset > (uint64_t)st.st_size || length > (uint64_t)st.st_size - offset))
-        return base_fail(
-            -ENODATA,
-            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
+        return base_fail(-ENODATA, "the input ends before the end of the piece: it was truncated during the job; run the job again once "
+                                   "the file no longer changes");
     pthread_once(&handled, mapped_handle);
     sigset_t bus;
     sigemptyset(&bus);

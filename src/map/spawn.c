@@ -9,7 +9,7 @@
 
 extern char **environ;
 
-/* The signal dispositions that this program was started with, for commands. */
+/* The signal dispositions that this program was started with. Commands are started with the same ones. */
 static struct base_dispositions original;
 static sigset_t original_mask;
 

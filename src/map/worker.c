@@ -173,9 +173,8 @@ static void run_kernel(struct map_slot *slot, const struct map_piece *piece, con
     if (map_mapped_close(&mapped)) {
         *kind = MAP_NO_INPUT;
         *code = EIO;
-        base_fail(
-            -EIO,
-            "the input ends before the end of the piece: it was truncated during the job; run the job again when the file does not change");
+        base_fail(-EIO, "the input ends before the end of the piece: it was truncated during the job; run the job again once the file no "
+                        "longer changes");
     }
 }
 

@@ -79,11 +79,11 @@ static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_ga
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(
-                rc, "counter %#llx was %llu at the deadline, and the call waited for at least %llu; wait again, or allow more time",
-                (unsigned long long)word, (unsigned long long)now, (unsigned long long)value);
+            return base_fail(rc,
+                             "counter %#llx was %llu at the deadline; the call waited for it to reach %llu; wait again, or allow more time",
+                             (unsigned long long)word, (unsigned long long)now, (unsigned long long)value);
         if (rc)
-            return base_fail(rc, "counter %#llx is %llu, and the call waited for at least %llu: %s", (unsigned long long)word,
+            return base_fail(rc, "counter %#llx is %llu; the call waited for it to reach %llu: %s", (unsigned long long)word,
                              (unsigned long long)now, (unsigned long long)value, fab_patience_loss(p));
         if (fab_patience_due(p))
             say_counter(p, word, unread, now, value);

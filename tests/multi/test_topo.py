@@ -95,7 +95,7 @@ class Topo(unittest.TestCase):
         self.assertIn("no RDMA device connects", topo("-n", "2", "--matrix", code=1, WEFT_TRANSPORT="ofi"))
         p = subprocess.run([WEFT, "topo", "--softverbs", "mesh:2", "--time", "1ms"], capture_output=True, text=True,
                            env={**ENV, "WEFT_TRANSPORT": "ofi"}, timeout=LIMIT, check=True)
-        self.assertIn("1 pair of nodes, first 0 and 1, use libfabric (ofi), although both have RDMA devices that weft can use (rdma_en2; "
+        self.assertIn("1 pair of nodes (the first: 0 and 1) use libfabric (ofi), although both have RDMA devices that weft can use (rdma_en2; "
                       "rdma_en2)", p.stderr)
 
     def test_matrix(self):

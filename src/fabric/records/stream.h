@@ -45,8 +45,8 @@ struct tb_slot {
 };
 
 struct tb_stream_counts {
-    uint64_t frames, retransmitted, bares, records;     /* sent */
-    uint64_t received, repeated, out_of_order, damaged; /* received; damaged: dropped for any reason */
+    uint64_t frames, retransmitted, bares, records;     /* frames and records sent */
+    uint64_t received, repeated, out_of_order, damaged; /* frames received; `damaged` counts all that were dropped */
 };
 
 struct tb_stream {

@@ -141,7 +141,8 @@ static const char *tb_broken(struct weft_node *w, struct fab_link *link)
     return l && atomic_load_explicit(&l->r.broken, memory_order_acquire) ? l->r.why : NULL;
 }
 
-/* Handles what the completion queues held at the start. This ends, because each request completes only once before it is posted again. */
+/* Handles the completions that were in the queues at the start. The loop ends, because each request completes only once before it is
+ * posted again. */
 static void take_all(struct tb *tb)
 {
     uint32_t most = 0, n;
