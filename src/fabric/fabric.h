@@ -345,6 +345,9 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
+bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
+bool fab_is_nowait(void);
+bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
 bool fab_on_progress_thread(void);
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
@@ -493,9 +496,6 @@ bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
 int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns);
 /* Waits for room for one more operation. -ETIMEDOUT at the node's deadline, -EAGAIN if this call must not wait; without base_fail(). */
 int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg);
-bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
-bool fab_is_nowait(void);
-bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
 /* For a call that consists of several operations and has one deadline. After `deadline`, this thread waits no longer when it starts an
  * operation, or waits for one with WEFT_TIMEOUT_DEFAULT. INT64_MAX: no limit. Returns the former limit, which the caller must restore. */
 int64_t fab_limit(int64_t deadline);

@@ -23,7 +23,7 @@
 #define DEFAULT_TIME WEFT_TIMEOUT_DEFAULT
 #define PIECE        ((uint64_t)WEFT_FILE_PIECE)
 
-static char folder[64]; /* of the test that runs */
+static char folder[200]; /* of the test that runs */
 
 static inline char *in_folder(const char *name)
 {
@@ -37,7 +37,8 @@ static inline char *in_folder(const char *name)
 static inline int folder_make(void **state)
 {
     (void)state;
-    strcpy(folder, "/tmp/weft-test-file-XXXXXX");
+    const char *tmp = getenv("TMPDIR"); /* the runner's, which removes it if this test is killed */
+    snprintf(folder, sizeof folder, "%s/weft-test-file-XXXXXX", tmp ? tmp : "/tmp");
     return mkdtemp(folder) ? 0 : -1;
 }
 

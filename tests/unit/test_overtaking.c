@@ -25,7 +25,7 @@ static struct {
     uint8_t *pool, *frames;
     bool room;    /* a move may begin */
     void *moving; /* the cookie of the move that is under way; NULL: none */
-    uint32_t frames_sent, messages;
+    uint32_t frames_sent, messages, puts;
     uint8_t order[16]; /* the first byte of each message that was sent */
 } t;
 
@@ -38,7 +38,8 @@ static bool on_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
         struct tb_record r;
         memcpy(&r, (uint8_t *)frame + at, sizeof r);
         if (r.kind == TB_MESSAGE)
-            t.order[t.messages++] = ((uint8_t *)frame)[at + TB_MESSAGE_HEAD];
+            t.order[t.messages++ % sizeof t.order] = ((uint8_t *)frame)[at + TB_MESSAGE_HEAD];
+        t.puts += r.kind == TB_PUT;
         at += tb_padded(r.length);
     }
     return true;
@@ -186,6 +187,25 @@ static void test_failure(void **state)
         assert_int_equal(t.order[i], i + 1);
 }
 
+/* Messages without end do not keep a put from being sent: there is room for one frame at a time, and each record needs one of its own. */
+static void test_puts_have_turns(void **state)
+{
+    (void)state;
+    static weft_op op;
+    static const uint8_t payload[3600];
+    t.e.stream.window.size = 0;
+    assert_int_equal(tb_endpoint_message(&t.e, ID, payload, 8, payload, sizeof payload, NULL), 0);
+    op.status = 1;
+    assert_int_equal(tb_endpoint_put(&t.e, 4096, t.pool + 4096, sizeof payload, &op), 0);
+    for (int i = 1; i <= 8; i++) {
+        t.e.stream.window.size++;
+        assert_int_equal(tb_endpoint_message(&t.e, ID, payload, 8, payload, sizeof payload, NULL), 0);
+        tb_endpoint_pump(&t.e, i * US);
+    }
+    assert_int_equal(t.puts, 1);
+    assert_true(t.messages > 0);
+}
+
 static void test_gathers_briefly(void **state)
 {
     (void)state;
@@ -220,6 +240,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_overtakes_gets, setup, teardown),
         cmocka_unit_test_setup_teardown(test_not_a_fence, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failure, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_puts_have_turns, setup, teardown),
         cmocka_unit_test_setup_teardown(test_gathers_briefly, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
