@@ -34,12 +34,17 @@ static inline char *in_folder(const char *name)
     return to;
 }
 
+static inline int folder_make_in(const char *place)
+{
+    snprintf(folder, sizeof folder, "%s/weft-test-file-XXXXXX", place);
+    return mkdtemp(folder) ? 0 : -1;
+}
+
 static inline int folder_make(void **state)
 {
     (void)state;
     const char *tmp = getenv("TMPDIR"); /* the runner's, which removes it if this test is killed */
-    snprintf(folder, sizeof folder, "%s/weft-test-file-XXXXXX", tmp ? tmp : "/tmp");
-    return mkdtemp(folder) ? 0 : -1;
+    return folder_make_in(tmp ? tmp : "/tmp");
 }
 
 static inline int folder_remove(void **state)

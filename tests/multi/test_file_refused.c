@@ -109,6 +109,13 @@ static void other_user(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
+/* In /tmp, because no other user may enter the runner's TMPDIR. */
+static int public_folder_make(void **state)
+{
+    (void)state;
+    return folder_make_in("/tmp");
+}
+
 static void test_other_user(void **state)
 {
     (void)state;
@@ -254,6 +261,8 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
-    const struct CMUnitTest tests[] = {TEST(test_errors), TEST(test_other_user), TEST(test_root), TEST(test_settings)};
+    const struct CMUnitTest tests[] = {TEST(test_errors),
+                                       cmocka_unit_test_setup_teardown(test_other_user, public_folder_make, folder_remove), TEST(test_root),
+                                       TEST(test_settings)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
