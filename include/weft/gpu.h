@@ -177,7 +177,8 @@ typedef struct weft_gpu_worker_config {
     size_t bytes;     /* sizeof(weft_gpu_worker_config) */
     uint32_t ahead;   /* maximum number of tasks claimed ahead: a power of two, at most 65536; 0: 1024 */
     int64_t task_ns;  /* the longest time that a block may work on one task; 0: 10 s */
-    int64_t renew_ns; /* the interval at which the worker renews leases; must be well below the queue's lease; 0: 10 s */
+    int64_t renew_ns; /* the interval at which the worker renews leases; must be well below the lease of all tasks that it claims; 0: a
+                         quarter of the lease with which this node has opened the queue, and at most 10 s */
 } weft_gpu_worker_config;
 
 /* Open a worker for the queue `q`, which must stay open until the worker is closed. `config` may be NULL.

@@ -10,7 +10,7 @@
  *   look.c   lists the GPUs of all back ends
  *   arena.c  memory of GPUs in the address space, with rdma.c, views.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   the node's side of rings of requests (the kernels' side is weft/device.h); ring.c makes the rings
- *   work.c   persistent workers: they bring tasks from queues to blocks, and results back
+ *   work.c   persistent workers: they bring tasks from queues to blocks, and results back; work_open.c opens and closes them
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete; the arrays of such a request may be in arenas
  *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
@@ -159,7 +159,7 @@ bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t d
 void gpu_arenas_end(struct arenas *c);  /* ends the carrier thread */
 void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
 
-/* --- work.c --- */
+/* --- work.c and work_open.c --- */
 #define GPU_WORKERS_MAX 64u
 #define GPU_QUEUES      64u /* the most queues of a GPU; kernels give a queue's number */
 
