@@ -14,7 +14,7 @@
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete; the arrays of such a request may be in arenas
  *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
- *   gpu.c    opening and closing
+ *   gpu.c    opening and closing a GPU (handle.h); calls.c has the program's other calls on it
  */
 #ifndef WEFT_GPU_ROOM_H
 #define WEFT_GPU_ROOM_H
@@ -62,12 +62,15 @@ struct gpu_backend {
     void (*close)(void *device);
     /* Lets kernels access memory of this process. `*there` becomes the memory's address for kernels. */
     int (*attach)(void *device, void *memory, size_t bytes, uint64_t *there);
-    void (*detach)(void *device, void *memory);
+    void (*detach)(void *device, void *memory); /* no kernel may use the memory any more */
     /* Allocates zeroed memory of the device. */
     int (*alloc)(void *device, size_t bytes, void **memory);
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device); /* checks whether the device still works; may be NULL: it always works */
+    /* Waits until no kernel that this process has started runs on the device. 0: none runs, or the device has failed, so that none can.
+     * -ETIMEDOUT: some still run at the deadline. May be NULL: run() and run_text() start all kernels, and return when these have ended. */
+    int (*idle)(void *device, int64_t deadline);
     /* memory_open() allocates out->bytes for an arena; -ENOMEM: the GPU has too little memory. memory_import() maps another process's
      * memory from a descriptor, which the caller closes. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
