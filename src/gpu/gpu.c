@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LAST_WAIT_NS (100 * WEFT_MS) /* how long a node that is being closed waits for kernels that did not end at the deadline */
+#define LAST_WAIT_NS WEFT_SECOND /* how long a node that is being closed waits for kernels that did not end at the deadline */
 #define CONFIG_FIRST (offsetof(weft_gpu_config, slots) + sizeof((weft_gpu_config *)0)->slots)
 
 /* The open GPUs of this process. Before a handle is used, it is looked up in this list, because closing a GPU frees its handle. */
@@ -258,17 +258,25 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
     return 0;
 }
 
-/* Fills the tables of pools. `spaces`: weft_device.arena, which also lists the pools. */
+/* Fills the tables of pools. `spaces`: weft_device.arena, which also lists the pools. Kernels make requests for the pools of nodes that the
+ * GPU cannot access, as for those on other hosts. */
 static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t *spaces)
 {
+    uint32_t refused = 0;
     for (uint32_t i = 0; i < g->nodes; i++) {
         struct fab_link *l = &g->w->links[i];
         void *base = l->transport ? l->transport->pointer(g->w, l, 0) : NULL;
         if (!base)
             continue;
         int rc = g->backend->attach(g->device, base, l->pool_bytes, &pools[i]);
-        if (rc)
+        if (rc && i == g->w->rank)
             return base_context(rc, "the GPU cannot use the pool of node %u", i);
+        if (rc) {
+            if (!refused++)
+                base_log(BASE_LOG_INFO, "the GPU cannot access the pool of node %u, so its kernels make requests instead: %s", i,
+                         base_error());
+            continue;
+        }
         g->pool_attached[i] = base;
         bytes[i] = l->pool_bytes;
         uint64_t *pool = spaces + ((size_t)i * 2 << WEFT_SPACE_BITS);
