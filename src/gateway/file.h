@@ -111,6 +111,7 @@ struct file_job {
     struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
     uint64_t place;          /* offset of `memory` in the pool */
     uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
+    uint64_t number;         /* after WRITE: file_open.written; 0: no thread has begun the job */
     bool hashes;             /* READ: also compute the hash of the piece */
     uint64_t hash;
     char path[WEFT_FILE_PATH_MAX + 1];
@@ -183,6 +184,10 @@ struct file_open { /* an asker's handle */
     uint32_t leases, jobs;
     uint64_t host; /* a number that all nodes of the asker's host share; 0: the gateway's host, or the host is not known */
     int fd;        /* a descriptor for writing; -1: the handle is only for reading */
+    /* Writes by one handle run on several threads, and may be done in another order than they have reached the disk. `written`: how many
+     * have; threads count. `shown`: the last of them that the handle's generation shows. */
+    _Atomic uint64_t written;
+    uint64_t shown;
     bool closed;   /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
     struct file_body *body;
     struct file_pace pace; /* of the copies that the asker has reported */
