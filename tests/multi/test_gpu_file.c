@@ -177,9 +177,7 @@ static void many_kernel(const weft_device *d, void *arg)
         rc = weft_device_file_read(d, job->record[b], &job->file, job->to[b], job->to_bytes, at, &n);
         MUST(rc == 0 && n == want);
         const uint8_t *got = weft_device_ptr(d, job->to[b], n);
-        MUST(got != NULL);
-        for (uint64_t k = 0; k < n; k += 1 + k % 7)
-            MUST(got[k] == byte_of(SEED, at + k));
+        MUST(got != NULL && right(got, SEED, at, n));
     }
 }
 
@@ -294,6 +292,67 @@ static void test_writing(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed_with(2, writing, NULL, OPEN), 0);
+}
+
+/* --- blocks that write at the same time by one handle: each makes a generation, and the handle has the last one --- */
+
+static void begin_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    int rc = weft_device_file_open(d, job->record[0], 0, job->path, job->path_bytes,
+                                   WEFT_FILE_WRITE | WEFT_FILE_CREATE | WEFT_FILE_TRUNCATE, &job->file);
+    MUST(rc == 0);
+}
+
+static void part_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    uint32_t b = weft_device_block(d);
+    weft_device_file file = job->file;
+    uint64_t n;
+    int rc = weft_device_file_write(d, job->record[b], &file, job->to[0] + b, 1, b, &n);
+    MUST(rc == 0 && n == 1);
+}
+
+static void end_kernel(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    uint64_t n;
+    int rc = weft_device_file_stat(d, job->record[0], &job->file);
+    MUST(rc == 0 && job->file.bytes == BLOCKS);
+    rc = weft_device_file_read(d, job->record[0], &job->file, job->to[0] + BLOCKS, BLOCKS, 0, &n);
+    MUST(rc == 0 && n == BLOCKS);
+    rc = weft_device_file_close(d, job->record[0], &job->file);
+    MUST(rc == 0);
+}
+
+static void writing_together(weft_node *w, void *arg)
+{
+    (void)arg;
+    uint32_t space = 0;
+    weft_gpu *g = gpu_with_arena(w, &space);
+    if (weft_rank(w) == 1) {
+        static struct job job;
+        new_job(w, g, space, in_folder("together"), &job);
+        OK(weft_alloc(w, PIECE, &job.to[0]));
+        uint8_t *bytes = weft_ptr(w, job.to[0], PIECE);
+        for (uint32_t round = 0; round < repeats(50); round++) {
+            fill(bytes, round, 0, BLOCKS);
+            memset(bytes + BLOCKS, 0, BLOCKS);
+            OK(weft_gpu_run(g, begin_kernel, 1, &job));
+            OK(weft_gpu_run(g, part_kernel, BLOCKS, &job));
+            OK(weft_gpu_run(g, end_kernel, 1, &job));
+            CHECK(none_failed(&job) && memcmp(bytes, bytes + BLOCKS, BLOCKS) == 0);
+        }
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+    OK(weft_gpu_close(g));
+}
+
+static void test_writing_together(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, writing_together, NULL, OPEN), 0);
 }
 
 /* --- wrong records --- */
@@ -434,8 +493,11 @@ static void test_asker_dies(void **state)
 
 #define ONE(name) cmocka_unit_test_setup_teardown(test_##name, folder_make, folder_remove)
 
-int main(void)
+int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {ONE(reading), ONE(many), ONE(writing), ONE(wrong), ONE(gateway_dies), ONE(asker_dies)};
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {ONE(reading), ONE(many),         ONE(writing),   ONE(writing_together),
+                                       ONE(wrong),   ONE(gateway_dies), ONE(asker_dies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
