@@ -18,7 +18,7 @@ static uint32_t cable_top(const _Atomic uint32_t *reached, uint32_t most)
     return n < most ? n : most;
 }
 
-/* Sends an event to every process that has opened the device. With the fabric's lock, so that entries do not get new owners. */
+/* Sends an event to every process that has opened the device. The caller holds the fabric's lock, so that entries do not get new owners. */
 static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
 {
     struct sf_fabric *f = v->fabric;

@@ -134,11 +134,11 @@ struct sf_cq {
     uint32_t capacity;      /* a power of two */
     uint32_t limit;         /* the most unpolled completions; one more is an overrun */
     _Atomic uint32_t dead;  /* 1: the queue has overrun */
-    uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; a resize changes it under `lock` */
+    uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; a resize changes it while `lock` is held */
     int32_t channel_fd;     /* the writing end of the channel's pipe, a descriptor of the owner; -1: none */
     int32_t context;        /* entry of the context that gets the event of an overrun */
     uint32_t timed;         /* 1: completions have a timestamp */
-    _Atomic uint32_t armed; /* 0: not armed; 1: armed for any completion; 2: for a solicited completion or an error. Written under `lock` */
+    _Atomic uint32_t armed; /* 0: not armed; 1: for any completion; 2: for a solicited completion or an error. Guarded by `lock` */
     /* From here on there are three cache lines: one that producers write, one that the consumer polls, and one that the consumer writes. In
      * a common line, each reader would take the line away from the processor that writes it. */
     struct sf_lock lock __attribute__((aligned(64))); /* held by producers */
@@ -225,8 +225,8 @@ struct sf_qp {
     uint32_t send_capacity, send_stride, send_limit, send_sge_limit;
     uint32_t frame_depth_send, frame_depth_receive; /* depths in frames, if the profile counts frames */
 
-    /* Attributes of ibv_modify_qp(). The owner writes them with the locks of the send queue and the receive queue. Atomic, because peers
-     * read them without a lock; where it matters, they check again with the lock. */
+    /* Attributes of ibv_modify_qp(). The owner holds the locks of the send queue and the receive queue while writing. The fields are
+     * atomic, because peers read them without a lock. Where it matters, peers check again while holding the lock. */
     _Atomic uint32_t state __attribute__((aligned(64))); /* enum ibv_qp_state */
     _Atomic uint32_t access;
     _Atomic uint32_t qkey;
@@ -392,14 +392,14 @@ uint64_t sf_layout(void);
 bool sf_is_fabric(const char *name);
 /* Makes the file `name`; -EEXIST: there is one. Other processes see the complete file or none. */
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);
-/* Sets the other end of a device's cable: a device, or SV_NO_CABLE. With the fabric's lock, while the ports of both are down. */
+/* Sets the other end of a device's cable: a device, or SV_NO_CABLE. The caller holds the fabric's lock, and the ports of both are down. */
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
 /* Maps a fabric. -ENOENT; -EPROTO: another build made it; -EACCES. With `join`, this process takes an entry in `processes`. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
 /* Frees all that this process has on the fabric, and unmaps it. Protection domains leak if the profile says so. */
 void sf_detach(struct sf_view *);
-/* Removes the fabric's name, and marks its file as down. -EBUSY: programs use the fabric, and `force` is false. *live gets the number of
- * living processes. */
+/* Removes the fabric's name, and marks its file as down. Returns -EBUSY if programs use the fabric, and `force` is false. *live gets the
+ * number of living processes. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 
 /* alive.c */
@@ -416,11 +416,11 @@ unsigned sf_reap_all(struct sf_view *);           /* sf_reap() for all dead proc
 void sf_leave(struct sf_view *);
 void sf_inherit(struct sf_view *); /* frees the objects of a dead process whose entry this process has taken over */
 
-/* lock.c. True: the last holder died with the lock, so the protected data may need repair. */
+/* lock.c. Takes the lock. Returns true if the last holder died while holding the lock, so the protected data may need repair. */
 bool sf_lock(struct sf_view *, struct sf_lock *);
 bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: another thread holds the lock; does not take over locks of dead holders */
 void sf_unlock(struct sf_view *, struct sf_lock *);
-void sf_recount(struct sf_fabric *); /* counts the devices' entries anew; with the fabric's lock */
+void sf_recount(struct sf_fabric *); /* counts the devices' entries anew; the caller holds the fabric's lock */
 /* These take a lock, and repair its data if the last holder died. */
 void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
@@ -447,7 +447,7 @@ void sf_give_cq(struct sf_view *, uint32_t);
 void sf_give_qp(struct sf_view *, uint32_t);
 void sf_give_srq(struct sf_view *, uint32_t);
 
-/* free.c: for any owner; with the fabric's lock. */
+/* free.c: frees an object of any owner. The caller holds the fabric's lock. */
 void sf_free_mr(struct sf_fabric *, uint32_t);
 void sf_free_pd(struct sf_fabric *, uint32_t);
 void sf_free_cq(struct sf_fabric *, uint32_t);

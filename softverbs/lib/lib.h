@@ -25,7 +25,7 @@ struct sv_library {
     struct sf_fabric *fabric;
     const struct sv_profile *profile;
     uint32_t host;
-    struct sv_qp **qps;   /* [SF_QPS], by entry; may be NULL. Written under mutex; pollers read with acquire. */
+    struct sv_qp **qps;   /* [SF_QPS], by entry; may be NULL. Guarded by `mutex`, except that pollers read with acquire and without it. */
     struct sv_cq **cqs;   /* by entry */
     struct sv_srq **srqs; /* by entry */
 };
@@ -111,7 +111,7 @@ struct sv_channel {
     struct ibv_comp_channel base; /* base.fd is an epoll set of the pipe and the timer */
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
-    uint64_t timer_at; /* when the timer expires, ns; 0: not set. Under mutex */
+    uint64_t timer_at; /* when the timer expires, ns; 0: not set. Guarded by `mutex` */
     uint32_t life;     /* sv_lib.life when the channel was made */
 };
 
@@ -133,9 +133,9 @@ struct sv_cq {
     uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
     uint64_t wall_ahead;       /* ns: how far the wall clock is ahead of CLOCK_MONOTONIC */
     _Atomic uint32_t told;     /* 1: the queue had completions when it was armed; the event for these was sent, and is still unread */
-    uint32_t events_delivered; /* under base.mutex */
+    uint32_t events_delivered; /* guarded by base.mutex */
     uint32_t async_delivered;
-    bool failed;            /* the event for the queue's overrun was delivered; under sv_lib.mutex */
+    bool failed;            /* the event for the queue's overrun was delivered; guarded by sv_lib.mutex */
     _Atomic uint32_t users; /* number of queue pairs that use this queue */
 };
 
@@ -189,8 +189,8 @@ int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
-/* poll.c: takes the next completion, and frees its slots. If there is no completion, first runs queue pairs whose time has come. False:
- * still no completion. With cq->poll. */
+/* poll.c: takes the next completion, and frees its slots. If there is no completion, first runs queue pairs whose time has come. Returns
+ * false if there is still no completion. With cq->poll. */
 bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);
 /* poll.c: removes the unpolled completions of a queue pair. With cq->poll and the queue pair's locks. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
@@ -215,7 +215,7 @@ bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end o
 /* Removes from a pipe the events of an object that is being destroyed: only events of this `kind` (struct sv_event), and for kind 3 only
  * the types whose bits are set in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
-/* sf_signal() (fabric/signal.c) with this process's view. Logs failures. False: not sent. */
+/* sf_signal() (fabric/signal.c) with this process's view. Logs failures. Returns false if nothing was sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
 bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* all with one write, or none */
 /* Sends an asynchronous event to the process that opened a context (an entry in contexts). */

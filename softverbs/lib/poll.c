@@ -107,7 +107,7 @@ void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
     sf_unlock(&sv_lib.view, &s->lock);
 }
 
-/* Runs queue pairs whose time has come. True: there is a new completion. */
+/* Runs queue pairs whose time has come. Returns true if there is a new completion. */
 static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 {
     if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)

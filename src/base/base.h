@@ -279,8 +279,8 @@ ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
 int base_place_take(int place);      /* accept a connection: returns a socket to receive from */
 int base_place_go(const char *name); /* connect to a place: returns a socket to send on */
-/* Finds the user and the process at the other end of a Unix socket, as reported by the kernel. *pid 0: not known. -ENOTSUP: not a Unix
- * socket. */
+/* Finds the user and the process at the other end of a Unix socket, as reported by the kernel. *pid 0: not known. Returns -ENOTSUP if it is
+ * not a Unix socket. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
 /* Returns how many bytes that were written to a TCP socket have not been acknowledged by the peer yet; or a negative errno. */
 int base_unacknowledged(int fd);
@@ -307,9 +307,9 @@ const char *base_strings_take(const char *at, const char **list, uint32_t count)
 
 /* --- grow.c: versioned structs of the public interface. Later versions may add fields --- */
 /* Copy a caller's struct `in` to `out`. The first field of `in` is the size of the struct in the caller's version of the header; fields
- * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. -EINVAL: the
- * size is below `least` or implausibly large. -E2BIG: a field that this version does not know is not zero. `name`: the struct's name, for
- * the error text. */
+ * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. Returns -EINVAL
+ * if the size is below `least` or implausibly large. -E2BIG: a field that this version does not know is not zero. `name`: the struct's
+ * name, for the error text. */
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name);
 /* Copy a struct to a caller's struct of `bytes`: as many fields as fit. Fields that this version lacks become 0. */
 void base_give_struct(void *out, size_t bytes, const void *full, size_t full_bytes);

@@ -82,7 +82,7 @@ pid_t base_process_fork(void);
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
-/* Called in a new process: request `signal` for the time when `parent` ends (Linux). False: the parent has already ended. */
+/* Called in a new process: request `signal` for the time when `parent` ends (Linux). Returns false if the parent has already ended. */
 bool base_end_with(pid_t parent, int signal);
 void base_name_process(const char *name);
 

@@ -162,7 +162,7 @@ static bool is_name(const char *name)
     return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-/* Open a folder. *other: another file system is mounted at the folder. NULL: opening has failed, see errno. */
+/* Open a folder. *other: another file system is mounted at the folder. Returns NULL if opening has failed, with errno set. */
 static DIR *open_names(int at, const char *name, bool *other)
 {
     struct stat above, st;

@@ -127,8 +127,8 @@ static inline bool control_frame_fits(const struct control_frame *f, bool from_n
 /* Send a frame. Blocks while the other end does not read. A command blocks for at most CONTROL_SILENT_NS. Returns 0, or a negative errno
  * without base_fail(). After -ETIMEDOUT close the socket, because a part of the frame may have been sent. */
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
-/* Read exactly `bytes` bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: the bytes did not arrive before `deadline`.
- * Sets no base_fail(). */
+/* Read exactly `bytes` bytes. Returns -ECONNRESET if the other end has closed the socket. Returns -ETIMEDOUT if the bytes did not arrive
+ * before `deadline`. Sets no base_fail(). */
 int control_read(int fd, void *to, size_t bytes, int64_t deadline);
 
 #endif

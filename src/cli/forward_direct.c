@@ -64,7 +64,7 @@ static bool would_wait(void)
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-/* Reads a piece if the previous piece was sent. False: the connection is broken. */
+/* Reads a piece if the previous piece was sent. Returns false if the connection is broken. */
 static bool way_read(struct direct *d, struct way *way, int from, int to)
 {
     if (way->over || way->at < way->end)

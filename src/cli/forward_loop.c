@@ -36,7 +36,7 @@ void forward_list_add(struct forward_list *l, struct forward_changed *c)
         forward_wake(l->wake_fd);
 }
 
-/* Called with the lock held. */
+/* The caller holds the lock of the list. */
 static void list_unlink(struct forward_list *l, struct forward_changed **at)
 {
     struct forward_changed *c = *at;

@@ -313,7 +313,7 @@ static struct {
     bool one_host;
 } given;
 
-/* The value of the option, which was given as `--name value` or `--name=value`. NULL: it is another option. */
+/* The value of the option, which was given as `--name value` or `--name=value`. Returns NULL if it is another option. */
 static char *value_of(const char *name, size_t *at)
 {
     char *rest = after(words[*at], name);
@@ -445,7 +445,7 @@ static int connect_to_node(void)
 /* The signals that were blocked before the job began. */
 static uint64_t blocked_before;
 
-/* Sends the request. Signals are blocked until the job is over or handed over. False: no job was started. */
+/* Sends the request. Signals are blocked until the job is over or handed over. Returns false if no job was started. */
 static bool begin_job(int fd, const struct text *request)
 {
     uint64_t held = HELD_SIGNALS;
@@ -469,7 +469,7 @@ static struct {
     bool over;
 } job;
 
-/* Reads the head of the frame at `at`. False: the frame, with its payload, has not come as a whole. */
+/* Reads the head of the frame at `at`. Returns false if the frame, with its payload, has not come as a whole. */
 static bool frame_at(size_t at, struct control_frame *f)
 {
     if (job.have - at < sizeof *f)
@@ -502,7 +502,7 @@ static bool takes_all(int fd)
            (S_ISREG(st.st_mode) || S_ISFIFO(st.st_mode) || (S_ISCHR(st.st_mode) && st.st_rdev == NULL_DEVICE)) && ready(fd, POLLOUT, 0);
 }
 
-/* Prints output. False: the output is left to the whole command. */
+/* Prints output. Returns false if the output is left to the whole command. */
 static bool print(const struct control_frame *f, const char *payload)
 {
     int fd = f->number == 2 ? 2 : 1;
@@ -516,7 +516,7 @@ static bool print(const struct control_frame *f, const char *payload)
     return n == (long)f->bytes;
 }
 
-/* Handles a frame. False: the whole command must handle it. */
+/* Handles a frame. Returns false if the whole command must handle it. */
 static bool handle(const struct control_frame *f, const char *payload)
 {
     if (!control_frame_fits(f, true))
@@ -531,7 +531,7 @@ static bool handle(const struct control_frame *f, const char *payload)
     }
 }
 
-/* Handles the frames that are in the socket, and takes them out. False: frames are left for the whole command. */
+/* Handles the frames that are in the socket, and takes them out. Returns false if frames are left for the whole command. */
 static bool handle_frames(int fd)
 {
     struct control_frame f;

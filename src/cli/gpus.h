@@ -18,7 +18,7 @@
  * the node among the nodes of this machine. GPUs are assigned in turn; if there are not enough, nodes share them. -ENODEV, with
  * base_error(): the machine has fewer than `each` GPUs. */
 int gpus_give(uint32_t each, uint32_t place, char out[GPUS_ROOM]);
-/* Like gpus_give(), for the value of the variable GPUS_ASKED. -EINVAL: the value is invalid. */
+/* Like gpus_give(), for the value of the variable GPUS_ASKED. Returns -EINVAL if the value is invalid. */
 int gpus_give_asked(const char *asked, char out[GPUS_ROOM]);
 
 #endif

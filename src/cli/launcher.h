@@ -99,7 +99,7 @@ int launch_make_environment(struct launcher *s);
 int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit status after an error was printed */
 
 /* --- revive.c: only with s->l->revive --- */
-/* Handle the end of a node. False: the cluster was not up yet, so the whole launch must end. */
+/* Handle the end of a node. Returns false if the cluster was not up yet; then the whole launch must end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
 void revive_round(struct launcher *s);        /* start the nodes whose time has come */

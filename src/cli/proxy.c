@@ -184,7 +184,8 @@ static bool is_loopback(int listener)
     return cluster_socket_host(listener, false, host, sizeof host) == 0 && (strncmp(host, "127.", 4) == 0 || strcmp(host, "[::1]") == 0);
 }
 
-/* Makes a UDP socket at the listener's address, if possible at the same port. -1: there is no socket, so the proxy offers no datagrams. */
+/* Makes a UDP socket at the listener's address, if possible at the same port. Returns -1 if there is no socket; then the proxy offers no
+ * datagrams. */
 static int datagrams_beside(int listener)
 {
     struct sockaddr_storage a;

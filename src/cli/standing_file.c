@@ -39,7 +39,7 @@ static void send_end(int fd, int rc)
 
 /* --- weft cat --- */
 
-/* Sends bytes to the command. False: the command has ended. */
+/* Sends bytes to the command. Returns false if the command has ended. */
 static bool send_bytes(int fd, uint32_t node, const uint8_t *bytes, size_t len)
 {
     for (size_t at = 0, n; at < len; at += n) {

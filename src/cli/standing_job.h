@@ -27,7 +27,7 @@ struct task {
     bool done;
     bool kills;           /* SIGKILL was sent, with the op `kill` */
     weft_op kill;         /* the op of a SIGKILL that the job sends to the process; there is one at a time */
-    uint64_t due;         /* signals to send when the process has started: bit N - 1 for signal N; under job.handles */
+    uint64_t due;         /* signals to send when the process has started: bit N - 1 for signal N; guarded by job.handles */
     size_t late_bytes;    /* bytes of output that were read after the end of the process was noticed */
     _Atomic bool news;    /* there may be something new about the process */
     _Atomic int64_t over; /* when the end of the process was noticed, or the job stopped waiting for the process; 0: not yet */
@@ -37,8 +37,8 @@ struct task {
 struct job {
     struct jobs *all;
     struct job *next;
-    uint32_t id, tasks, left; /* left: tasks that have not ended; under the jobs' lock */
-    unsigned users;           /* number of threads that use the job; under the jobs' lock */
+    uint32_t id, tasks, left; /* left: tasks that have not ended; guarded by the jobs' lock */
+    unsigned users;           /* number of threads that use the job; guarded by the jobs' lock */
     bool detached, listed;    /* detached: true only after all processes have started, so that errors of starting still go to the command */
     bool detaches;            /* the job was started with --detach */
     int64_t began;            /* seconds since 1970 */
@@ -108,7 +108,7 @@ void job_wake(struct job *j);
 void task_notice(void *task, bool soon); /* for gateway_process_notice() */
 /* Does what can be done for a task without waiting: notices that the process has started or ended, passes on a piece of output, kills the
  * process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of all their
- * hosts before. True: there may be more to do at once. Without `buf`, only notices whether the process has started. */
+ * hosts before. Returns true if there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
 /* Sends a signal to the task's process, without waiting. If the process has not started yet, the signal is sent after the start. `op` (may
  * be NULL) is complete when the server has answered. With job.handles held. */

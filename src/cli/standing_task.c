@@ -29,7 +29,7 @@ void task_notice(void *task, bool soon)
         job_wake(t->job);
 }
 
-/* Free the handle of a process. Under a lock, because a command may be sending a signal to this process. */
+/* Free the handle of a process. Takes a lock, because a command may be sending a signal to this process. */
 void task_close(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
@@ -116,7 +116,7 @@ static void task_begun(struct task *t)
             j->task[i].news = true;
 }
 
-/* False: the task's process has not started yet, or could not be started. */
+/* Returns false if the task's process has not started yet, or could not be started. */
 static bool task_started(struct task *t)
 {
     struct jobs *all = t->job->all;
@@ -168,7 +168,7 @@ static bool task_over(struct task *t)
     return false;
 }
 
-/* Passes on a piece of output. True: there may be more output. */
+/* Passes on a piece of output. Returns true if there may be more output. */
 static bool task_read(struct task *t, unsigned which, char *buf)
 {
     size_t n = 0;

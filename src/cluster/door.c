@@ -338,7 +338,7 @@ static void visitor_take(struct door *d)
     d->visitors[d->count++] = (struct visitor){.fd = fd, .pid = pid, .until = base_deadline(VISITOR_WAIT)};
 }
 
-/* Checks a complete proof. False: the caller closes the connection. */
+/* Checks a complete proof. Returns false if the caller must close the connection. */
 static bool visitor_check_proof(struct door *d, struct visitor *v)
 {
     uint8_t right[WIRE_MAC];
@@ -368,7 +368,7 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
     return true;
 }
 
-/* Reads available bytes. False: the connection must be closed. */
+/* Reads available bytes. Returns false if the connection must be closed. */
 static bool visitor_hear(struct door *d, struct visitor *v)
 {
     void *into = v->stage == VISITOR_HELLO ? (void *)&v->hello : (void *)&v->proof;

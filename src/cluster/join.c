@@ -99,7 +99,7 @@ static void name_guest(const struct guest *g, char *out, size_t len)
         snprintf(out, len, "this host");
 }
 
-/* Check a complete proof and the card in it. False: the caller closes the connection. */
+/* Check a complete proof and the card in it. Returns false if the caller must close the connection. */
 static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
 {
     uint8_t right[WIRE_MAC];
@@ -140,7 +140,7 @@ static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
     return false;
 }
 
-/* Read and handle available bytes. False: the caller closes the connection. */
+/* Read and handle available bytes. Returns false if the caller must close the connection. */
 static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
 {
     void *into = g->stage == WAIT_HELLO ? (void *)&g->hello : (void *)&g->proof;
@@ -206,7 +206,8 @@ static int turn_away(const struct join *j, const struct guest *g, uint32_t guest
     return base_fail(-error, "%s", text);
 }
 
-/* Close the oldest connection that has not authenticated, preferably one that has not sent a hello. False: there is no such connection. */
+/* Close the oldest connection that has not authenticated, preferably one that has not sent a hello. Returns false if there is no such
+ * connection. */
 static bool make_room(struct guest *g, uint32_t *guests)
 {
     uint32_t oldest = *guests;

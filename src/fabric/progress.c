@@ -23,7 +23,7 @@
 /* How long to wait at most until all peers have read the goodbye, since a peer may be stopped or busy. */
 #define GOODBYE_WAIT (2 * WEFT_SECOND)
 #define TICK_NS      WEFT_MS        /* how often upkeep runs while messages keep coming */
-#define LOOK_NS      (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
+#define LOOK_NS      (20 * WEFT_MS) /* how often the peers are checked, however many messages arrive */
 
 static BASE_THREAD_LOCAL bool is_progress_thread;
 

@@ -94,7 +94,7 @@ static void ask_free(struct gateway *g, struct gateway_ask *a)
     free(a);
 }
 
-/* Passes the result to the asker's function. With the lock held. */
+/* Passes the result to the asker's function. The caller holds gateway.lock. */
 static void ask_tell(struct gateway *g, struct gateway_ask *a, const struct gateway_result *r)
 {
     if (a->told)
@@ -213,7 +213,7 @@ void gateway_ask_ignore(struct gateway *g, const weft_request *r)
     }
 }
 
-/* Removes and returns the first request to `node` that waits for room. NULL: no request waits. With the lock held. */
+/* Removes and returns the first request to `node` that waits for room. Returns NULL if no request waits. The caller holds gateway.lock. */
 static struct gateway_later *later_take(struct gateway *g, uint32_t node)
 {
     struct gateway_later *later = g->later[node];

@@ -228,7 +228,7 @@ bool file_pace_may_get(const struct file_pace *p, unsigned gets);
  * request must wait for a copy that another node is getting, until when to wait. */
 int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
                            struct file_holder **out);
-/* Records that the handle's node is getting a copy of the piece. False: the node has a copy already, or there is no memory. */
+/* Records that the handle's node is getting a copy of the piece. Returns false if the node has a copy already, or if there is no memory. */
 bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
 /* the handle's node has the copy now */
 void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now);
@@ -247,7 +247,8 @@ void file_piece_moved(struct files *all, struct file_piece *p);
 /* Call these when a handle begins to use a body, and when it stops. */
 void file_body_opened(struct file_body *b, const struct file_open *o);
 void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o);
-/* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. NULL: no memory. */
+/* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. Returns NULL if there is no
+ * memory. */
 struct file_body *file_body_get(struct files *all, const struct file_identity *is, const char *path, int fd);
 void file_body_stale(struct files *all, struct file_body *b);
 /* Call this after `opens` or `jobs` was decreased. Frees a body that nothing uses */
@@ -255,7 +256,7 @@ void file_body_leave(struct files *all, struct file_body *b);
 bool file_body_pin(struct files *all, struct file_body *b, bool pin); /* false: more than half of the cache would be mapped or pinned */
 /* Unpins all bodies with this path except the generation `but` (may be NULL). Returns how many. */
 uint32_t file_body_unpin(struct files *all, const char *path, const struct file_identity *but);
-/* Returns the body with the lowest generation that is at least `from`. NULL: there is none. */
+/* Returns the body with the lowest generation that is at least `from`. Returns NULL if there is none. */
 struct file_body *file_body_next(struct files *all, uint64_t from);
 struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
 /* Makes a piece with memory in the pool. -EAGAIN: there is no room in the cache now; -ENOMEM. Sets no error text. */
@@ -274,7 +275,7 @@ int file_cache_open(struct files *all); /* -ENOMEM */
 void file_cache_free(struct files *all);
 
 /* --- file_job.c --- */
-/* Makes a job about an open file. NULL: there is no memory, and the request was answered. */
+/* Makes a job about an open file. Returns NULL if there is no memory; then the request was answered. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
 /* Starts a job. done() is called later in every case. If no thread can be started, the job's result is an error. */
@@ -282,7 +283,7 @@ void file_job_start(struct files *all, struct file_job *job);
 void file_open_free(struct files *all, struct file_open *o);
 /* The last call of done(). Releases the body and the handle that the job uses, and frees the job */
 void file_job_over(struct file_job *job);
-/* Takes the request out of the job, to answer the request. NULL: the request was cancelled. */
+/* Takes the request out of the job, to answer the request. Returns NULL if the request was cancelled. */
 struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);

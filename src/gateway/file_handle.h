@@ -39,7 +39,7 @@ enum slot_state {
 };
 /* A copy of a piece of a file of another host, in this node's pool. Other nodes may get it from here, and check the bytes by a hash. */
 struct file_kept {
-    struct file_kept *next, **at_next; /* under gateway.lock */
+    struct file_kept *next, **at_next; /* guarded by gateway.lock */
     uint32_t node;                     /* the gateway */
     uint64_t generation, index;        /* which piece the copy is of; set when the gateway is told of the copy */
     weft_gaddr at;
@@ -98,8 +98,8 @@ struct weft_file {
      * threads, and for a handle that is open for writing, no pieces are requested in advance. */
     struct file_line maps_far;
     _Atomic bool lining;
-    struct gateway_table copies;               /* copies of pieces (struct file_kept) that views use; under gateway.lock */
-    struct file_pace map_pace;                 /* how fast the pieces come that are mapped; under gateway.lock */
+    struct gateway_table copies;               /* copies of pieces (struct file_kept) that views use; guarded by gateway.lock */
+    struct file_pace map_pace;                 /* how fast the pieces come that are mapped; guarded by gateway.lock */
     pthread_mutex_t maps;                      /* guards `mapped` and `map_slot`: several threads may map */
     uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
@@ -107,7 +107,7 @@ struct weft_file {
 
 /* --- file_keep.c --- */
 /* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses. `bytes`: the size
- * of the copy if it is for a view; then the limit FILE_KEPT_PART does not apply. 0: not for a view. NULL: there is no memory. */
+ * of the copy if it is for a view; then the limit FILE_KEPT_PART does not apply. 0: not for a view. Returns NULL if there is no memory. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* Call this when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. `there`: the number of
  * the handle at the gateway. */

@@ -76,7 +76,7 @@ static struct file_holder **holder_of(struct file_piece *p, uint32_t node)
     return at;
 }
 
-/* Adds an entry, and removes the oldest one if there are too many. NULL: there is no memory. */
+/* Adds an entry, and removes the oldest one if there are too many. Returns NULL if there is no memory. */
 static struct file_holder *holder_new(struct files *all, struct file_piece *p, const struct file_open *o)
 {
     unsigned n = 0;

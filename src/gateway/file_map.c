@@ -20,7 +20,7 @@ static void mapped_late(struct gateway *g, const struct gateway_ask *a, const st
 
 /* --- mapping ahead --- */
 
-/* Reserves the slot of a piece for this thread. NULL: the piece was not requested in advance. */
+/* Reserves the slot of a piece for this thread. Returns NULL if the piece was not requested in advance. */
 static struct file_slot *map_claim(weft_file *f, uint64_t index)
 {
     struct file_slot *found = NULL;

@@ -50,7 +50,7 @@ static void put_info(weft_request *r, const weft_file_info *info)
     r->result[5] = info->generation;
 }
 
-/* Reads the gateway's answer, which describes the file's present generation. With the lock held. */
+/* Reads the gateway's answer, which describes the file's present generation. The caller holds gateway.lock. */
 static int take_info(struct file_record *f, weft_request *r, const struct gateway_result *result)
 {
     if (result->status)
@@ -60,7 +60,7 @@ static int take_info(struct file_record *f, weft_request *r, const struct gatewa
     return 0;
 }
 
-/* With the lock held. */
+/* The caller holds gateway.lock. */
 static void write_end(struct gateway *g, struct file_write *j, int rc)
 {
     struct file_record *f = j->f;
@@ -203,7 +203,7 @@ static void opened(struct gateway *g, struct file_record *f, weft_request *r, co
     r->result[0] = f->object.id;
 }
 
-/* The server's answer. With the lock held. */
+/* The server's answer. The caller holds gateway.lock. */
 void gateway_file_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data)
 {
     struct file_record *f = (struct file_record *)(uintptr_t)arg;

@@ -62,8 +62,8 @@ static inline weft_request file_record_request(const struct file_record *f, enum
 }
 
 /* --- file_record_get.c --- */
-/* Fills a request for the piece of a slot. The request also ends the lease that the slot has. Call this with the lock held, and then
- * file_record_ask(). */
+/* Fills a request for the piece of a slot. The request also ends the lease that the slot has. The caller holds gateway.lock, and calls
+ * file_record_ask() next. */
 void file_record_ask_of(struct file_record *f, struct file_record_slot *s, uint32_t flags, weft_request *ask);
 int file_record_ask(struct gateway *g, struct file_record_slot *s, const weft_request *ask);
 /* Takes the next steps for all pieces that are to be copied to this node's pool. `wanted`: the piece that is needed before the others. */

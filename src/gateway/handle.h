@@ -52,7 +52,7 @@ struct weft_process {
 void handle_close(struct weft_process *p);
 /* Makes the handle of a process that `r` will start, with rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out);
-/* handles the answer to the request that starts the process; with the lock held */
+/* handles the answer to the request that starts the process; the caller holds gateway.lock */
 void handle_told(struct weft_process *p, const struct gateway_result *r);
 bool handle_has_started(void *arg);
 bool handle_is_over(void *arg);
@@ -61,7 +61,7 @@ int64_t handle_until(const struct weft_process *p, int64_t timeout_ns);
 void handle_use(struct weft_process *p, int users); /* call this with 1, and later with -1: in between, the handle cannot be closed */
 /* Waits until ready(arg). The handle cannot be closed meanwhile. */
 int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline);
-/* Reads output that has come, in one piece. -EAGAIN: there is no output now. With the lock held. */
+/* Reads output that has come, in one piece. Returns -EAGAIN if there is no output now. The caller holds gateway.lock. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due);
 void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
 

@@ -152,7 +152,7 @@ void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gatewa
     gateway_credit_give(g, &due);
 }
 
-/* Keeps other threads from ending the stream to a process's input, until input_pause(). False: the stream has ended. */
+/* Keeps other threads from ending the stream to a process's input, until input_pause(). Returns false if the stream has ended. */
 static bool input_use(struct gateway_stream *s)
 {
     base_spin_lock(&s->g->lock);

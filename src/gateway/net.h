@@ -41,8 +41,8 @@ struct net_address {
     };
     socklen_t len;
 };
-/* Copies an IPv4 or IPv6 address. An IPv6 address that stands for an IPv4 address (::ffff:10.0.0.1) becomes this IPv4 address. False: the
- * address is of another family. */
+/* Copies an IPv4 or IPv6 address. An IPv6 address that stands for an IPv4 address (::ffff:10.0.0.1) becomes this IPv4 address. Returns
+ * false if the address is of another family. */
 bool net_address_take(struct net_address *out, const struct sockaddr *from, socklen_t len);
 /* Writes an address as text, as in "10.0.0.1:80", "[::1]:80". */
 #define NET_ADDRESS_TEXT 80u
@@ -78,7 +78,7 @@ struct net_lookup {
     void (*resolved)(struct net_lookup *l); /* called with the result, on the thread that waits for the watches; takes ownership of `l` */
 };
 int net_names_open(struct gateway_works **out, struct gateway_watches *watches, uint32_t askers);
-/* Resolves a name without blocking. Takes ownership of `l`. -EDQUOT: too many names are being resolved. */
+/* Resolves a name without blocking. Takes ownership of `l`. Returns -EDQUOT if too many names are being resolved. */
 int net_names_ask(struct gateway_works *all, struct net_lookup *l);
 int net_names_numeric(struct net_lookup *l); /* if `host` is an address, converts it at once; a negative errno if `host` is a name */
 void net_lookup_free(struct net_lookup *l);

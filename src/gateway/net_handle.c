@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- with the lock held --- */
+/* --- the caller holds gateway.lock --- */
 
 void socket_notify(const struct weft_socket *s)
 {

@@ -46,7 +46,7 @@ struct weft_socket {
 /* Begins to open a socket; `kind`: NET_CONNECT or NET_LISTEN. With an op, does not wait. `timeout_ns`: how long the answer may take; 0:
  * until the node's deadline; INT64_MAX: for ever. */
 int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op);
-void socket_notify(const struct weft_socket *s); /* with the lock held */
+void socket_notify(const struct weft_socket *s); /* the caller holds gateway.lock */
 bool socket_is_settled(void *arg);               /* `arg` is a socket. True: it is open, or could not be opened */
 int socket_error(struct weft_socket *s);
 /* The status of a socket that has ended. -EAGAIN becomes -ENOTCONN, because callers read -EAGAIN as "no bytes now", and would wait. */
@@ -63,11 +63,11 @@ int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t de
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
 /* For requests by record; these functions do not wait. socket_next_datagram() reads the head of the next datagram. The bytes stay in the
- * ring, from s->in->first + sizeof *d on. -EAGAIN: there is no datagram. socket_datagram_taken() removes the datagram. */
+ * ring, from s->in->first + sizeof *d on. Returns -EAGAIN if there is no datagram. socket_datagram_taken() removes the datagram. */
 int socket_next_datagram(struct weft_socket *s, struct net_datagram *d);
 void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d);
-/* socket_datagram_room() finds room for a datagram of `len` bytes; its head begins `*skip` bytes after s->out->last. -EAGAIN: there is no
- * room. The caller writes the bytes behind the head, and then calls socket_datagram_put(), which sends the datagram. */
+/* socket_datagram_room() finds room for a datagram of `len` bytes; its head begins `*skip` bytes after s->out->last. Returns -EAGAIN if
+ * there is no room. The caller writes the bytes behind the head, and then calls socket_datagram_put(), which sends the datagram. */
 int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip);
 int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip);
 /* Reads an address such as "10.0.0.1:53" or "[fd00::1]:53". -EINVAL (sets the error text). */

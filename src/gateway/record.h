@@ -46,13 +46,14 @@ struct gateway_object {
     struct gateway_object *next_dead;
 };
 int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives the object a handle. -ENOMEM */
-/* Returns the object that the record names. Until gateway_object_leave() it cannot be freed. NULL: this service has no such object. */
+/* Returns the object that the record names. Until gateway_object_leave() it cannot be freed. Returns NULL if this service has no such
+ * object. */
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r);
 void gateway_object_leave(struct gateway *g, struct gateway_object *o);
-void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
+void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* the caller holds gateway.lock */
 /* Takes away the object's handle. The object is freed when nobody uses it any more. */
 void gateway_object_close(struct gateway *g, struct gateway_object *o);
-void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
+void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* the caller holds gateway.lock */
 
 /* --- record_copy.c --- */
 enum gateway_copy_step { COPY_BEGINS, COPY_GETS, COPY_GOT, COPY_PUTS, COPY_FLUSHES };

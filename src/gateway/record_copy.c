@@ -131,7 +131,7 @@ static bool copy_looked(struct gateway_copy *c)
 
 /* --- the thread --- */
 
-/* Carries out a step of each copy, and removes complete copies from the list. True: at least one copy was complete. */
+/* Carries out a step of each copy, and removes complete copies from the list. Returns true if at least one copy was complete. */
 static bool copies_step(struct gateway_copy **list)
 {
     bool some = false;

@@ -274,7 +274,7 @@ void server_begin(struct gateway_call *c)
         server_wake(s);
 }
 
-/* Fetches the request's data. -EINPROGRESS: it has not arrived yet. */
+/* Fetches the request's data. Returns -EINPROGRESS if it has not arrived yet. */
 static int call_fetch(struct gateway_call *c)
 {
     struct gateway_server *s = c->server;
@@ -433,8 +433,8 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
-/* Polls for the next request for a moment, so that an asker need not wake this thread for each request. True: a request or message has
- * come. */
+/* Polls for the next request for a moment, so that an asker need not wake this thread for each request. Returns true if a request or
+ * message has come. */
 static bool server_linger(struct gateway_server *s)
 {
     int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;

@@ -6,7 +6,7 @@
 
 #define BRIEF_MAX 4u /* the most requests and streams that the progress thread handles at a time */
 
-/* Handles one request that the progress thread may handle. False: there is no such request. */
+/* Handles one request that the progress thread may handle. Returns false if there is no such request. */
 static bool server_begin_one(struct gateway_server *s)
 {
     base_spin_lock(&s->g->lock);

@@ -193,7 +193,7 @@ static void stream_put(const struct gateway_stream *s, const void *payload, uint
         memcpy(s->memory, (const uint8_t *)payload + gap, (size_t)(n - gap));
 }
 
-/* Handles DATA. False: the message is invalid. */
+/* Handles DATA. Returns false if the message is invalid. */
 static bool stream_data(struct gateway_stream *s, const struct gateway_message *m, const void *payload, size_t len)
 {
     uint64_t n = m->word[2];

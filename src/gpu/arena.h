@@ -184,9 +184,9 @@ struct arena_piece;
 
 /* What this node has under way to another node. */
 struct arena_peer {
-    struct arena_job *first, *last, *next; /* jobs in order; `next` is the first job with pieces left to begin; under `lock` */
-    uint32_t count;                        /* number of jobs; under `lock` */
-    uint64_t begun;                        /* number of jobs begun so far; under `lock` */
+    struct arena_job *first, *last, *next; /* jobs in order; `next` is the first job with pieces left to begin; guarded by `lock` */
+    uint32_t count;                        /* number of jobs; guarded by `lock` */
+    uint64_t begun;                        /* number of jobs begun so far; guarded by `lock` */
     _Atomic uint64_t oldest;               /* number of the oldest job that is not complete */
     uint32_t pieces;
     _Atomic int failure;
@@ -230,7 +230,7 @@ struct arenas {
     _Atomic uint32_t rooms;  /* counts messages about grants */
     uint32_t rooms_seen;
     struct arena_request *requests, **requests_end; /* requests of other nodes that are being carried out */
-    struct arena_request *arrived, **arrived_end;   /* requests of other nodes that have just arrived; under `lock` */
+    struct arena_request *arrived, **arrived_end;   /* requests of other nodes that have just arrived; guarded by `lock` */
 
     int (*start)(struct arenas *c); /* set by carrier.c: starts the thread */
     bool (*turn)(struct arenas *c); /* set by carrier.c: takes a step of all requests in a handler */
@@ -251,7 +251,7 @@ void rdma_close(struct arenas *c, struct gpu_arena *a);
 /* whether the RDMA device can move data between the arena and that node's pool */
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node);
 /* Takes a step of a transfer between the arena and the pool of another node. `in`: the data goes to the arena. -EINPROGRESS or -EAGAIN:
- * call this again. -ECONNABORTED: the device has refused to access the arena, so the transfer must go through the pool. */
+ * call this again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go through the pool. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
 
@@ -260,7 +260,8 @@ uint64_t arena_kind(const struct gpu_place *p);                    /* a number f
 int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; -ENOSPC */
 void view_end(struct arenas *c, const struct gpu_place *place);    /* the GPU is being closed: its kernels get no further arenas */
 void view_unlist(struct arenas *c, const struct gpu_place *place); /* removes the GPU, when no arena refers to it any more */
-/* Finds the first open GPU of that kind. If no GPU of that kind is open, `out` has no back end. False: no GPU of any kind is open. */
+/* Finds the first open GPU of that kind. If no GPU of that kind is open, `out` has no back end. Returns false if no GPU of any kind is
+ * open. */
 bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out);
 /* Gives kernels of all open GPUs, or only of GPU `only`, access to the arena, if this is possible. The arena must stay open during the
  * call. */
@@ -268,7 +269,7 @@ void view_show(struct arenas *c, struct gpu_arena *a, const struct gpu_place *on
 void view_hide(struct arenas *c, struct gpu_arena *a);                              /* takes the arena away from all GPUs */
 void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* that GPU and its table are gone */
 bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
-/* The GPU that can copy between two arenas, one of which may be NULL. NULL: no GPU can access both. */
+/* The GPU that can copy between two arenas, one of which may be NULL. Returns NULL if no GPU can access both. */
 const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);
 
 /* --- arena.c --- */
@@ -280,8 +281,8 @@ int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *ou
 int arena_free(struct arenas *c, weft_gaddr addr);
 /* Checks that the other node has this memory. Returns 0 or -EFAULT. */
 int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes);
-/* Finds the arena with this memory, and counts a user; call arena_leave() at the end. -EFAULT: there is no such memory. `*out` becomes NULL
- * if the arena belongs to another node and is not mapped in this process. */
+/* Finds the arena with this memory, and counts a user; call arena_leave() at the end. Returns -EFAULT if there is no such memory. `*out`
+ * becomes NULL if the arena belongs to another node and is not mapped in this process. */
 int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at);
 /* finds this node's arena that contains this memory, and counts a user */
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes);
@@ -318,7 +319,7 @@ const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);
 void share_free(struct arenas *c);
 
 /* --- stage.c --- */
-/* NULL: no slot is free now or, if `*why` is not 0, an error has happened */
+/* Returns NULL if no slot is free now or, if `*why` is not 0, an error has happened */
 struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t node, int *why);
 void stage_give(struct stage *s, struct stage_slot *slot);
 
@@ -326,15 +327,15 @@ void stage_give(struct stage *s, struct stage_slot *slot);
 bool grant_step(struct arenas *c); /* true: there was something to do */
 void grant_told(struct arenas *c, uint32_t from, const void *header, size_t len);
 void grant_gone(struct arenas *c, uint32_t node); /* called when the link to the node is closed */
-/* For the owner: finds the slot that a node has put into, and holds the slot until grant_landed(). NULL: the slot is not granted to that
- * node.
+/* For the owner: finds the slot that a node has put into, and holds the slot until grant_landed(). Returns NULL if the slot is not granted
+ * to that node.
  */
 struct stage_slot *grant_land(struct arenas *c, uint32_t from, weft_gaddr at, uint64_t bytes);
 bool grant_stays(const struct arenas *c, const struct stage_slot *s); /* whether the node may keep the slot */
 void grant_landed(struct arenas *c, struct stage_slot *s, bool stays);
 /* For the node that puts: whether its puts to that arena go into granted slots. */
 bool grant_serves(struct arenas *c, uint32_t node, uint32_t space);
-/* NULL: no slot is free now. `*pull`: the owner grants no slot, so the owner must get the piece. */
+/* Returns NULL if no slot is free now. `*pull`: the owner grants no slot, so the owner must get the piece. */
 struct grant *grant_take(struct arenas *c, uint32_t node, bool *pull);
 void grant_end(struct arenas *c, uint32_t node, struct grant *one, enum grant_fate fate);
 

@@ -108,7 +108,7 @@ extern const struct gpu_backend gpu_host, gpu_cuda, gpu_metal, gpu_unusable;
 extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_text.py) */
 
 /* --- look.c --- */
-/* Finds the usable GPU of that name; with NULL, the first usable GPU. -ENODEV: there is no such GPU. */
+/* Finds the usable GPU of that name; with NULL, the first usable GPU. Returns -ENODEV if there is no such GPU. */
 int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
 
 /* An open GPU, as the files about arenas see it. */
@@ -154,7 +154,8 @@ void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_ga
  * possible. Sets place->number. */
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
 void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
-/* Closes the arenas of that GPU. False: operations on some of them are still under way, and need the GPU until gpu_arenas_free(). */
+/* Closes the arenas of that GPU. Returns false if operations on some of them are still under way, and need the GPU until
+ * gpu_arenas_free(). */
 bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
 void gpu_arenas_end(struct arenas *c);  /* ends the carrier thread */
 void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
@@ -219,8 +220,8 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
  * returned 0. One thread at a time calls these two functions. */
 int gpu_serve_turn(struct gpu_server *s, int64_t deadline);
 int gpu_serve_wait(struct gpu_server *s, int64_t deadline);
-/* Ends the serving thread when all requests that have arrived are done, or at `deadline`. False: operations that write to `rings` are still
- * under way. */
+/* Ends the serving thread when all requests that have arrived are done, or at `deadline`. Returns false if operations that write to `rings`
+ * are still under way. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 

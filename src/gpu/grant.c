@@ -90,7 +90,7 @@ static void take_back(struct arenas *c, uint32_t node)
     }
 }
 
-/* Grants slots to a node that has asked for some. False: the answer cannot be sent now. */
+/* Grants slots to a node that has asked for some. Returns false if the answer cannot be sent now. */
 static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 {
     struct stage_slot *taken[GRANTS_MOST];

@@ -40,7 +40,7 @@ const char *metal_words(void *string); /* its characters, valid as long as the s
 void *metal_device(uint32_t index);    /* an MTLDevice, which the caller releases; NULL: there are not so many */
 bool metal_device_usable(void *d, char why[160]);
 
-/* A Metal buffer over whole pages of this process's memory, which the caller releases. NULL: Metal has refused. */
+/* A Metal buffer over whole pages of this process's memory, which the caller releases. Returns NULL if Metal has refused. */
 void *metal_buffer_over(void *d, void *memory, size_t bytes);
 uint64_t metal_buffer_there(void *buffer); /* the buffer's address for kernels */
 

@@ -103,8 +103,8 @@ uint32_t gpu_pci_list(const char *root, struct pci_gpu *out, uint32_t room)
 
 /* --- the tree --- */
 
-/* The path of a device: the bridges above it and the device, such as "pci0000:16/0000:16:01.0/0000:17:00.0". False: it is not on a PCI
-   bus. */
+/* The path of a device: the bridges above it and the device, such as "pci0000:16/0000:16:01.0/0000:17:00.0". Returns false if it is not on
+ * a PCI bus. */
 static bool pci_path(const char *root, const char *link, char out[PATH_MAX])
 {
     char path[PCI_ROOT_MAX + 256], real[PATH_MAX];

@@ -146,7 +146,7 @@ int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
     return 0;
 }
 
-/* Starts a request. -EAGAIN: the queue to its node is full now. */
+/* Starts a request. Returns -EAGAIN if the queue to its node is full now. */
 static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     struct weft_node *w = s->w;
@@ -262,7 +262,7 @@ static bool all_done(struct gpu_server *s)
     return true;
 }
 
-/* Polls each ring once. True: there was something to do. */
+/* Polls each ring once. Returns true if there was something to do. */
 static bool server_round(struct gpu_server *s)
 {
     uint32_t taken = 0, ended = 0;
@@ -349,7 +349,7 @@ static void *server_run(void *arg)
 
 /* --- turns --- */
 
-/* True: all requests of the kernel are done, and the rings hold nothing except invalid slots. */
+/* Returns true if all requests of the kernel are done, and the rings hold nothing except invalid slots. */
 static bool server_nothing_left(struct gpu_server *s)
 {
     int why;

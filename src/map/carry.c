@@ -93,7 +93,8 @@ static void asker_put(struct asker *f, struct asked *a)
     f->waiting++;
 }
 
-/* Takes a request. Starts one more carrier for the node if all are busy. False: there is no memory, or too many requests wait. */
+/* Takes a request. Starts one more carrier for the node if all are busy. Returns false if there is no memory, or if too many requests
+ * wait. */
 static bool asker_add(struct asker *f, const struct map_ask *ask)
 {
     struct asked *a = malloc(sizeof *a);

@@ -255,7 +255,7 @@ bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_g
 void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to,
                  struct map_span *in);        /* called when all bytes have arrived */
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
-/* Make the slot's buffer in the pool at least `bytes` long. False: there is no memory. */
+/* Make the slot's buffer in the pool at least `bytes` long. Returns false if there is no memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
 /* Renew the claim on the slot's piece, once `*next` has come. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
@@ -416,11 +416,12 @@ int map_slots_start(struct map_job *job);
 void map_slots_join(struct map_job *job);
 
 /* --- gpu.c: kernels on the node's GPU --- */
-/* Owner only, before it has nodes or threads: check whether the job can run on GPUs, and count the GPUs. -EINVAL: the options are wrong. */
+/* Owner only, before it has nodes or threads: check whether the job can run on GPUs, and count the GPUs. Returns -EINVAL if the options are
+ * wrong. */
 int map_gpu_check(struct map_job *job);
 int map_gpu_open(struct map_job *job); /* call it after the node has joined; does nothing if the job is not for GPUs */
 void map_gpu_close(struct map_job *job);
-/* Run the kernel on a piece that starts at `offset` of its input. False: run the piece on the processor instead. */
+/* Run the kernel on a piece that starts at `offset` of its input. Returns false if the piece must run on the processor instead. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
 void map_gpu_leave(struct map_slot *slot); /* free the slot's buffers on the GPU */
 void map_gpu_report(struct map_job *job);  /* owner only: print which nodes no longer use their GPU */

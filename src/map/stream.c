@@ -31,7 +31,7 @@ static void wait_a_little(struct map_job *job)
 }
 
 /* Allocate pool memory for a piece, within the budget for reading ahead. A piece that already has `held` bytes may exceed the budget if no
- * other piece has memory. Waits until there is memory. False: the piece cannot fit. */
+ * other piece has memory. Waits until there is memory. Returns false if the piece cannot fit. */
 static bool take_memory(struct map_job *job, uint64_t bytes, uint64_t held, weft_gaddr *at)
 {
     bool got = false;

@@ -28,7 +28,7 @@
 
 #define READ_STEP (UINT64_C(16) << 20) /* bytes read between two checks of whether the claim must be renewed */
 
-/* The command's arguments for one piece, in one allocation that the caller frees. NULL: no memory. */
+/* The command's arguments for one piece, in one allocation that the caller frees. Returns NULL if there is no memory. */
 static char **fill_arguments(const struct map_job *job, const struct map_piece *piece)
 {
     struct {
@@ -234,7 +234,7 @@ static void note_choice(struct map_job *job, bool found)
 }
 
 /* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Before that, claim another piece,
- * because the queue would hand out the same piece again. False: nothing is claimed now. */
+ * because the queue would hand out the same piece again. Returns false if nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     bool found = suits(job, claim);

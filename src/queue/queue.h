@@ -64,7 +64,7 @@ struct queue_view {
     struct weft_queue *q;
     weft_gaddr at;
     uint32_t node, incarnation; /* the shard's node, and the incarnation of the queue there */
-    _Atomic bool gone;          /* the node died, left or closed the queue; set under the table's lock */
+    _Atomic bool gone;          /* the node died, left or closed the queue; set while the table's lock is held */
     _Atomic uint32_t attempts;  /* number of attempts to take a slot */
     /* After the node has failed to answer, other nodes are asked first until this time; 0: the node answers. Only a hint, so relaxed. */
     _Atomic int64_t silent_until;
@@ -191,7 +191,7 @@ void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q a
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
 /* Gives a view its shard.tried. If the array of the older view `old` is long enough, both views share it, so that reopening the queue takes
- * no more memory. False: no memory. */
+ * no more memory. Returns false if there is no memory. */
 bool queue_view_tried(struct queue_view *v, const struct queue_view *old);
 void queue_view_free(struct queue_view *v); /* no later view of the same node may be in use, since that view may share shard.tried */
 /* The view of a node's shard; NULL if no shard of the node is known, or the node is gone. */
@@ -214,7 +214,8 @@ static inline bool queue_view_usable(const struct queue_view *v)
 /* Bound how long this thread's operations on shards wait, for a call that ends at `deadline`. Returns the former limit. Pass that to
  * fab_limit() when the call ends. */
 int64_t queue_limit(int64_t deadline);
-/* Returns the view of the shard that has a slot at address `slot`, and stores the slot's index. NULL: no known shard has such a slot. */
+/* Returns the view of the shard that has a slot at address `slot`, and stores the slot's index. Returns NULL if no known shard has such a
+ * slot. */
 struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, uint32_t *index);
 static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t slot)
 {
@@ -251,7 +252,7 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
                 size_t len);
 void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
-uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; under unsent_lock */
+uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; the caller holds unsent_lock */
 /* Send HELLO or CLOSE to every other node that is alive, or SHUTDOWN to the nodes that are known to have the queue open. A node that opens
  * the queue later learns of a shutdown by the ANSWER to its HELLO. */
 void queue_tell_all(struct weft_queue *q, enum queue_message_type type);

@@ -189,8 +189,8 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
 
 /* Starts to load the slot's memory, for a call that changes the slot soon. */
 void slot_fetch(const struct slot_shard *s, uint32_t slot);
-/* Worker: change a claim; `word` is the claimed word. On success `*now` is the new word. -ESTALE: the slot has another word now. After any
- * other error, which comes from the fabric, it is not known whether the change has happened. */
+/* Worker: change a claim; `word` is the claimed word. On success `*now` is the new word. Returns -ESTALE if the slot has another word now.
+ * After any other error, which comes from the fabric, it is not known whether the change has happened. */
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
@@ -200,7 +200,7 @@ int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
  * claimers should be woken. */
 bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 
-/* Submitter: free a slot whose completion was accepted; `word` is its DONE word. -ESTALE: the home has taken the slot back. */
+/* Submitter: free a slot whose completion was accepted; `word` is its DONE word. Returns -ESTALE if the home has taken the slot back. */
 int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
 /* An upper bound of the number of ready tasks; 0 if none is ready. */

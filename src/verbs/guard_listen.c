@@ -81,7 +81,7 @@ static void add_program(struct shared_guard *h, int fd)
     }
 }
 
-/* Makes this process the guard at this path. -EEXIST: another process is the guard there. */
+/* Makes this process the guard at this path. Returns -EEXIST if another process is the guard there. */
 static int open_shared_guard(struct shared_guard *h)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};

@@ -22,7 +22,7 @@ static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct do
 
 /* --- tables --- */
 
-/* Allocates a zeroed object of this kind, and enters it in the guard's table. NULL: no memory. */
+/* Allocates a zeroed object of this kind, and enters it in the guard's table. Returns NULL if there is no memory. */
 static void *objects_make(struct guard *g, enum kind kind, uint32_t *id)
 {
     struct table *t = &g->table[kind];

@@ -70,7 +70,8 @@ static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
     return atomic_load_explicit(&g->gone, memory_order_relaxed) ? 0 : rc;
 }
 
-/* Allocates a zeroed struct of `bytes` for an object, and makes call `c`, which creates the object in the guard. NULL: see errno. */
+/* Allocates a zeroed struct of `bytes` for an object, and makes call `c`, which creates the object in the guard. Returns NULL on an error,
+ * with errno set. */
 static void *guarded_make(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, size_t bytes)
 {
     void *o = calloc(1, bytes);

@@ -106,8 +106,8 @@ struct verbs_choice {
     char why[160]; /* "IPv4-mapped, index 1, RoCE v2" */
 };
 /* Chooses an entry of the GID table. An IPv4-mapped address is preferred, with RoCE v2 before v1; then any other address, with index 1
- * first. InfiniBand uses index 0. `wanted` >= 0: take that index instead, or fail. -EADDRNOTAVAIL: no entry is usable. `device` and
- * `interface` are for the error text. */
+ * first. InfiniBand uses index 0. `wanted` >= 0: take that index instead, or fail. Returns -EADDRNOTAVAIL if no entry is usable. `device`
+ * and `interface` are for the error text. */
 int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
                      const char *device, const char *interface);
 /* Writes the GID as text, such as "fe80::1", into `out` of at least 40 bytes. */
@@ -190,7 +190,8 @@ struct verbs_regions {
 /* -ENOSPC: the memory needs more regions than `budget` (0: the limit in the traits). */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
 /* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. Requests address this memory from `base` on;
- * `base` and `offset` must have the same offset in a page. The caller may close `fd` afterwards. -EOPNOTSUPP: dmabufs are not supported. */
+ * `base` and `offset` must have the same offset in a page. The caller may close `fd` afterwards. Returns -EOPNOTSUPP if dmabufs are not
+ * supported. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);
@@ -242,8 +243,8 @@ bool verbs_address_valid(const struct verbs_address *a);
 int verbs_qp_stop(struct verbs_qp *q);
 
 /* --- srq.c: shared receive queues; each receive has one element --- */
-/* Makes a queue of `depth` requests, or fewer if the device's limit is lower. -EOPNOTSUPP: the device or the system has no shared receive
- * queues. */
+/* Makes a queue of `depth` requests, or fewer if the device's limit is lower. Returns -EOPNOTSUPP if the device or the system has no shared
+ * receive queues. */
 int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t depth);
 void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq); /* destroy its queue pairs first; NULL is allowed */
 int verbs_post_shared(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);

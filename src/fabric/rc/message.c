@@ -57,7 +57,7 @@ static uint32_t rc_message_payload_at(const struct rc_frame *f)
     return (uint32_t)sizeof *f + ((f->header_len + 7u) & ~7u);
 }
 
-/* Puts a message into the inbox. False: the message is invalid. */
+/* Puts a message into the inbox. Returns false if the message is invalid. */
 static bool rc_message_keep(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t bytes)
 {
     struct rc_frame f;
@@ -177,7 +177,7 @@ int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
         const uint8_t *at = rc_receive_at(l->rc, frame);
         struct rc_frame f;
         memcpy(&f, at, sizeof f);
-        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* changes only with w->progress held */
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* changes only with w->progress */
             stash_deliver(w, &l->stash, f.id, at + sizeof f, f.header_len, at + rc_message_payload_at(&f), f.payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         rc_receive_give(l, frame);

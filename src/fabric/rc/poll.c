@@ -6,7 +6,7 @@
 
 #define BATCH 32
 
-/* Handles a completion. True: a receive has completed. */
+/* Handles a completion. Returns true if a receive has completed. */
 static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = rc_wr_link(wc->wr_id);

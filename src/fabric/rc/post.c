@@ -116,7 +116,7 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
     return post_transfer(l, next, slot->kind == RC_SLOT_PUT, prompt) == 0;
 }
 
-/* Posts one piece, with which `op` completes. False: there is no room now. */
+/* Posts one piece, with which `op` completes. Returns false if there is no room now. */
 BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory,
                             const struct piece *p, weft_op *op, struct rc_work *work, uint32_t fences, bool prompt)
 {

@@ -192,7 +192,7 @@ struct rc_link {
     /* from the peer's call: how many of our frames it has received and acknowledged */
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES];
 
-    /* --- under `lock` --- */
+    /* --- guarded by `lock` --- */
     base_spin lock;
     bool closed; /* the link is disconnected: nothing is posted any more */
     bool up;     /* requests may be posted */
@@ -247,7 +247,8 @@ struct rc_link {
     uint64_t stripes_done;  /* the number of the first striped operation that is not done; UINT64_MAX: all are done */
     uint32_t repeats;       /* how many pieces of tracks are to be repeated over the first rail */
 
-    /* Messages that wait for their handler, in the frames in which they arrived. Added under rc->receiving, removed under w->progress. */
+    /* Messages that wait for their handler, in the frames in which they arrived. Added while rc->receiving is held, removed while
+     * w->progress is held. */
     struct {
         uint32_t frame, bytes;
     } inbox[RC_WINDOW];
@@ -255,7 +256,7 @@ struct rc_link {
     /* how many delivered messages are not acknowledged yet, because too many messages wait for a handler that is not installed */
     uint32_t withheld;
     struct stash stash;
-    uint32_t held[2];                          /* stages and frames that this link holds; under rc->lock */
+    uint32_t held[2];                          /* stages and frames that this link holds; guarded by rc->lock */
     _Atomic uint64_t staged_puts, staged_gets; /* pieces that went through a stage */
     _Atomic uint64_t native_atomics;
     _Atomic bool ended; /* the device has reported that the queue pair uses no more receives */
@@ -273,7 +274,7 @@ struct rc_receives {
     uint32_t most, room;     /* numbers of chunks. most: as many as the credits of all peers need; room: as many as the table can hold */
     struct rc_chunk *chunks; /* [room] */
     _Atomic uint32_t count;
-    /* given: receives posted to the shared queue; taken: receives used. Both modulo 2^32; `taken` is written under rc->receiving */
+    /* given: receives posted to the shared queue; taken: receives used. Both modulo 2^32; `taken` is written while rc->receiving is held */
     _Atomic uint32_t given, taken;
     base_spin lock; /* protects the following members, `given`, and adding chunks */
     uint32_t batch[RC_GIVE_BATCH], batched;
@@ -295,7 +296,7 @@ struct rc {
     uint64_t memory_bytes;
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
-    _Atomic uint32_t left[2]; /* lengths of the two free lists; written under the lock */
+    _Atomic uint32_t left[2]; /* lengths of the two free lists; written while `lock` is held */
     bool refused[2];          /* for stages and for frames: a link found no stage (or frame), and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
@@ -319,9 +320,9 @@ static inline uint32_t rc_peers_expected(const struct weft_node *w)
 }
 
 /* --- link.c --- */
-/* Puts a stage or frame into its free list. Under rc->lock, or before there are other threads. */
+/* Puts a stage or frame into its free list. The caller holds rc->lock, or no other thread runs yet. */
 void rc_put_back(struct rc *rc, void *stage, bool frame);
-/* with the link's lock. NULL: the link holds its share already, or none is free */
+/* The caller holds the link's lock. Returns NULL if the link holds its share already, or if none is free. */
 void *rc_take_stage(struct rc_link *l, bool frame);
 bool rc_stages_scarce(const struct rc *rc, bool frame);
 void rc_give_stage(struct rc_link *l, void *stage, bool frame);
@@ -337,14 +338,14 @@ uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t rec
 /* Whether a queue pair has made no progress for too long. `waits`: some request should complete; `done`: how many have completed. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now);
 
-/* --- work.c, with the link's lock --- */
+/* --- work.c: the caller holds the link's lock --- */
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
 void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first operation, which was posted or given up */
 void rc_stripe_begin(struct rc_link *l, struct rc_work *k);
 void rc_stripe_over(struct rc_link *l, struct rc_work *k);
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* a request has ended */
 
-/* --- post.c, with the link's lock; false: no room now --- */
+/* --- post.c: the caller holds the link's lock; false means: no room now --- */
 /* Posts a put or get that fits into one request. `op` completes with it. */
 bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
                    weft_op *op);
@@ -364,20 +365,20 @@ void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if
 /* posts a read behind the posted requests, unless such a read is under way; when the read completes, l->flushed_to is set */
 void rc_flush_locked(struct rc_link *l);
 
-/* --- again.c: repeats the requests of a broken queue pair on the next one; with the lock --- */
+/* --- again.c: repeats the requests of a broken queue pair on the next one; the caller holds the link's lock --- */
 /* sets the requests of the broken queue pair aside; `received`: how many frames of each lane the peer has received */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]);
 void rc_resume_locked(struct rc_link *l);                 /* posts as many of those requests as there is room for */
 void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and requests that were to be posted again, with this status */
 
-/* --- stripe.c, with the lock --- */
+/* --- stripe.c: the caller holds the link's lock --- */
 /* 1: posted a part of the operation; 0: not possible now; -1: not worth striping */
 int rc_stripe_post(struct rc_link *l, struct rc_work *k);
 void rc_stripe_repeat(struct rc_link *l); /* posts the pieces of broken tracks over the first rail, as many as there is room for */
 
 /* --- backlog.c. Functions that queue an operation, and those with _locked at the end of the name, are called with the link's lock --- */
-/* Answers a request to this node's processor. False: the peer has more such requests under way than it may, or there is no memory. Takes
- * the lock. */
+/* Answers a request to this node's processor. Returns false if the peer has more such requests under way than it may, or if there is no
+ * memory. Takes the lock. */
 bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value);
 void rc_drop_answers_locked(struct rc_link *l);
 /* appends `k` to the backlog, which then owns it */
@@ -458,7 +459,7 @@ static inline struct rc_slot *rc_slot_at(struct rc_link *l, uint64_t position)
 {
     return &l->slots[position & (l->depth - 1)];
 }
-/* Whether something must be posted as soon as there is room; with the lock. */
+/* Whether something must be posted as soon as there is room. The caller holds the link's lock. */
 static inline bool rc_waits(const struct rc_link *l)
 {
     return l->again || l->flush_wanted || l->answers.first || l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;

@@ -228,7 +228,7 @@ void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
     }
 }
 
-/* Repeats over the first rail the pieces of a track that has no queue pair. True: no pieces are left to repeat. */
+/* Repeats over the first rail the pieces of a track that has no queue pair. Returns true if no pieces are left to repeat. */
 static bool repeat(struct rc_link *l, struct rc_track *t)
 {
     while (t->repeat && t->done < t->posted) {

@@ -148,8 +148,8 @@ int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, 
 void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot);
 void tb_endpoint_lane_landed(struct tb_endpoint *e, uint32_t lane, int64_t now);
 void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
-/* A move has ended. -EAGAIN: the operation begins again, because the move failed, perhaps after a part of its bytes. Other negative: the
- * operation fails with this error. */
+/* A move has ended. Returns -EAGAIN if the operation begins again, because the move failed, perhaps after a part of its bytes. Other
+ * negative: the operation fails with this error. */
 void tb_endpoint_moved(struct tb_endpoint *e, void *cookie, int status);
 void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* the program has handled `messages` more messages of the peer */
 void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);

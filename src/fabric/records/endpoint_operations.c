@@ -275,7 +275,7 @@ static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64
     return true;
 }
 
-/* Sends as much of a put as fits. True: the whole put has begun. */
+/* Sends as much of a put as fits. Returns true if the whole put has begun. */
 static bool push_put(struct tb_endpoint *e, struct tb_work *k)
 {
     uint64_t offset;

@@ -98,11 +98,11 @@ void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16
 /* Completes all waiting ops with `status`, and frees all memory. All sends must have completed. */
 void tb_stream_end(struct tb_stream *s, int status);
 
-/* Reserves `bytes` in the open frame for a record, at a multiple of 8. NULL: the window is full. The caller writes the record, and then
- * commits the same number of bytes. */
+/* Reserves `bytes` in the open frame for a record, at a multiple of 8. Returns NULL if the window is full. The caller writes the record,
+ * and then commits the same number of bytes. */
 void *tb_stream_room(struct tb_stream *s, uint32_t bytes);
 void tb_stream_commit(struct tb_stream *s, uint32_t bytes);
-/* Reserves and commits a record of fixed fields. False: no room. */
+/* Reserves and commits a record of fixed fields. Returns false if there is no room. */
 bool tb_stream_say(struct tb_stream *s, const struct tb_words *m);
 /* Maximum size of the next record in the open frame, or in a new frame if the open one is nearly full; 0: no room. */
 uint32_t tb_stream_fits(const struct tb_stream *s);

@@ -89,7 +89,7 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
     return 0;
 }
 
-/* Sends messages of the backlog while there is room. Returns how many. With send_lock. */
+/* Sends messages of the backlog while there is room. Returns how many messages it sent. The caller holds send_lock. */
 static int shm_message_drain(struct shm_link *s)
 {
     int n = 0;
@@ -215,8 +215,8 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
     return (int)n;
 }
 
-/* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only with
- * w->progress held. */
+/* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only while
+ * w->progress is held. */
 static bool heard_still(const struct shm_link *s)
 {
     return !atomic_load_explicit(&s->broken, memory_order_relaxed) &&

@@ -215,7 +215,7 @@ static bool connect_meant(const struct hello *h, uint32_t i)
     return h->told == TOLD_NOTHING || (h->told == TOLD_DEVICE && strncmp(h->towards, h->offer[i].device, sizeof h->offer[i].device) == 0);
 }
 
-/* Checks the device that a hostfile names for this pair of nodes. 0: no error. */
+/* Checks the device that a hostfile names for this pair of nodes. Returns 0 if there is no error. */
 static int check_told_of(const struct hello *h, const struct hello *other)
 {
     char there[400] = "";

@@ -17,7 +17,8 @@
 #define BUSY_MOST 4u              /* the most rounds in a row with received frames before completions of sends are polled */
 #define WATCH     (100 * WEFT_MS) /* the longest time between two queries of a port */
 
-/* Handles a frame. True: the frame is being forwarded, so its receive is still in use. A frame that arrived alone is answered at once. */
+/* Handles a frame. Returns true if the frame is being forwarded; then its receive is still in use. A frame that arrived alone is answered
+ * at once. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
