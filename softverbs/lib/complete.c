@@ -34,7 +34,7 @@ static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 }
 
 /* Sends the event for a completion, before the completion is written. In the other order, if this process were killed in between, a
- * completion would be in the queue while its owner sleeps. With cq->lock, which protects `armed`. */
+ * completion would be in the queue while its owner sleeps. The caller holds cq->lock, which protects `armed`. */
 static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
     if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))

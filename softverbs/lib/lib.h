@@ -170,7 +170,7 @@ struct sv_qp {
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
-    /* told: the events of SV_ONCE_EVENTS that the program has read; told_in: in which connection. Under sv_lib.mutex */
+    /* told: the events of SV_ONCE_EVENTS that the program has read; told_in: in which connection. Guarded by sv_lib.mutex */
     uint32_t told, told_in;
     struct ibv_qp_attr attr; /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;

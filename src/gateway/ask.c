@@ -194,7 +194,7 @@ struct gateway_later {
 void gateway_ask_ignore(struct gateway *g, const weft_request *r)
 {
     struct gateway_later *later = NULL;
-    /* try again if other requests were answered between the refusal and the lock */
+    /* try again: other requests may have been answered between the refusal and the locking */
     while (!later && gateway_ask(g, &(struct gateway_question){.record = r, .tell = tell_nobody, .post = true}, NULL) == -EAGAIN) {
         if (!(later = malloc(sizeof *later)))
             return; /* the lease or handle that the request should end then lasts until one of the two nodes ends */

@@ -81,7 +81,7 @@ struct file_line {
 };
 struct weft_file {
     struct gateway *g;
-    struct weft_file *next, **at_next; /* in the list of all handles of this node, under gateway.lock */
+    struct weft_file *next, **at_next; /* in the list of all handles of this node; guarded by gateway.lock */
     uint32_t node, flags;
     uint64_t there;        /* the handle's number at the gateway */
     weft_file_info info;   /* only for calls that are alone (file_use()) */

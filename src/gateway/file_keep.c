@@ -66,7 +66,7 @@ static struct file_kept *kept_take(struct gateway *g, bool untold)
     return NULL;
 }
 
-/* Tells the gateway that the copy is gone. Without the lock. */
+/* Tells the gateway that the copy is gone. The caller does not hold gateway.lock. */
 static void kept_drop(struct gateway *g, struct file_kept *k)
 {
     const weft_request r = {.version = WEFT_REQUEST_VERSION,
@@ -92,7 +92,7 @@ static struct file_kept *kept_new(struct gateway *g, uint32_t bytes)
     return k;
 }
 
-/* Frees a copy that is not in the list any more. Without the lock. */
+/* Frees a copy that is not in the list any more. The caller does not hold gateway.lock. */
 static void kept_end(struct gateway *g, struct file_kept *k)
 {
     kept_drop(g, k);

@@ -161,7 +161,7 @@ static bool slot_prepare(struct file_record *f, uint64_t index, uint32_t flags, 
     return true;
 }
 
-/* --- reading: without the lock --- */
+/* --- reading: the caller does not hold gateway.lock --- */
 
 static int slot_ask(struct gateway *g, const struct slot_question *q)
 {

@@ -115,7 +115,7 @@ struct gateway_turn {
 void gateway_turn(struct gateway_turn *t);
 /* Waits until run() is not running, and earlier calls of gateway_turn() will not start it. Handlers must not call this. */
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
-/* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; both without the lock. */
+/* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; the caller does not hold gateway.lock. */
 struct gateway_turns {
     struct gateway_turn *first;
     bool collects;
@@ -250,7 +250,7 @@ struct gateway_stream {
     uint64_t bytes;             /* size of the ring, a power of two */
     uint8_t *memory;            /* the ring; NULL: this process cannot map it */
     uint64_t first, last, told; /* told: the value of `first` in the last CREDIT message */
-    /* Called when the stream's state has changed, with the lock held. */
+    /* Called while gateway.lock is held, when the stream's state has changed. */
     void (*moved)(struct gateway_stream *s);
     void *arg;
     struct gateway_credit due;         /* a message that moved() has prepared; it is sent after the lock is released */
@@ -279,14 +279,14 @@ void gateway_stream_close(struct gateway_stream *s);
  * were read. */
 uint64_t gateway_stream_next(const struct gateway_stream *s, const uint8_t **at);
 void gateway_stream_take(struct gateway_stream *s, uint64_t n, struct gateway_credit *due);
-void gateway_credit_give(struct gateway *g, const struct gateway_credit *due); /* without the lock */
+void gateway_credit_give(struct gateway *g, const struct gateway_credit *due); /* the caller does not hold gateway.lock */
 /* For the writer, one thread at a time. Returns for how many bytes the ring has room. If the ring is mapped, `piece` says where this room
  * is, in at most two pieces. */
 uint64_t gateway_stream_room(struct gateway_stream *s, struct iovec piece[2]);
 /* Announces `n` bytes that were written into the ring. If the ring is not mapped, sends the `n` bytes at `bytes`, at most WEFT_PAYLOAD_MAX.
  * `last`: the stream ends here. */
 int gateway_stream_send(struct gateway_stream *s, const void *bytes, uint64_t n, bool last, int status);
-/* Handle a message about a stream, and the death of a node. Called on any thread, without the lock. */
+/* Handle a message about a stream, and the death of a node. Called on any thread, which does not hold gateway.lock. */
 void gateway_stream_message(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_streams_gone(struct gateway *g, uint32_t node);
 

@@ -47,8 +47,8 @@ struct weft_process {
 };
 
 /* --- handle.c --- */
-/* Closes the handle. Frees the handle now, or later on the progress thread if the server may still write to its rings. Called without the
- * lock. */
+/* Closes the handle. Frees the handle now, or later on the progress thread if the server may still write to its rings. The caller does not
+ * hold gateway.lock. */
 void handle_close(struct weft_process *p);
 /* Makes the handle of a process that `r` will start, with rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out);

@@ -29,7 +29,7 @@ struct gateway_server {
     int wake[2];
     struct gateway_watch wake_watch;
     struct gateway_watches *watches;
-    /* Under gateway.lock: */
+    /* Guarded by gateway.lock: */
     struct gateway_call *calls[CALL_BUCKETS];
     struct gateway_call *arrived, **arrived_last;
     struct gateway_stream *moved;

@@ -29,7 +29,7 @@ struct gateway_works {
     pthread_t thread[THREADS_MAX];
 };
 
-/* --- the caller holds gateway.lock --- */
+/* --- the caller holds all->lock --- */
 
 static struct works_asker *asker_of(struct gateway_works *all, const struct gateway_work *job)
 {

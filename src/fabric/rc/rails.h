@@ -95,10 +95,10 @@ struct rc_tracks {
 };
 
 /* rails.c */
-int rc_rails_open(struct rc *rc); /* after verbs_device_use() of the first device; skips devices that do not work */
+int rc_rails_open(struct rc *rc); /* call this after verbs_device_use() of the first device; skips devices that do not work */
 void rc_rails_close(struct rc *rc);
-int rc_rails_poll(struct rc *rc);  /* with rc->receiving */
-bool rc_rails_idle(struct rc *rc); /* with rc->receiving */
+int rc_rails_poll(struct rc *rc);  /* the caller holds rc->receiving */
+bool rc_rails_idle(struct rc *rc); /* the caller holds rc->receiving */
 void rc_rails_woken(struct rc *rc);
 /* When two nodes join, each sends the other a description of its further rails. */
 int rc_rails_tell(struct rc_link *l, int side_fd, int64_t deadline);

@@ -51,7 +51,7 @@
 
 #define RC_FRAME_BYTES 4096u
 #define RC_WINDOW      32u /* how many frames of a lane may be sent before the peer acknowledges one */
-#define RC_TELL        8u  /* the most unacknowledged frames before a frame is sent only to acknowledge them */
+#define RC_TELL        8u  /* after so many unacknowledged frames, a frame is sent that only acknowledges */
 #define RC_RESERVE     16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
 #define RC_RECEIVES    (2 * RC_WINDOW + RC_RESERVE)
 #define RC_SPARE       16u /* spare chunks: they replace receives that were lost with queue pairs */
@@ -303,7 +303,7 @@ struct rc {
     /* peers: living peers that have had a queue pair; peers_max: peers for which the completion queue has room */
     uint32_t peers, peers_max;
     _Atomic bool attention; /* a link needs the progress thread */
-    int64_t tend_ns;        /* when the progress thread must check the links in any case; used only by that thread */
+    int64_t tend_ns;        /* when the progress thread must check the links at the latest; used only by that thread */
     struct rc_rails *rails; /* further devices; NULL: none */
     struct rc_link **links; /* [count] */
     _Atomic uint32_t count; /* grows when a node joins, after its entry in `links` was written (sequentially consistent) */
@@ -340,7 +340,7 @@ bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, u
 
 /* --- work.c: the caller holds the link's lock --- */
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
-void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first operation, which was posted or given up */
+void rc_take_from_backlog(struct rc_queue *q); /* removes the first operation of the queue, which was posted or given up */
 void rc_stripe_begin(struct rc_link *l, struct rc_work *k);
 void rc_stripe_over(struct rc_link *l, struct rc_work *k);
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* a request has ended */
@@ -376,7 +376,8 @@ void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and
 int rc_stripe_post(struct rc_link *l, struct rc_work *k);
 void rc_stripe_repeat(struct rc_link *l); /* posts the pieces of broken tracks over the first rail, as many as there is room for */
 
-/* --- backlog.c. Functions that queue an operation, and those with _locked at the end of the name, are called with the link's lock --- */
+/* --- backlog.c. Functions that queue an operation, and those with _locked at the end of the name, are called while the link's lock is held
+ * --- */
 /* Answers a request to this node's processor. Returns false if the peer has more such requests under way than it may, or if there is no
  * memory. Takes the lock. */
 bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value);
@@ -432,13 +433,13 @@ int rc_receives_post_locked(struct rc_link *l);              /* posts the receiv
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
 void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
 void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts the frame as a receive again */
-/* posts the frame as a receive again; no existing queue pair may have received it */
+/* posts a frame as a receive again; only for frames that arrived over a queue pair which no longer exists */
 void rc_receive_unused(struct rc *rc, uint32_t frame);
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
 
 /* --- message.c --- */
-void rc_received(struct rc *rc, const struct ibv_wc *wc);              /* handles the completion of a receive; with rc->receiving */
-int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most); /* runs the handlers of up to `most` messages; with w->progress */
+void rc_received(struct rc *rc, const struct ibv_wc *wc); /* handles the completion of a receive; the caller holds rc->receiving */
+int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most); /* runs the handlers of up to `most` messages; needs w->progress */
 /* counts frames of the peer that were processed; takes the lock */
 void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames);
 

@@ -87,7 +87,7 @@ struct tb_posted {
 struct tb_lane {
     /* `generation` is the number of the lane's current queue pair. Records about earlier queue pairs are ignored. */
     bool up, say_up;                      /* say_up: TB_LANE is to be sent */
-    uint16_t generation, peer_generation; /* of this end's queue pair; of the peer's queue pair, as the peer announced it */
+    uint16_t generation, peer_generation; /* numbers of this end's queue pair, and of the peer's, as the peer announced it */
     uint32_t message;
     uint32_t depth; /* maximum number of messages under way */
     /* Receiving: receives [in_first, in_next) are posted; those before in_landed have completed. */
@@ -95,7 +95,7 @@ struct tb_lane {
     struct tb_posted in[TB_LANE_DEPTH];
     int64_t last;
     int64_t patience;       /* time-out for a receive after its checksum has arrived */
-    int64_t asked_at, rest; /* when TB_QUIESCE was sent; how long sent bytes may still be on the wire */
+    int64_t asked_at, rest; /* asked_at: when TB_QUIESCE was sent; rest: how long sent bytes may still be on the wire */
     enum { TB_LANE_RUNS, TB_LANE_ASKS, TB_LANE_RESENDS } repair; /* TB_LANE_ASKS: TB_QUIESCE was sent, and TB_QUIET has not arrived */
     bool ask;                                                    /* TB_QUIESCE is to be sent */
     bool quiet;                                                  /* TB_QUIET has arrived */
@@ -114,7 +114,7 @@ struct tb_lane {
 
 struct tb_bulk_counts {
     uint64_t sent_bytes, received_bytes, pieces, rejected, repairs, use_records;
-    uint64_t put_bytes, get_bytes; /* of this node's transfers; each byte counts once, even if sent again */
+    uint64_t put_bytes, get_bytes; /* bytes of this node's transfers; each byte counts once, even if sent again */
 };
 
 struct tb_bulk {

@@ -74,7 +74,7 @@ static inline struct tb_words tb_bulk_lane_words(const struct tb_bulk *b, enum t
 
 /* bulk_receive.c */
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length); /* prepares an incoming transfer */
-void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* this piece needs a receive */
+void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece); /* marks this piece as one that needs a receive */
 /* Posts receives for consecutive pieces, and announces them in one record. Returns false if no more receives can be posted now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
 void tb_bulk_receive_fetch(struct tb_bulk *b); /* requests pieces as records */

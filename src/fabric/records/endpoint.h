@@ -143,13 +143,14 @@ bool tb_endpoint_fail(struct tb_endpoint *e, int status);
 void tb_endpoint_reroute(struct tb_endpoint *e);
 
 /* Events. The caller calls tb_endpoint_pump() after each batch of events. */
-/* Handles a frame. 0; -EBADMSG: the frame is damaged and dropped; other negative: the peer violated the protocol (`broken`). */
+/* Handles a frame. Returns 0; -EBADMSG if the frame is damaged, and so dropped; or another negative value if the peer violated the protocol
+ * (see `broken`). */
 int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, int64_t now);
 void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot);
 void tb_endpoint_lane_landed(struct tb_endpoint *e, uint32_t lane, int64_t now);
 void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
-/* A move has ended. Returns -EAGAIN if the operation begins again, because the move failed, perhaps after a part of its bytes. Other
- * negative: the operation fails with this error. */
+/* A move has ended with `status`. 0: it succeeded. -EAGAIN: it failed, perhaps after a part of its bytes, and the operation begins again.
+ * Another negative value: the operation fails with this error. */
 void tb_endpoint_moved(struct tb_endpoint *e, void *cookie, int status);
 void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* the program has handled `messages` more messages of the peer */
 void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);

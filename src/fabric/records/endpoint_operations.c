@@ -346,7 +346,7 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     return true;
 }
 
-/* Removes the first queued operation, which has begun completely. It ends with its last piece. An operation without pieces ends when its
+/* Removes the first queued operation, which has begun completely. The operation ends with its last piece, or, if it has no pieces, when its
  * last record is acknowledged. */
 static void operation_begun(struct tb_endpoint *e)
 {

@@ -5,7 +5,7 @@
  */
 #include "fabric/records/link.h"
 
-#define LOOK_EVERY 16u /* on a crowded stream, one of so many operations polls for completions */
+#define LOOK_EVERY 16u /* on a crowded stream, one operation in this many polls for completions */
 
 struct room {
     struct records_link *l;

@@ -34,7 +34,7 @@ static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint
     }
     struct tb_link *l = f.magic == TB_MAGIC ? tb_link_of(tb, f.from) : NULL;
     if (!l)
-        return false; /* damaged, or from an unknown node: the sender sends it again if necessary */
+        return false; /* the frame is damaged, or from an unknown node; the sender sends it again if necessary */
     base_spin_lock(&l->r.lock);
     int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, bytes, now);
     if (rc == 0 && alone)
