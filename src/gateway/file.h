@@ -259,13 +259,13 @@ uint32_t file_body_unpin(struct files *all, const char *path, const struct file_
 /* Returns the body with the lowest generation that is at least `from`. Returns NULL if there is none. */
 struct file_body *file_body_next(struct files *all, uint64_t from);
 struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
-/* Makes a piece with memory in the pool. -EAGAIN: there is no room in the cache now; -ENOMEM. Sets no error text. */
+/* Makes a piece with memory in the pool. Returns 0, -ENOMEM, or -EAGAIN if there is no room in the cache now. Sets no error text. */
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p);   /* frees a piece; no lease and no request may be left */
 void file_piece_rest(struct files *all, struct file_piece *p);   /* makes a piece idle if it has no leases and no delayed requests */
 void file_piece_wanted(struct files *all, struct file_piece *p); /* makes a piece not idle, so that it is not dropped */
-/* Makes a lease. -ENOBUFS: more than half of the cache would be mapped or pinned, or the handle has too many leases; -ENOMEM. Sets no error
- * text. */
+/* Makes a lease. Returns 0, -ENOMEM, or -ENOBUFS if more than half of the cache would be mapped or pinned, or if the handle has too many
+ * leases. Sets no error text. */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);
 void file_lease_end(struct files *all, struct file_lease *l);
 void file_leases_of(struct files *all, const struct file_open *o); /* ends all leases of a handle */
@@ -300,7 +300,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
 /* Looks again at requests that wait for room in the cache, or for copies that have come. Call this after leases have ended. Returns whether
  * requests still wait for room. */
 bool file_lease_again(struct files *all);
-bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the request does not wait for a piece */
+bool file_lease_cancel(struct files *all, struct gateway_call *c); /* returns false if the request does not wait for a piece */
 /* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call this function again at the
  * latest. */
 int64_t file_lease_delayed(struct files *all);
@@ -345,9 +345,10 @@ enum file_kind {
 #define FILE_AHEAD  0x2u  /* LEASE: answer -EAGAIN if there is no room now, or half of the cache is leased */
 #define FILE_KEEPS  0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
 #define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
-#define FILE_SILENT 0x10u /* LEASE: with FILE_HERE: the node of arg[11] has not answered */
-#define FILE_LATER  0x20u /* LEASE: with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
-/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes.
+#define FILE_SILENT 0x10u /* LEASE with FILE_HERE: the node of arg[11] has not answered */
+#define FILE_LATER  0x20u /* LEASE with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
+/* LEASE with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other
+ * nodes.
  */
 #define FILE_STRAIGHT 0x40u
 #define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */

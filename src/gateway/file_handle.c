@@ -36,8 +36,7 @@ void file_unuse(weft_file *f, bool alone)
 {
     if (alone)
         atomic_store_explicit(&f->busy, false, memory_order_release);
-    atomic_fetch_sub_explicit(&f->users, 1,
-                              memory_order_release); /* last, because another thread may close the handle when nobody uses it */
+    atomic_fetch_sub_explicit(&f->users, 1, memory_order_release); /* last: another thread may then close the handle */
 }
 
 void file_info_set(weft_file *f, const weft_file_info *info)

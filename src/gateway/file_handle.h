@@ -13,8 +13,8 @@
 /* The most pieces of a file of another host that are requested in advance. Their number begins with 1, and grows with each piece that comes
  * within FILE_SLOW_NS. */
 #define FILE_AHEAD_FAR 12u
-/* How many of the pieces that are requested in advance are got at the same time. An answer comes behind all bytes that are under way. So
- * the next pieces must be requested early: otherwise nothing would be under way when these bytes have come. */
+/* How many of the pieces that are requested in advance are fetched at the same time. An answer arrives behind all bytes that are already
+ * under way. So the next pieces must be requested early, or the network would be idle when those bytes have arrived. */
 #define FILE_COPY_AHEAD 8u
 #define FILE_SLOW_NS    WEFT_SECOND /* after a piece that takes longer, half as many pieces are requested in advance */
 #define FILE_SLOTS      (FILE_AHEAD_FAR + 2u)
@@ -45,11 +45,11 @@ struct file_kept {
     weft_gaddr at;
     uint32_t room;  /* bytes of memory for the copy. Only memory for whole pieces is used again */
     uint32_t times; /* how often the memory was used */
-    bool told;      /* the gateway knows of it */
-    weft_op op;     /* the get that fills it */
+    bool told;      /* the gateway knows of the copy */
+    weft_op op;     /* the get that fills the copy */
 };
 struct file_slot {
-    _Atomic int state; /* enum slot_state; the answer writes it after all other members */
+    _Atomic int state; /* enum slot_state; when the answer arrives, this is written after all other members */
     int error;
     uint64_t index, ask, lease;
     weft_gaddr at;
@@ -107,7 +107,8 @@ struct weft_file {
 
 /* --- file_keep.c --- */
 /* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses. `bytes`: the size
- * of the copy if it is for a view; then the limit FILE_KEPT_PART does not apply. 0: not for a view. Returns NULL if there is no memory. */
+ * of the copy if it is for a view, which is exempt from the limit FILE_KEPT_PART; 0 for all other copies. Returns NULL if there is no
+ * memory. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* Call this when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. `there`: the number of
  * the handle at the gateway. */
@@ -126,7 +127,8 @@ void file_keeps_closed(struct gateway *g);
 /* Sends a request about the file and waits for the answer. `info`: the answer contains a weft_file_info, which becomes f->info. */
 int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns);
 weft_request file_request(const weft_file *f, enum file_kind kind);
-/* Begin and end a call. `alone`: only one thread may be in such a call. -EBUSY, -EDEADLK. */
+/* Begin and end a call. With `alone`, only one thread at a time may be in the call. Returns -EBUSY if another thread is, and -EDEADLK in a
+ * handler. */
 int file_use(weft_file *f, bool alone);
 void file_info_set(weft_file *f, const weft_file_info *info);
 static inline uint64_t file_size(const weft_file *f)
@@ -142,8 +144,8 @@ static inline int file_slot_state(const struct file_slot *s)
     return atomic_load_explicit(&s->state, memory_order_acquire);
 }
 void file_map_slot_free(struct file_slot *s);
-void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
-bool file_maps_leave(weft_file *f); /* ends the leases of pieces that were mapped in advance. False: there were no such pieces */
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. The caller holds `maps` */
+bool file_maps_leave(weft_file *f); /* ends the leases of pieces that were mapped in advance. Returns false if there were none */
 void file_slot_free(weft_file *f, struct file_slot *s);
 /* Empties all slots: stops waiting for answers, and lets leases expire at the gateway. */
 void file_slots_leave(weft_file *f, struct file_line *line);

@@ -385,7 +385,7 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c)
     for (uint32_t i = 0; i < all->buckets && !found; i++)
         for (struct file_piece *p = all->piece[i]; p && !found; p = p->hashed)
             found = take_from_piece(all, p, c);
-    moved_look(all); /* now, because a piece without requests may be dropped */
+    moved_look(all); /* call this now, because a piece without requests may be dropped */
     if (found)
         gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
     return found;

@@ -37,7 +37,7 @@ void file_record_ask_of(struct file_record *f, struct file_record_slot *s, uint3
     s->lease = 0;
     s->since = base_now_ns();
     s->until = base_deadline(FILE_LEASE_NS) - FILE_COPY_NS;
-    f->object.uses++; /* until the answer comes */
+    f->object.uses++; /* for the request, until its answer comes */
 }
 
 static void slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)

@@ -65,9 +65,9 @@ struct file_range {
     uint64_t end; /* nothing beyond this offset is wanted now */
 };
 
-/* The caller holds gateway.lock. If a kernel's call reads several pieces, there is a record for each piece; `call` of a slot says that the
- * next record belongs to the same call. If a kernel reads a few MiB here and there, no more than these few MiB must be transferred over the
- * network. */
+/* What a record reads of a piece, and what the kernel will probably read next. The caller holds gateway.lock. If a kernel's call reads
+ * several pieces, there is a record for each piece; `call` of a slot says that the next record belongs to the same call. If a kernel reads
+ * a few MiB here and there, no more than these few MiB must be transferred over the network. */
 static struct file_range range_of(struct file_record *f, const weft_request *r, uint64_t bytes)
 {
     struct file_range x = {.index = r->arg[2] / WEFT_FILE_PIECE,
@@ -211,8 +211,8 @@ static void read_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &f->object);
 }
 
-/* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there;
- * request it if `q->slot` is not NULL. The caller holds gateway.lock. */
+/* Finds the slot of a piece. Returns GATEWAY_LATER if the piece is there; `*out` is then in use until read_copied(). Returns -EAGAIN if the
+ * piece is not there; the caller requests it if `q->slot` is not NULL. The caller holds gateway.lock. */
 static int slot_use(struct file_record *f, const struct file_range *x, struct file_record_slot **out, struct slot_question *q)
 {
     struct file_record_slot *s = slot_find(f, x->index);

@@ -68,7 +68,7 @@ struct gateway_table {
 #define GATEWAY_TABLE_BITS 20u
 /* Adds an object and returns its number. Returns 0 if the table has 2^20 entries, or if there is no memory. */
 uint64_t gateway_table_add(struct gateway_table *t, void *object);
-void *gateway_table_find(const struct gateway_table *t, uint64_t id); /* NULL: no object has this number, or it was removed */
+void *gateway_table_find(const struct gateway_table *t, uint64_t id); /* returns NULL if no object has this number any more */
 void gateway_table_remove(struct gateway_table *t, uint64_t id);
 /* Iterates: the next object from index `*at` on; advances `*at`. Returns NULL if there are no more. */
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
@@ -154,9 +154,9 @@ struct gateway_works_how {
     /* Frees a job whose done() will not be called, because nobody waits for the job or the threads were closed. Called on any thread. */
     void (*drop)(struct gateway_work *job);
 };
-/* `watches`: the thread that waits for these watches calls done(). NULL: the thread that ran the job calls done(). */
+/* `watches`: the thread that waits for these watches calls done(). If `watches` is NULL, the thread that ran the job calls done(). */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
-/* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
+/* Queues a job. Returns -EDQUOT if too many jobs are queued, or another negative errno if no thread can be started. Sets no error text. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
 /* Does not run the job, but lets done() be called for it later. */
 void gateway_work_skip(struct gateway_works *all, struct gateway_work *job);
@@ -428,14 +428,15 @@ struct gateway_block {
     weft_process_limit limits[WEFT_LIMITS];
     void *memory;
 };
-/* Checks the flags and the data of a SPAWN request, and unpacks the data. `out` points into `data`. -EINVAL (sets the error text), -ENOMEM.
+/* Checks the flags and the data of a SPAWN request, and unpacks the data. `out` points into `data`. Returns 0, -EINVAL (with an error text)
+ * or -ENOMEM.
  */
 int gateway_block_read(struct gateway_block *out, const weft_request *r, const uint8_t *data);
 void gateway_block_clear(struct gateway_block *b);
 /* The environment of a process: `base` with the changes applied. One allocation, which the caller frees. Returns NULL if there is no
  * memory. */
 char **gateway_environment(char *const *base, char *const *changes);
-/* Packs the data of a SPAWN request. -EINVAL and -E2BIG (set the error text), -ENOMEM. */
+/* Packs the data of a SPAWN request. Returns 0, -EINVAL or -E2BIG (with an error text), or -ENOMEM. */
 int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **data);
 
 /* --- process.c, name.c, handle.c, names.c --- */
@@ -470,8 +471,8 @@ void gateway_sockets_tick(struct gateway *g);
 void gateway_sockets_free(struct gateway *g);
 
 /* net_borrow.c. Call these without the lock. They set no weft_error() text. borrow: asks the gateway to lend the socket of an open
- * connection. Send nothing until the socket is lent. borrowed: call this after notify(). It returns a descriptor, or an error:
- * -EINPROGRESS: the socket is not lent yet; others: the connection is as before. If it returns a descriptor, first take what
+ * connection. Send nothing until the socket is lent. borrowed: call this after notify(). It returns a descriptor or an error. After
+ * -EINPROGRESS the socket is not lent yet; after any other error the connection is as before. If it returns a descriptor, first take what
  * weft_net_received() has, then read and write the descriptor without waiting (MSG_DONTWAIT). return: the caller has closed the descriptor,
  * and uses weft_net_put() and the like again. */
 int gateway_net_borrow(struct weft_socket *s);
@@ -481,7 +482,7 @@ bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int f
 
 /* --- services.c --- */
 extern const struct gateway_service *const gateway_services[];
-/* Converts a list such as "process,name" to bits. -EINVAL (sets the error text). */
+/* Converts a list such as "process,name" to bits. Returns 0, or -EINVAL with an error text. */
 int gateway_services_read(const char *text, uint64_t *out);
 
 /* --- record_object.c, record_copy.c --- */

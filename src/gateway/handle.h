@@ -66,9 +66,9 @@ int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, st
 void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
 
 /* --- handle_bytes.c --- */
-/* which: 1 (standard output) or 2 (standard error); NULL: this output is not sent to this node */
+/* which: 1 (standard output) or 2 (standard error); Returns NULL if this output is not sent to this node */
 struct gateway_stream *handle_output(struct weft_process *p, uint32_t which);
-/* Opens the stream to the process's input: 0, -EINVAL or -EPIPE; 1: the process has not started yet. */
+/* Opens the stream to the process's input. Returns 0, -EINVAL or -EPIPE, or 1 if the process has not started yet. */
 int handle_input(struct weft_process *p);
 /* Writes as many bytes as there is room for, and returns how many. */
 size_t handle_write(struct gateway_stream *s, const uint8_t *buf, size_t len, int *rc);

@@ -24,7 +24,7 @@ struct weft_socket {
     bool listens;
     bool served;    /* the gateway has the socket, or may have it */
     bool closed;    /* weft_net_close() was called */
-    bool unclosed;  /* the request to close it could not be sent yet */
+    bool unclosed;  /* the request to close the socket could not be sent yet */
     bool ended_out; /* weft_net_shutdown() was called */
     int error;      /* why the socket could not be opened; -ECONNRESET: the gateway is gone; 0: no error */
     char *text;     /* the gateway's error text; NULL: it sent none */
@@ -47,7 +47,7 @@ struct weft_socket {
  * until the node's deadline; INT64_MAX: for ever. */
 int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec *given, int64_t timeout_ns, weft_socket **out, weft_op *op);
 void socket_notify(const struct weft_socket *s); /* the caller holds gateway.lock */
-bool socket_is_settled(void *arg);               /* `arg` is a socket. True: it is open, or could not be opened */
+bool socket_is_settled(void *arg);               /* whether the socket `arg` is open, or could not be opened */
 int socket_error(struct weft_socket *s);
 /* The status of a socket that has ended. -EAGAIN becomes -ENOTCONN, because callers read -EAGAIN as "no bytes now", and would wait. */
 static inline int socket_end_of(int status)
@@ -70,7 +70,7 @@ void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d);
  * there is no room. The caller writes the bytes behind the head, and then calls socket_datagram_put(), which sends the datagram. */
 int socket_datagram_room(struct weft_socket *s, size_t len, uint64_t *skip);
 int socket_datagram_put(struct weft_socket *s, const struct net_datagram *d, uint64_t skip);
-/* Reads an address such as "10.0.0.1:53" or "[fd00::1]:53". -EINVAL (sets the error text). */
+/* Reads an address such as "10.0.0.1:53" or "[fd00::1]:53". Returns 0, or -EINVAL with an error text. */
 int socket_read_address(const char *text, struct net_datagram *d);
 
 #endif

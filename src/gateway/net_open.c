@@ -135,7 +135,8 @@ static bool is_connected(int fd)
     return getpeername(fd, (struct sockaddr *)&a, &len) == 0;
 }
 
-/* Tries the next address that the rules allow. 0: connected; 1: connecting; else the error of the last address that failed. */
+/* Tries the next address that the rules allow. Returns 0 if it is connected, 1 if it is still connecting, or the error of the last address
+ * that failed. */
 static int connect_next(struct net_socket *s)
 {
     char why[2 * NET_HOST_MAX + 128];

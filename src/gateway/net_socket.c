@@ -305,7 +305,8 @@ static bool down_move(struct net_socket *s)
 
 /* --- from the asker to the network --- */
 
-/* Fetches bytes from a ring that is not mapped. 1: the bytes are in s->piece; 0: not yet; else a negative errno. */
+/* Fetches bytes from a ring that is not mapped. Returns 1 if the bytes are in s->piece, 0 if they are not there yet, or a negative
+ * errno. */
 static int up_fetch(struct net_socket *s, uint64_t n)
 {
     struct gateway_stream *up = s->up;

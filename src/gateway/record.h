@@ -41,7 +41,7 @@ struct gateway_object {
     uint16_t service;
     bool closed;
     uint32_t uses;
-    /* Called without the lock; must not wait. `over`: the node is closed, so free only memory. */
+    /* The caller does not hold gateway.lock. Must not wait. `over`: the node is closed, so free only memory. */
     void (*free)(struct gateway *g, struct gateway_object *o, bool over);
     struct gateway_object *next_dead;
 };
@@ -63,7 +63,7 @@ struct gateway_copy {
     struct gateway *g;
     weft_gaddr to, from;
     uint64_t bytes;
-    /* Called once, without the lock, on any thread. `status`: 0: the bytes are at `to` now; otherwise a negative errno. */
+    /* Called once, on any thread, without gateway.lock. `status`: 0: the bytes are at `to` now; otherwise a negative errno. */
     void (*done)(struct gateway_copy *c, int status);
     enum gateway_copy_step step;
     weft_gaddr between; /* a buffer in this node's pool, for a copy between two other nodes; WEFT_NULL: there is no buffer */

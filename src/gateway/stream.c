@@ -255,7 +255,7 @@ void gateway_stream_message(struct gateway *g, uint32_t from, const struct gatew
                  : m->type == GATEWAY_CREDIT ? "credit"
                                              : "end of reading",
                  (unsigned long long)m->to);
-    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the writer's number of it */
+    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the writer's number of the stream */
         (void)gateway_post(g, from, &(struct gateway_message){.type = GATEWAY_SHUT, .to = m->word[0]}, NULL, 0);
 }
 

@@ -257,7 +257,7 @@ void gateway_works_close(struct gateway_works *all)
         if (all->how.leaves)
             pthread_detach(all->thread[i]);
         else
-            pthread_join(all->thread[i], NULL); /* without a deadline: while a disk hangs, the process could not end anyway */
+            pthread_join(all->thread[i], NULL); /* wait without a deadline: while a disk hangs, the process cannot end anyway */
     }
     pthread_mutex_lock(&all->lock);
     works_leave(all);
