@@ -390,11 +390,12 @@ uint64_t sf_layout(void);
 
 /* Whether there is a file of this name that belongs to this user and is a fabric, of any version. */
 bool sf_is_fabric(const char *name);
-/* Makes the file `name`; -EEXIST: there is one. Other processes see the complete file or none. */
+/* Makes the file `name`. Returns -EEXIST if there is one. Other processes see the complete file or none. */
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);
 /* Sets the other end of a device's cable: a device, or SV_NO_CABLE. The caller holds the fabric's lock, and the ports of both are down. */
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
-/* Maps a fabric. -ENOENT; -EPROTO: another build made it; -EACCES. With `join`, this process takes an entry in `processes`. */
+/* Maps a fabric. Returns 0, -ENOENT, -EACCES, or -EPROTO if another build made the fabric. With `join`, this process takes an entry in
+ * `processes`. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
 /* Frees all that this process has on the fabric, and unmaps it. Protection domains leak if the profile says so. */
 void sf_detach(struct sf_view *);
@@ -418,7 +419,7 @@ void sf_inherit(struct sf_view *); /* frees the objects of a dead process whose 
 
 /* lock.c. Takes the lock. Returns true if the last holder died while holding the lock, so the protected data may need repair. */
 bool sf_lock(struct sf_view *, struct sf_lock *);
-bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: another thread holds the lock; does not take over locks of dead holders */
+bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false if another thread holds the lock; never takes over a dead holder's lock */
 void sf_unlock(struct sf_view *, struct sf_lock *);
 void sf_recount(struct sf_fabric *); /* counts the devices' entries anew; the caller holds the fabric's lock */
 /* These take a lock, and repair its data if the last holder died. */
@@ -432,8 +433,8 @@ void sf_advance(struct sf_fabric *, const struct sf_intent *);
 void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
-/* table.c: takes a free entry for this process, and increases the entry's generation and the device's count. -ENOMEM: no free entry;
- * -EBUSY: the count is at `limit`; both only after dead processes were reaped. */
+/* table.c: takes a free entry for this process, and increases the entry's generation and the device's count. Returns -ENOMEM if no entry is
+ * free, or -EBUSY if the count is at `limit`, but only after dead processes were reaped. */
 int sf_take_context(struct sf_view *, uint32_t device);
 int sf_take_pd(struct sf_view *, uint32_t device, uint32_t limit);
 int sf_take_mr(struct sf_view *, uint32_t device, uint32_t limit);
@@ -501,8 +502,8 @@ struct sv_event {
     uint32_t type;       /* enum ibv_event_type, which says whether `entry` is a device, cq, qp or srq */
     uint32_t connection; /* the queue pair's sf_qp.connection when the event was sent */
 };
-/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), which may be this one. Does not block. 0; -ESRCH:
- * the process has died; -EAGAIN: the pipe is full; or another negative errno. */
+/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), which may be this one. Does not block. Returns 0,
+ * -ESRCH if the process has died, -EAGAIN if the pipe is full, or another negative errno. */
 int sf_signal(struct sf_view *, uint32_t process, int fd, const void *event, size_t bytes);
 
 uint64_t sf_now(void); /* CLOCK_MONOTONIC, ns */

@@ -276,8 +276,8 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
 /* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
 bool sv_sysfs_directory(const char *path);
-/* Returns the name of entry `index` of a directory, counted from 0 without "." and "..". The path has passed sv_sysfs_directory(). False:
- * no more entries. */
+/* Returns the name of entry `index` of a directory, counted from 0 without "." and "..". The path has passed sv_sysfs_directory(). Returns
+ * false if there are no more entries. */
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder);
 /* Whether a device of this host has the device node `name` ("uverbs0"); `number` gets its number. */
 bool sv_device_node(const char *name, uint32_t *number);

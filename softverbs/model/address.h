@@ -33,7 +33,7 @@ uint64_t sv_eui64(const uint8_t mac[6]);
  */
 bool sv_gids_derive(struct sv_device_model *, const struct sv_addresses *, const struct sv_profile *);
 
-/* Makes a device's name by the profile's pattern; false: it is too long. */
+/* Makes a device's name by the profile's pattern. Returns false if the name is too long. */
 bool sv_device_name(const struct sv_profile *, unsigned index, const char *interface, char name[SV_NAME]);
 
 #endif

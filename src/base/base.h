@@ -232,8 +232,8 @@ void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
 void base_futex_wake(_Atomic uint32_t *word, int count);
 /* Create anonymous shared memory of a fixed size. No process can shrink this memory. Returns a close-on-exec file descriptor. */
 int base_memory_fd(const char *name, uint64_t bytes, bool huge);
-/* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor; -ENODEV: the system is not Linux,
- * or its kernel was built without CONFIG_UDMABUF. */
+/* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor, or -ENODEV if the system is not
+ * Linux, or its kernel was built without CONFIG_UDMABUF. */
 int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Check that a descriptor from another process is memory from base_memory_fd(), of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
@@ -273,8 +273,8 @@ int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, 
  * the kernel ends a read behind bytes that came with a descriptor. */
 ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 /* A place is a non-blocking listening socket with a random abstract name that contains `kind`. Processes of the same user and host connect
- * to the place and send descriptors. These functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user.
- * -ENOTSUP: the system has no abstract names. They do not call base_fail(). */
+ * to the place and send descriptors. These functions return -EAGAIN instead of waiting. They return -EPERM if the other process belongs to
+ * another user, and -ENOTSUP if the system has no abstract names. They set no error text. */
 #define BASE_PLACE_NAME 64u
 int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
 int base_place_take(int place);      /* accept a connection: returns a socket to receive from */

@@ -73,8 +73,8 @@ int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *p
 int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
                 uint32_t *node, char address[FORWARD_ADDRESS]);
 /* Call this after each poll() of `control`, to notice when the control node is silent. `readable`: whether poll() has reported bytes;
- * `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. False: the forward has ended, or the control node does not answer; a
- * message was printed. */
+ * `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. Returns false, after printing a message, if the forward has ended or
+ * the control node does not answer. */
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns);
 #define FORWARD_LISTEN_MS 1000 /* how long poll() may wait between two calls */
 /* Waits until the control node confirms that it keeps the forward. Returns the exit status. */

@@ -21,7 +21,7 @@ struct association;
  * be called. */
 int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct forward_loop *loop, int fd);
 void proxy_udp_close(struct proxy_udp *u); /* NULL is allowed */
-bool proxy_udp_go_on(struct proxy_udp *u); /* serves flows that have changed. False: some flows are left for later */
+bool proxy_udp_go_on(struct proxy_udp *u); /* serves flows that have changed. Returns false if some are left for later */
 void proxy_udp_tick(struct proxy_udp *u);  /* ends unused flows; call this about once a second */
 /* Makes an association for the client with the TCP connection `client`. `port`: the port from which the client's datagrams come; 0: the
  * port of the first datagram. `at` becomes the address to which the client must send datagrams. NULL: this is not possible. */

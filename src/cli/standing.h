@@ -44,8 +44,8 @@ struct standing_place {
  * -EINVAL if the name is not allowed. Returns -EPERM if other users can reach the folder. Returns -ENOENT if the folder does not exist. */
 int standing_find(struct standing_place *p, const char *name, bool make);
 /* Take the cluster's lock, for a launcher. The lock is held until this process and all processes that it forks have ended. Returns the
- * lock's descriptor. `more`: the launcher adds nodes. -EBUSY, without `more`: the cluster is up. -ECONNREFUSED, with `more`: the cluster is
- * not up. */
+ * lock's descriptor. `more`: the launcher adds nodes. Returns -EBUSY if the cluster is up and `more` is false, and -ECONNREFUSED if it is
+ * not up and `more` is true. */
 int standing_lock(const struct standing_place *p, bool more);
 /* Whether a process holds the lock. */
 bool standing_locked(const struct standing_place *p);
@@ -57,7 +57,7 @@ int standing_mark_down(const struct standing_place *p);
 /* Listen on the control socket, and remove an old socket on which nobody listens. Only the control node may do this. */
 int standing_listen(const struct standing_place *p);
 /* Connect to the control socket. `wait`: if the cluster is up but has no control node on this host, wait up to CONTROL_NODE_NS for one.
- * -ECONNREFUSED: the cluster is not up. */
+ * Returns -ECONNREFUSED if the cluster is not up. */
 #define CONTROL_NODE_NS (5 * WEFT_SECOND)
 int standing_connect(const struct standing_place *p, bool wait);
 
@@ -119,7 +119,7 @@ json_t *jobs_list(struct jobs *all);
 bool jobs_learn(struct jobs *all, uint32_t most);
 /* Like desks_get(), and remembers the hosts that the pages name. */
 uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
-/* The node that `word` names: by its number or its host, as in --on. -ENOENT. */
+/* Finds the node that `word` names by its number or its host, as in --on. Returns -ENOENT if there is none. */
 int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* The name of a node's host from its desk; "node K" if the desk was not read yet. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);

@@ -74,7 +74,7 @@ struct join {
 };
 
 /* --- wire.c --- */
-int join_stopped(void); /* -EINTR, with base_fail(), if cluster_stopped() returns non-zero; else 0 */
+int join_stopped(void); /* returns -EINTR, with an error text, if cluster_stopped() is true; else 0 */
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);
 int join_write(int fd, const void *buf, size_t len, int64_t deadline);
@@ -194,7 +194,8 @@ struct grow_ask {               /* payload of GROW_ASK: who joins */
 };
 /* Whether the bytes are a valid message. A pure function. */
 bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);
-/* Choose the next rank. -ENOSPC, with an error text for the newcomer: all ranks are used up, or `alive` is the maximum number of nodes. */
+/* Choose the next rank. Returns -ENOSPC, with an error text for the newcomer, if all ranks are used up or `alive` is the maximum number of
+ * nodes. */
 int grow_next_number(uint32_t highest, uint32_t alive, uint32_t *number);
 
 enum grow_peer { GROW_NOT_ASKED, GROW_ASKED, GROW_AGREED, GROW_HAS_JOINED };

@@ -345,7 +345,7 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
+bool fab_nowait(bool on); /* `on`: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
 bool fab_is_nowait(void);
 bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
 bool fab_on_progress_thread(void);
@@ -375,7 +375,7 @@ bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *he
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
-bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd); /* false: no layer has taken the descriptor */
+bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd); /* returns false if no layer has taken the descriptor */
 int64_t fab_run_ticks(struct weft_node *w);                                    /* returns after how many ns to call this again */
 
 /* --- fabric.c --- */
@@ -394,8 +394,8 @@ int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
 /* A flush that leaves the report of lost operations to the program's own flush (fab_link.unsure). A broken link never loses messages and
  * system words. */
 int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
-/* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call this again; else the flush's result, without
- * base_fail().
+/* One step of a flush, without waiting; `f` is all zeros at first. Returns -EINPROGRESS if this must be called again, else the flush's
+ * result. Sets no error text.
  */
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* One step of weft_fence(), without waiting; `f` is all zeros at first. Returns -EAGAIN: call this again. Sets no error text. */
@@ -435,9 +435,9 @@ struct fab_now;
  * weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES. */
 #define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
-/* Waits for the swap. -EINPROGRESS: it is not complete; call this again. Any other result is final and sets `*swap` to NULL. 0: `*old` is
- * the former value. -ECONNRESET: the node is gone. Other errors: it is not known whether the swap has happened, or will happen before the
- * next atomic to that node. In a handler this does not wait. */
+/* Waits for the swap. Returns -EINPROGRESS if it is not complete: call this again. Any other result is final and sets `*swap` to NULL.
+ * After 0, `*old` is the former value. -ECONNRESET: the node is gone. After other errors it is not known whether the swap has happened, or
+ * will happen before the next atomic to that node. In a handler this does not wait. */
 int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
 void fab_swap_leave(struct weft_node *w, struct fab_now **swap); /* the caller no longer wants the result */
 void fab_now_free(struct weft_node *w);                          /* called when the transports are closed */
@@ -465,7 +465,7 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 /* Sends a message to the same transport at the peer, in order. Only on the progress thread. Returns -ENOBUFS if the peer has not read the
  * earlier messages. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-bool fab_side_byte(struct fab_link *l, char byte); /* any thread; false: the socket is full and the byte was dropped */
+bool fab_side_byte(struct fab_link *l, char byte); /* any thread; returns false if the socket is full and the byte was dropped */
 /* Sends a copy of a descriptor to a node of this host. That node's hook given() gets the copy. Any thread; never waits. Returns -EAGAIN if
  * there is no room now. */
 int fab_side_give(struct fab_link *l, uint64_t what, int fd);
@@ -523,7 +523,8 @@ static inline int64_t fab_patience_next(const struct fab_patience *p)
     int64_t next = p->deadline < p->say_at ? p->deadline : p->say_at;
     return next < p->lost_at ? next : p->lost_at;
 }
-/* Returns 0: wait on; -ETIMEDOUT: the deadline has passed; -ECONNRESET: the node that should end the wait is gone. Sets no error text. */
+/* Returns 0 to go on waiting, -ETIMEDOUT after the deadline, or -ECONNRESET if the node that should end the wait is gone. Sets no error
+ * text. */
 int fab_patience_check(struct fab_patience *p);
 /* True once: it is time to print for whom this node waits. */
 bool fab_patience_due(struct fab_patience *p);
@@ -573,8 +574,7 @@ void fab_destroy(struct weft_node *w); /* after fab_stop() */
 /* Make transports that no node uses yet search for their devices, since nodes that join later may need them: those for RDMA and, with
  * `networks`, the others. Call this before the progress thread starts: rc must not find its device while another thread polls. */
 void fab_look_early(struct weft_node *w, bool networks);
-int fab_may_join(struct weft_node *w,
-                 const uint8_t *peer_host_id); /* -EOPNOTSUPP: a node of that host cannot be connected if it joins later */
+int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id); /* Returns -EOPNOTSUPP if no node of that host can be connected later */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host, as far as this node knows; NULL: there is none. */
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);

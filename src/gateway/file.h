@@ -234,7 +234,7 @@ bool file_holder_gets(struct files *all, struct file_piece *p, const struct file
 void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now);
 /* the handle's node has stopped getting the copy */
 void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o);
-bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node); /* the copy is gone. False: the node had no copy */
+bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node); /* the node's copy is gone; returns false if it had none */
 /* The node no longer has copies of the pieces of body `b` (NULL: of all pieces). */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
 /* A handle that was getting copies is closed. */
@@ -253,7 +253,7 @@ struct file_body *file_body_get(struct files *all, const struct file_identity *i
 void file_body_stale(struct files *all, struct file_body *b);
 /* Call this after `opens` or `jobs` was decreased. Frees a body that nothing uses */
 void file_body_leave(struct files *all, struct file_body *b);
-bool file_body_pin(struct files *all, struct file_body *b, bool pin); /* false: more than half of the cache would be mapped or pinned */
+bool file_body_pin(struct files *all, struct file_body *b, bool pin); /* false if more than half of the cache would be mapped or pinned */
 /* Unpins all bodies with this path except the generation `but` (may be NULL). Returns how many. */
 uint32_t file_body_unpin(struct files *all, const char *path, const struct file_identity *but);
 /* Returns the body with the lowest generation that is at least `from`. Returns NULL if there is none. */

@@ -137,7 +137,7 @@ static inline uint64_t file_size(const weft_file *f)
 }
 /* If this node gets files of `node` over a network, returns a number that all nodes of this host share; otherwise 0. */
 uint64_t file_far(const struct weft_node *w, uint32_t node);
-int file_claim(weft_file *f); /* like file_use(f, true), for a caller that does not wait. -EBUSY */
+int file_claim(weft_file *f); /* like file_use(f, true), for a caller that does not wait; returns 0 or -EBUSY */
 void file_unuse(weft_file *f, bool alone);
 static inline int file_slot_state(const struct file_slot *s)
 {

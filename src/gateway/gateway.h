@@ -222,7 +222,7 @@ void gateway_posts_free(struct gateway *g);
 /* Sends a message, or queues it until there is room; never waits. Messages of one thread arrive in order. Call this without gateway.lock: a
  * message to this node itself is handled before the call returns. Returns -ECONNRESET if the node is gone. */
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len);
-bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some messages are left */
+bool gateway_posts_flush(struct gateway *g); /* sends queued messages; returns whether some are left */
 
 /* --- stream.c --- */
 #define GATEWAY_RING       (UINT64_C(64) << 10)
@@ -478,7 +478,7 @@ void gateway_sockets_free(struct gateway *g);
 int gateway_net_borrow(struct weft_socket *s);
 int gateway_net_borrowed(struct weft_socket *s);
 int gateway_net_return(struct weft_socket *s);
-bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int fd); /* false: the caller closes `fd` */
+bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int fd); /* returns false if the caller must close `fd` */
 
 /* --- services.c --- */
 extern const struct gateway_service *const gateway_services[];

@@ -45,7 +45,7 @@ struct gateway_object {
     void (*free)(struct gateway *g, struct gateway_object *o, bool over);
     struct gateway_object *next_dead;
 };
-int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives the object a handle. -ENOMEM */
+int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives the object a handle; returns 0 or -ENOMEM */
 /* Returns the object that the record names. Until gateway_object_leave() it cannot be freed. Returns NULL if this service has no such
  * object. */
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r);

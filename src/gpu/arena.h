@@ -109,8 +109,8 @@ struct gpu_arena {
     _Atomic uint32_t users;  /* jobs and requests that use the arena */
     _Atomic uint64_t gpus;   /* one bit for each open GPU whose kernels can access the arena */
     struct fab_memory *rdma; /* NULL: the arena is not registered with the RDMA device */
-    _Atomic int rdma_why; /* 0: the RDMA device accesses the arena; else why it does not. -EACCES: the device has refused, so weft does not
-                             try again */
+    _Atomic int rdma_why; /* 0 if the RDMA device accesses the arena, else the errno that says why not. After -EACCES, the device's refusal,
+                           * weft does not try again */
     uint32_t rdma_tell;   /* nodes with lower numbers have been told of the device's refusal; used by the thread that takes a step */
     _Atomic bool given;   /* the memory was handed to other processes */
 };
@@ -257,7 +257,7 @@ const char *rdma_reason(int why);
 
 /* --- views.c --- */
 uint64_t arena_kind(const struct gpu_place *p);                    /* a number for a GPU's kind, which nodes compare */
-int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; -ENOSPC */
+int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; returns 0 or -ENOSPC */
 void view_end(struct arenas *c, const struct gpu_place *place);    /* the GPU is being closed: its kernels get no further arenas */
 void view_unlist(struct arenas *c, const struct gpu_place *place); /* removes the GPU, when no arena refers to it any more */
 /* Finds the first open GPU of that kind. If no GPU of that kind is open, `out` has no back end. Returns false if no GPU of any kind is
@@ -294,26 +294,26 @@ static inline bool arena_is_own(const struct arenas *c, weft_gaddr a)
 bool arena_owns(struct arenas *c, const void *p);
 void arena_gpu_opened(struct arenas *c, const struct gpu_place *place); /* gives the GPU's kernels access to all arenas */
 void arena_gpu_closed(struct arenas *c, const struct gpu_place *place); /* removes the GPU from all arenas */
-/* Closes the arenas of the GPU with this table (gpu_place.table). False: at the deadline, operations are still under way; the arenas that
- * they use stay until arena_free_all(). */
+/* Closes the arenas of the GPU with this table (gpu_place.table). Returns false if operations are still under way at the deadline; the
+ * arenas that they use stay until arena_free_all(). */
 bool arena_close_all(struct arenas *c, const void *table, int64_t deadline);
 void arena_free_all(struct arenas *c);
 void arena_refuse(struct arenas *c, struct gpu_arena *a); /* allows no new operation on the arena */
-/* waits until no operation uses the arena; false: some still do at the deadline */
+/* waits until no operation uses the arena; returns false if some still do at the deadline */
 bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline);
 
 int arena_copy(struct arena_copy *c, const struct gpu_place *p, void *to, const void *from, uint64_t bytes);
-int arena_copied(struct arena_copy *c); /* -EINPROGRESS, or the result */
+int arena_copied(struct arena_copy *c); /* returns -EINPROGRESS, or the result of the copy */
 
 /* --- share.c --- */
 void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len); /* handles another node's announcement of an arena */
 /* handles another node's request to hand over an arena of this node */
 void share_asked(struct arenas *c, uint32_t from, const void *header, size_t len);
-bool share_step(struct arenas *c); /* takes a step, on the carrier thread; true: there was something to do */
+bool share_step(struct arenas *c); /* takes a step, on the carrier thread; returns whether there was something to do */
 /* Maps those arenas of other nodes of this host that are not mapped yet. Call this after a GPU was opened. Call it also after a GPU was
  * closed, if another GPU is open. */
 void share_open(struct arenas *c, bool wait);
-bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* false: as arena_close_all() */
+bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* returns false as arena_close_all() does */
 /* Returns in words how this node reaches the memory of that node's GPUs. `why` gets the reason. */
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);
 void share_free(struct arenas *c);
@@ -324,7 +324,7 @@ struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t nod
 void stage_give(struct stage *s, struct stage_slot *slot);
 
 /* --- grant.c --- */
-bool grant_step(struct arenas *c); /* true: there was something to do */
+bool grant_step(struct arenas *c); /* returns whether there was something to do */
 void grant_told(struct arenas *c, uint32_t from, const void *header, size_t len);
 void grant_gone(struct arenas *c, uint32_t node); /* called when the link to the node is closed */
 /* For the owner: finds the slot that a node has put into, and holds the slot until grant_landed(). Returns NULL if the slot is not granted
@@ -341,7 +341,7 @@ void grant_end(struct arenas *c, uint32_t node, struct grant *one, enum grant_fa
 
 /* --- owner.c --- */
 void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
-bool owner_step(struct arenas *c); /* true: there was something to do */
+bool owner_step(struct arenas *c); /* returns whether there was something to do */
 void owner_free(struct arenas *c);
 
 /* --- piece.c --- */
@@ -402,9 +402,9 @@ struct arena_piece {
 };
 _Static_assert(ARENA_PIECES <= 256, "the low 8 bits of a piece's id are its index");
 struct arena_piece *piece_table(void);
-bool piece_begin(struct arenas *c, struct arena_job *j); /* begins the next piece of a job, if possible; true: a piece has begun */
+bool piece_begin(struct arenas *c, struct arena_job *j); /* begins the job's next piece, if possible; returns whether it has begun */
 bool piece_used(const struct arena_piece *p);
-bool piece_step(struct arenas *c, struct arena_piece *p, bool *moved); /* takes a step; true: the piece has ended */
+bool piece_step(struct arenas *c, struct arena_piece *p, bool *moved); /* takes a step; returns whether the piece has ended */
 void piece_give(struct arenas *c, struct arena_piece *p);              /* the piece may be used again */
 void piece_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
 

@@ -52,8 +52,8 @@ extern const void *const gpu_span_image;
 struct gpu_backend {
     const char *name;
     bool turns; /* kernels of this back end and the node never run at the same time (weft_gpu_config.turns) */
-    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. False: there are not so many GPUs. If this
-     * function leaves the name empty, look.c sets it. */
+    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. Returns false if there are not so many GPUs.
+     * If this function leaves the name empty, look.c sets it. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
     /* returns why there is no GPU of this kind; may be NULL: there is always a GPU, or the reason is not known */
     const char *(*why)(void);
@@ -68,8 +68,8 @@ struct gpu_backend {
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device); /* checks whether the device still works; may be NULL: it always works */
-    /* memory_open() allocates out->bytes for an arena; -ENOMEM: the GPU has too little memory. memory_import() maps another process's
-     * memory from a descriptor, which the caller closes. */
+    /* memory_open() allocates out->bytes for an arena, or returns -ENOMEM if the GPU has too little memory. memory_import() maps another
+     * process's memory from a descriptor, which the caller closes. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
@@ -205,7 +205,7 @@ struct gpu_records { /* records of requests that are not complete, oldest first 
 };
 /* Begins a request whose record is in an arena of this node. */
 int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_request *q, const struct gpu_service *service);
-bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step of all records; true: something to do */
+bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step of all records; false: nothing was to do */
 /* -EINPROGRESS; otherwise the result, which is returned once and ends the request */
 int gpu_record_result(struct weft_node *w, struct gpu_request *q);
 

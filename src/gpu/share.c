@@ -307,7 +307,7 @@ static bool all_looked_at(void *arg)
     return true;
 }
 
-/* Allocates `other`. The caller holds share_lock. False: there is no memory, so all arenas are reached by messages. */
+/* Allocates `other`. The caller holds share_lock. Returns false if there is no memory: then messages carry all operations on arenas. */
 static bool share_prepare(struct arenas *c)
 {
     if (!atomic_load_explicit(&c->other, memory_order_relaxed)) {

@@ -139,7 +139,7 @@ void map_scratch_open(struct map_scratch *s);
 void map_scratch_close(struct map_scratch *s);
 int map_scratch_write(const struct map_scratch *s, uint64_t offset, const void *bytes, size_t len);
 int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len);
-/* Read exactly `len` bytes. Sets no error text; -ENODATA: the file is shorter. */
+/* Read exactly `len` bytes. Returns -ENODATA if the file is shorter. Sets no error text. */
 int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
 #define MAP_SCRATCH_ALIGN 4096u /* dropped ranges must start and end at a block of the file system */
@@ -249,8 +249,8 @@ int map_ended(struct map_job *job, weft_op *op); /* waits for the end of an oper
 struct map_span;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
-/* Finds memory for a piece that is fetched. True: the whole piece fits at `*to`. False: only MAP_BRING_DEPTH chunks fit at `*to`, and each
- * chunk then goes to the spill file. */
+/* Finds memory for a piece that is fetched. Returns true if the whole piece fits at `*to`. Otherwise only MAP_BRING_DEPTH chunks fit there,
+ * and each chunk then goes to the spill file. */
 bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to);
 void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to,
                  struct map_span *in);        /* called when all bytes have arrived */
@@ -384,7 +384,7 @@ struct map_mapped {
     volatile sig_atomic_t cut;
 };
 int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t length);
-bool map_mapped_close(struct map_mapped *m); /* true: the file was truncated, so the mapped bytes may have been wrong */
+bool map_mapped_close(struct map_mapped *m); /* returns true if the file was truncated, so the mapped bytes may have been wrong */
 
 struct gpu_spans;
 struct gpu_pass;
@@ -535,7 +535,7 @@ struct map_job {
     char feed_text[512];
 };
 
-/* --- run.c: find the kernel that the options name; -EINVAL: there is no such kernel --- */
+/* --- run.c: find the kernel that the options name; returns -EINVAL if there is none --- */
 int map_choose_kernel(struct map_job *job);
 
 /* --- owner.c: the work of node 0. Returns the exit status. If its error text was not printed yet, returns a negative errno instead. After

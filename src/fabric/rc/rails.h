@@ -108,7 +108,7 @@ void rc_rails_forget(struct rc_link *l); /* frees what rc_rails_hear() allocated
 
 /* tracks.c */
 int64_t rc_tracks_tend(struct rc_link *l, int64_t now);                /* returns when to call this again */
-bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* false: the message is not about tracks */
+bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* returns false if the message is not about tracks */
 
 /* stripe.c; the caller holds the link's lock */
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t);

@@ -385,7 +385,7 @@ void rc_drop_answers_locked(struct rc_link *l);
 /* appends `k` to the backlog, which then owns it */
 void rc_enqueue(struct rc_link *l, enum rc_lane lane, struct rc_work *k, uint64_t stripes);
 int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what); /* queues a copy of the operation */
-bool rc_push_locked(struct rc_link *l); /* posts as much of the backlogs as possible; true: something was posted */
+bool rc_push_locked(struct rc_link *l); /* posts as much of the backlogs as possible; returns whether something was posted */
 /* waits until the lane's backlog is below `limit` bytes */
 int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit);
 

@@ -30,13 +30,13 @@
 
 struct tb_bulk_env {
     void *lane_ctx; /* argument of lane_receive and lane_send */
-    /* Post a receive or a send of the lane's message size at an offset of the pool (TB_SCRAP: the dummy buffer). False: the work queue is
-     * full. */
+    /* Post a receive or a send of the lane's message size at an offset of the pool (TB_SCRAP: the dummy buffer). Return false if the work
+     * queue is full. */
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
     bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
     void *ctx; /* argument of the other functions */
-    /* Requests bytes of a transfer as records in the stream instead of over a lane. Later tb_bulk_fetched() is called. False: no room
-     * now. */
+    /* Requests bytes of a transfer as records in the stream instead of over a lane. Later tb_bulk_fetched() is called. Returns false if
+     * there is no room now. */
     bool (*fetch)(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes);
     /* An incoming transfer is complete: apply `what` (from TB_OPEN) to the word. */
     void (*received)(void *ctx, uint64_t word, uint64_t add, uint32_t what);
@@ -166,7 +166,7 @@ void *tb_bulk_give_up(struct tb_bulk *b);
 /* Called while no lane is up but frames reach the peer by another route. Ends every transfer of this node by done() or again(). */
 void tb_bulk_reroute(struct tb_bulk *b);
 
-/* Checks and handles a record whose kind is TB_OPEN or greater. Negative: the record is invalid. */
+/* Checks and handles a record whose kind is TB_OPEN or greater. Returns a negative value if the record is invalid. */
 int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now);
 void tb_bulk_fetched(struct tb_bulk *b, uint32_t transfer, uint16_t generation); /* the bytes that `fetch` requested have arrived */
 void tb_bulk_landed(struct tb_bulk *b, uint32_t lane, int64_t now);              /* the oldest receive of the lane has completed */

@@ -23,11 +23,12 @@
 
 struct tb_stream_env {
     void *ctx; /* argument of emit and complete */
-    /* Sends a frame. tb_stream_left() must follow when `slot` may be reused. False: no room now; tb_stream_pump() tries again. */
+    /* Sends a frame. tb_stream_left() must follow when `slot` may be reused. Returns false if there is no room now; tb_stream_pump() tries
+     * again. */
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
     void (*complete)(void *ctx, weft_op *op, int status);
     void *records_ctx;
-    /* Handles records in the order of sending. Negative: the records are invalid. */
+    /* Handles records in the order of sending. Returns a negative value if the records are invalid. */
     int (*records)(void *ctx, const uint8_t *payload, uint32_t bytes);
 };
 
@@ -116,8 +117,8 @@ uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
-/* Handles an untrusted frame from the peer. -EBADMSG: the frame is dropped, because it is damaged or of another session; other negative:
- * the result of records(). */
+/* Handles an untrusted frame from the peer. Returns 0, -EBADMSG if the frame is dropped, because it is damaged or of another session, or a
+ * negative result of records(). */
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* Called when the send of a buffer given to emit() has completed, or its queue pair is gone. */
 void tb_stream_left(struct tb_stream *s, uint32_t slot);

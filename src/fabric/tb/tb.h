@@ -228,7 +228,7 @@ void tb_leave_close(struct tb *tb);
 void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
 /* sends questions and answers; on the progress thread */
 void tb_leave_tell(struct tb *tb);
-/* false: tb_leave_tell() has still something to send */
+/* returns false if tb_leave_tell() has still something to send */
 bool tb_leave_told(const struct tb *tb);
 /* Call this repeatedly before this node leaves, until it returns false. Returns true if other nodes need this node to forward frames, or
  * have not answered yet. */
