@@ -155,7 +155,7 @@ struct stage {
 struct grant {
     weft_gaddr at; /* WEFT_NULL: none */
     uint32_t bytes;
-    bool busy; /* a piece uses it */
+    bool busy; /* a piece uses the slot */
 };
 /* What becomes of a piece's slot when the piece has ended. STAYS: the slot stays granted. TAKEN: the owner has taken it back. LOST: a put
  * into the slot may still be under way.
@@ -169,7 +169,7 @@ struct grants {
     uint32_t count, busy;
     bool lost; /* nothing may be put into the slots; they are given back when the link has been flushed */
     struct fab_flush flush;
-    int64_t used, again, wanted_at; /* when a slot was last used; when to ask for more; when this node asked */
+    int64_t used, again, wanted_at; /* used: when a slot was last used; again: when to ask for more; wanted_at: when this node asked */
     _Atomic uint32_t offer;         /* the number of this node's last question, and its state (OFFER_NONE and so on, grant.c) */
     uint32_t offered, offered_bytes;
     weft_gaddr offered_at[GRANTS_MOST];
@@ -250,8 +250,9 @@ void rdma_open(struct arenas *c, struct gpu_arena *a); /* registers the arena wi
 void rdma_close(struct arenas *c, struct gpu_arena *a);
 /* whether the RDMA device can move data between the arena and that node's pool */
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node);
-/* Takes a step of a transfer between the arena and the pool of another node. `in`: the data goes to the arena. -EINPROGRESS or -EAGAIN:
- * call this again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go through the pool. */
+/* Takes a step of a transfer between the arena and the pool of another node. `in`: the data goes to the arena. Returns -EINPROGRESS or
+ * -EAGAIN if this must be called again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go
+ * through the pool. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
 

@@ -73,8 +73,8 @@ struct gpu_backend {
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
-    /* Gives kernels of another GPU of this process access to the memory, at the same address. An error: these kernels cannot access it. May
-     * be NULL: kernels of other GPUs never can. */
+    /* Gives kernels of another GPU of this process access to the memory, at the same address. Returns an error if they cannot access it.
+     * NULL if kernels of other GPUs never can. */
     int (*memory_allow)(void *device, const struct gpu_memory *m);
     /* Returns a dmabuf descriptor of an arena's memory for RDMA devices, which the caller closes, or an error. May be NULL. */
     int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
@@ -96,8 +96,8 @@ struct gpu_backend {
     int (*lane_copy)(void *device, void *lane, void *to, const void *from, size_t bytes);
     /* Launches a kernel, and copies `arg`. If `after` is not NULL, the kernel starts when the last kernel of lane `after` has ended. */
     int (*launch)(void *device, void *lane, void *after, void *module, uint32_t function, uint32_t blocks, uint32_t threads, void *arg);
-    int (*lane_done)(void *device, void *lane); /* state of the last launch: 0: it has ended, -EINPROGRESS, or an error */
-    /* Runs a kernel of the program, given as a C function. NULL: the program itself starts its kernels. */
+    int (*lane_done)(void *device, void *lane); /* returns 0 if the last launch has ended, -EINPROGRESS, or an error */
+    /* Runs a kernel of the program, given as a C function. NULL if the program itself starts its kernels. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
     /* Runs a kernel of the program, given as text. `there`: the address at which kernels find their weft_device. */
     int (*run_text)(void *device, const void *there, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
@@ -206,7 +206,7 @@ struct gpu_records { /* records of requests that are not complete, oldest first 
 /* Begins a request whose record is in an arena of this node. */
 int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_request *q, const struct gpu_service *service);
 bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step of all records; false: nothing was to do */
-/* -EINPROGRESS; otherwise the result, which is returned once and ends the request */
+/* returns -EINPROGRESS, or the result, but only once: the request then ends */
 int gpu_record_result(struct weft_node *w, struct gpu_request *q);
 
 /* --- serve.c --- */

@@ -19,7 +19,7 @@ struct metal_driver {
 };
 extern struct metal_driver gpu_metal_driver; /* written only by the first gpu_metal_usable() */
 
-/* Loads Metal, if it is not loaded yet. False: `gpu_metal_driver.why` tells why it cannot be used. */
+/* Loads Metal, if it is not loaded yet. Returns false if it cannot be used; `gpu_metal_driver.why` then tells why. */
 bool gpu_metal_usable(void);
 
 /* Sends `object` a message. `types`: the types of the message's arguments, which follow `name`. */

@@ -212,8 +212,8 @@ void gpu_pci_tell(const char *root, const struct pci_gpu *g, weft_gpu_info *out)
 
 /* --- the kernel's log --- */
 
-/* Whether a line of the log names the device: "0000:17:00.0" or, in Xid messages, "PCI:0000:17:00". `other`: the line names another
-   device. */
+/* Whether a line of the log names the device: "0000:17:00.0" or, in Xid messages, "PCI:0000:17:00". `*other` is set if the line names
+ * another device. */
 static bool pci_named(const char *line, const char *address, bool *other)
 {
     char slot[16];

@@ -227,7 +227,7 @@ BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_res
 {
     uint32_t good = 0;
     struct limit limit = {false, 0};
-    /* Windows of 64, so that the bits of one word can mark the claims that are already handled. */
+    /* Handle 64 claims at a time, so that the bits of one word can mark those that are done. */
     for (uint32_t from = 0; from < count; from += 64) {
         uint32_t n = count - from < 64 ? count - from : 64;
         uint64_t left = n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1;

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 
 #define DRAIN_SLICE_NS WEFT_MS
-#define ASK_NS         (20 * WEFT_MS) /* between two questions to a node that has not answered yet */
+#define ASK_NS         (20 * WEFT_MS) /* time between two questions to a node that has not answered yet */
 
 /* What one reading of the counters found about a node. */
 struct found {
