@@ -262,8 +262,8 @@ int base_socketpair(int fd[2]);
 /* --- descriptors over a Unix socket (descriptors.c) ---
  * Both functions send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's
  * buffer. Received descriptors are close-on-exec, and the caller closes them. Missing descriptors are set to -1. `deadline` is from
- * base_deadline(). Return 0, or a negative errno without base_fail(); on an error no received descriptor stays open. -EMFILE: the bytes
- * have arrived, but this process has too many open files for the descriptors. */
+ * base_deadline(). Return 0, or a negative errno without base_fail(); on an error no received descriptor stays open. After -EMFILE the
+ * bytes have arrived, but this process has too many open files for the descriptors. */
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
@@ -289,7 +289,8 @@ int64_t base_round_trip_ns(int fd); /* round-trip time of a TCP connection, as m
  * memory. */
 void base_host_id(uint8_t id[16]);
 
-/* Parse a whole number from `least` to `most`, as in "12" or "-1". -EINVAL without base_fail(): the caller knows what the number is for. */
+/* Parse a whole number from `least` to `most`, as in "12" or "-1". Returns 0, or -EINVAL without an error text, because the caller knows
+ * what the number is for. */
 int base_parse_number(const char *text, int64_t least, int64_t most, int64_t *out);
 /* base_parse_bytes() parses a size such as "64K", "1.5G" or "4096" to bytes. base_parse_duration() parses a duration such as "500ms", "2s",
  * "1m" or plain seconds to nanoseconds. Both return -EINVAL with base_fail(). */
@@ -308,8 +309,8 @@ const char *base_strings_take(const char *at, const char **list, uint32_t count)
 /* --- grow.c: versioned structs of the public interface. Later versions may add fields --- */
 /* Copy a caller's struct `in` to `out`. The first field of `in` is the size of the struct in the caller's version of the header; fields
  * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. Returns -EINVAL
- * if the size is below `least` or implausibly large. -E2BIG: a field that this version does not know is not zero. `name`: the struct's
- * name, for the error text. */
+ * if the size is below `least` or implausibly large, and -E2BIG if a field that this version does not know is not zero. `name`: the
+ * struct's name, for the error text. */
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name);
 /* Copy a struct to a caller's struct of `bytes`: as many fields as fit. Fields that this version lacks become 0. */
 void base_give_struct(void *out, size_t bytes, const void *full, size_t full_bytes);

@@ -355,7 +355,7 @@ void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, 
 /* The name of the temporary file for `name`, in the same folder. */
 void cast_disk_part(const char *name, char out[CAST_PART_NAME]);
 /* Open and lock the temporary file of `name` in folder `at`. If there is no usable file, creates one and sets `*new`. Returns the
- * descriptor, or a negative errno without base_fail(): -EBUSY: another cast is writing the file. */
+ * descriptor, or a negative errno without an error text: -EBUSY if another cast is writing the file. */
 int cast_part_open(int at, const char *name, bool *new);
 bool cast_part_is(int at, const char *part, int fd); /* whether the name `part` still leads to the open file `fd` */
 bool cast_part_is_live(int at, const char *part);    /* whether a cast is writing this temporary file now */
@@ -409,8 +409,8 @@ void cast_disk_verify(struct cast_disk *d); /* mark all right files for another 
 /* Handle a record about a file. `payload`: the bytes of a CAST_DATA record. */
 void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const uint8_t *payload);
 void cast_disk_settle(struct cast_disk *d); /* at the end of a round: rename complete files to their final names, and close the open file */
-/* The descriptor of the folder that an entry lies in; the caller must not close it. -1: the folder could not be opened; the reason was
- * printed. */
+/* Returns the descriptor of the folder that an entry lies in; the caller must not close it. Returns -1, after printing the reason, if the
+ * folder could not be opened. */
 int cast_disk_folder(struct cast_disk *d, uint32_t index);
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what);
 /* Whether a device, a socket or a pipe has this entry's name. If so, gives the entry up, because cast never replaces such files. */

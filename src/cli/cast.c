@@ -144,7 +144,7 @@ static bool needs_silent(const struct cast_command *k, const struct standing_lis
     return found;
 }
 
-/* Lists the nodes. A node without a processor, or behind a slow network, may be silent for a moment, so asks again. */
+/* Lists the nodes. Asks again if a node is silent: it may have no processor for a moment, or be behind a slow network. */
 static int list_hosts(struct cast_command *k, struct standing_list *l)
 {
     int64_t deadline = base_deadline(SILENT_NS);
@@ -359,7 +359,7 @@ static int as_node(const char *sub, int argc, char **argv)
 
 /* --- the command line --- */
 
-/* Remove "HOST:" from the start of an argument. NULL: the argument has no "HOST:". */
+/* Remove "HOST:" from the start of an argument. Returns NULL if there is no "HOST:". */
 static char *cut_host(char *arg, char **rest)
 {
     size_t n = strcspn(arg, ":/");

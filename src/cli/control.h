@@ -105,7 +105,7 @@ struct control_request {
 /* Check a request. All strings of `out` point into `payload`. Returns 0, or a negative errno with base_error(): -EPROTO, -ENOMEM. */
 int control_parse(struct control_request *out, const void *payload, size_t bytes);
 void control_request_free(struct control_request *r);
-/* Write a request as bytes to send. The caller frees `*payload`. -E2BIG: the request is larger than CONTROL_REQUEST_MAX. */
+/* Write a request as bytes to send. The caller frees `*payload`. Returns -E2BIG if the request is larger than CONTROL_REQUEST_MAX. */
 int control_write(const struct control_request *r, void **payload, size_t *bytes);
 /* Whether a frame is valid from a node (`from_node`), or from a command after its request. */
 static inline bool control_frame_fits(const struct control_frame *f, bool from_node)

@@ -89,7 +89,8 @@ static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
 static volatile sig_atomic_t signal_came;
 static volatile sig_atomic_t exec_socket = -1; /* the connection to the control node, while signals are read */
 
-/* Makes a send to a control node that hangs end soon. The signal interrupts the send; the send begins again, with this shorter time-out. */
+/* If a send blocks because the control node hangs, makes the send end soon. The signal interrupts the send, which begins again with this
+ * shorter time-out. */
 static void on_second_signal(void)
 {
     const struct timeval most = {.tv_sec = KILLED_NS / WEFT_SECOND};

@@ -66,7 +66,8 @@ void forwards_alive(struct jobs *jobs); /* sends a sign of life to each command 
 void forwards_end(struct jobs *jobs);   /* ends the kept forwards; call this after jobs_end(), so that no new forwards begin */
 
 /* --- forward_command.c --- */
-/* Reads [ADDRESS:]PORT, with an IPv6 address in brackets. Without an address, `host` becomes "". -EINVAL with base_fail(). */
+/* Reads [ADDRESS:]PORT, with an IPv6 address in brackets. Without an address, `host` becomes "". Returns 0, or -EINVAL with an error
+ * text. */
 int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *port);
 /* Sends the request to the control node, with the `count` descriptors in `passed`. Returns the connection to the control node, or -1 after
  * an error was printed. `address` becomes the address where a published port listens. */

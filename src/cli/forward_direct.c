@@ -81,7 +81,7 @@ static bool way_read(struct direct *d, struct way *way, int from, int to)
     return true;
 }
 
-/* Returns how many bytes were sent. Negative: the connection is broken, or `to` reads no more (EPIPE). */
+/* Returns how many bytes were sent, or a negative errno if the connection is broken or `to` reads no more (EPIPE). */
 static ssize_t way_write(struct way *way, int to)
 {
     if (way->at == way->end)

@@ -23,7 +23,7 @@ void forward_list_init(struct forward_list *l, int wake_fd);
 /* Adds a connection without waking the thread of the loop. Returns whether the list was empty. */
 bool forward_list_put(struct forward_list *l, struct forward_changed *c);
 void forward_list_add(struct forward_list *l, struct forward_changed *c); /* does nothing if the connection is in the list already */
-struct forward_changed *forward_list_take(struct forward_list *l);        /* NULL: the list is empty */
+struct forward_changed *forward_list_take(struct forward_list *l);        /* returns NULL if the list is empty */
 void forward_list_remove(struct forward_list *l, struct forward_changed *c);
 void forward_wake(int wake_fd);
 

@@ -124,7 +124,7 @@ static bool equal(const char *a, const char *b)
     return n == strlen(b) && memcmp(a, b, n) == 0;
 }
 
-/* What follows `start` in `s`; NULL: `s` does not begin with it. */
+/* Returns what follows `start` in `s`, or NULL if `s` does not begin with `start`. */
 static char *after(char *s, const char *start)
 {
     size_t n = strlen(start);
@@ -235,7 +235,7 @@ static char whole[PATH_MAX];
 
 static long find_whole(void)
 {
-    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* of an installed command; of one in the build folder */
+    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* of the whole command: when installed; in the build folder */
     struct text path = {.bytes = whole, .room = sizeof whole};
     long error = whole[0] ? 0 : -ENOENT;
     for (size_t i = 0; i < sizeof places / sizeof places[0] && error == -ENOENT; i++)
@@ -572,7 +572,7 @@ static void run_here(void)
     static char bytes[REQUEST_MAX];
     struct text request = {.bytes = bytes, .room = sizeof bytes};
     if (!is_for_here() || !write_request(&request) || !has_room() || find_whole())
-        return; /* without the whole command no job is begun here, because the job may need it */
+        return; /* begin no job if the whole command is missing, because the job may need it */
     int fd = connect_to_node();
     if (fd < 0)
         return;

@@ -13,7 +13,7 @@
 #define HOSTS_TOLD_MAX 128
 
 struct hosts {
-    /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL: hosts_apply_cluster() chooses. */
+    /* [nodes], for hosts_apply_cluster(): which standing node starts each node. NULL: hosts_apply_cluster() chooses. */
     const uint32_t *pick;
     char **hosts;        /* [nodes] names of hosts, for struct launch.ssh */
     struct hosts_named { /* [nodes] the names of nodes in messages: host and number. If a standing node starts the node, the number is that

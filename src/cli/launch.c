@@ -199,7 +199,7 @@ static bool handle_signals(struct launcher *s)
         for (ssize_t i = 0; i < n; i++) {
             int sig = sigs[i];
             switch (sig) {
-            case SIGCHLD: break; /* the main loop calls reap() in any case */
+            case SIGCHLD: break; /* nothing to do: the main loop always calls reap() */
             case SIGTSTP:
                 signal_nodes(s, SIGTSTP);
                 raise(SIGSTOP);

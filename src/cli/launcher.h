@@ -90,13 +90,13 @@ const char *launch_signal_name(int sig, char *buf, size_t len);
 void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); /* prints "weft SUB: ..." on stderr */
 
 /* --- start.c --- */
-int launch_find_program(struct launcher *s); /* 0, or the exit status after an error was printed */
+int launch_find_program(struct launcher *s); /* returns 0, or the exit status after an error was printed */
 /* 0, or a negative errno with base_error(). */
 int launch_name_dir(struct launcher *s); /* chooses s->dir, but does not create it: the keeper must know the name before that */
 int launch_make_address(struct launcher *s);
 int launch_make_fabric(struct launcher *s);
 int launch_make_environment(struct launcher *s);
-int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit status after an error was printed */
+int launch_start_node(struct launcher *s, uint32_t rank); /* returns 0, or the exit status after an error was printed */
 
 /* --- revive.c: only with s->l->revive --- */
 /* Handle the end of a node. Returns false if the cluster was not up yet; then the whole launch must end. */

@@ -111,8 +111,8 @@ static enum talk_next socks_refuse(struct talk_reply *reply, uint8_t code)
     return TALK_REFUSE;
 }
 
-/* Reads type, address and port of SOCKS5 at `in`. Returns the length of all three. 0: they are not complete; SIZE_MAX: they are invalid,
- * for example because the name is empty. */
+/* Reads type, address and port of SOCKS5 at `in`. Returns the length of all three, 0 if they are not complete, or SIZE_MAX if they are
+ * invalid, for example because the name is empty. */
 static size_t socks_address(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
 {
     if (bytes < 2)

@@ -141,7 +141,7 @@ void shown_free(struct shown *s);
 const struct desk_link *shown_link(const struct shown *s, uint32_t node, uint32_t to);
 
 /* --- standing_status.c --- */
-/* The caller frees the texts. NULL: no memory */
+/* The caller frees the texts. Return NULL if there is no memory. */
 char *standing_status(weft_node *w, struct jobs *jobs, const char *name, bool links);
 char *standing_metrics(weft_node *w, struct jobs *jobs);
 

@@ -111,14 +111,14 @@ void task_notice(void *task, bool soon); /* for gateway_process_notice() */
  * hosts before. Returns true if there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
 /* Sends a signal to the task's process, without waiting. If the process has not started yet, the signal is sent after the start. `op` (may
- * be NULL) is complete when the server has answered. With job.handles held. */
+ * be NULL) is complete when the server has answered. The caller holds job.handles. */
 void task_signal(struct task *t, int number, weft_op *op);
 void task_look(struct task *t); /* notices whether the process has ended, and kills the process when that is due; passes on no output */
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
 void task_close(struct task *t);
 void job_begin_input(struct job *j); /* allows weft exec to send input; called when all processes have started or could not be started */
-bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more input than it was allowed to send */
+bool job_input(struct job *j, const char *data, size_t bytes); /* returns false if the command has sent more than it was allowed to */
 void job_window(struct job *j, uint32_t window);               /* sets the size of the processes' terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: passes the input on to the processes */
 

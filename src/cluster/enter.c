@@ -84,7 +84,8 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     return 0;
 }
 
-/* Ask the member at `address`. *spoke: the member has answered, so asking other members is useless: they would answer the same. */
+/* Ask the member at `address`. Sets *spoke if the member has answered: asking other members is then useless, because they would answer the
+ * same. */
 static int enter_at(struct join *j, struct cluster_settings *s, const char *address, int64_t connect_until, bool *spoke)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = WIRE_NEWCOMER};

@@ -246,7 +246,7 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
     return rc;
 }
 
-/* Accept a connection, if there is one. A negative errno: the resources for connections are used up. */
+/* Accept a connection, if there is one. Returns a negative errno if the resources for connections are used up. */
 static int take_guest(int listener, struct guest *g, uint32_t *guests)
 {
     if (*guests == PENDING_MAX)

@@ -241,7 +241,7 @@ void map_carry_stop(struct map_job *job);
 /* Send a request. The answer arrives in `ask->word`, which is in this node's pool. Poll that word, or call map_asked(). */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
 int map_answer(
-    uint64_t word); /* decodes the answer in a word, without an error text; -EINPROGRESS: no answer yet; -EPROTO: the answer is invalid */
+    uint64_t word); /* decodes the answer in a word: -EINPROGRESS if there is none yet, -EPROTO if it is invalid; sets no error text */
 struct map_slot;
 /* Waits for the answer, as long as the node is alive. Meanwhile renews the claim of `slot` (map_slot_renew()); `slot` may be NULL. */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_slot *slot, int64_t *next);

@@ -106,7 +106,7 @@ static void ring_bell(struct verbs_guard *g)
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the fence in nap() of guard_serve.c */
     if (BASE_UNLIKELY(atomic_load_explicit(&g->page->sleeping, memory_order_relaxed)) &&
         atomic_exchange_explicit(&g->page->sleeping, 0, memory_order_relaxed))
-        /* a full socket means that the guard is awake; a closed one, that the guard has died, and SIGPIPE must not kill the program */
+        /* if the socket is full, the guard is awake; if it is closed, the guard has died, and SIGPIPE must not kill the program */
         (void)!send(g->bell, "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

@@ -149,7 +149,7 @@ int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out
 int verbs_device_again(struct verbs_device *d, int wanted_gid);
 /* Allocates the protection domain. Make all checks that need no protection domain before this call. */
 int verbs_device_use(struct verbs_device *d);
-bool verbs_port_up(struct verbs_device *d); /* queries the device; false if the device has vanished */
+bool verbs_port_up(struct verbs_device *d); /* queries the device's port; returns false if the port is down or the device has vanished */
 /* Frees the device's protection domain and context. Destroy its queue pairs, regions and completion queues first. NULL is allowed. */
 void verbs_device_close(struct verbs_device *d);
 
