@@ -118,8 +118,8 @@ _Static_assert(sizeof(struct sf_cqe) == 64, "a completion is one cache line");
 /* What a process is doing while it publishes a completion. If the process dies, another one finishes the step, so that no request is used
  * twice or lost. */
 struct sf_intent {
-    /* 0: nothing; 1: a send queue; 2: a receive queue; 3: a shared receive queue; 4: a shared receive queue, without room for the
-     * completion, so that the slot becomes free at once */
+    /* The work queue: 0: none; 1: a send queue; 2: a receive queue; 3: a shared receive queue; 4: a shared receive queue, without room for
+     * the completion, so that the slot becomes free at once */
     _Atomic uint32_t kind;
     uint32_t index;    /* entry in qps or srqs */
     uint64_t produced; /* the completion queue's `produced` before this completion */
@@ -132,7 +132,7 @@ struct sf_cq {
     uint32_t generation;
     uint32_t device;
     uint32_t capacity;      /* a power of two */
-    uint32_t limit;         /* the most unpolled completions; one more is an overrun */
+    uint32_t limit;         /* maximum number of unpolled completions; one more is an overrun */
     _Atomic uint32_t dead;  /* 1: the queue has overrun */
     uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; a resize changes it while `lock` is held */
     int32_t channel_fd;     /* the writing end of the channel's pipe, a descriptor of the owner; -1: none */
@@ -188,7 +188,7 @@ struct sf_send {
 struct sf_receive_queue {
     uint64_t ring;                                        /* offset in the file */
     uint32_t capacity, stride;                            /* slots (a power of two), bytes of a slot */
-    uint32_t limit, sge_limit;                            /* the most unpolled requests; the most elements of a request */
+    uint32_t limit, sge_limit;                            /* maximum number of unpolled requests; maximum number of elements of a request */
     _Atomic uint64_t posted __attribute__((aligned(64))); /* written only by the owner */
     struct sf_lock lock __attribute__((aligned(64)));     /* held to take requests */
     _Atomic uint64_t done;
@@ -430,7 +430,7 @@ void sf_lock_send(struct sf_view *, struct sf_qp *);
 void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the queue's owner, which finishes what a dead process has begun */
 /* advances the work queue of a completion; may be repeated */
 void sf_advance(struct sf_fabric *, const struct sf_intent *);
-void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
+void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* repairs the queue after its lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
 /* table.c: takes a free entry for this process, and increases the entry's generation and the device's count. Returns -ENOMEM if no entry is

@@ -169,7 +169,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
             return -1;
         if (!looked && sv_alarm_rang(ch)) {
             look_at_clock(ch);
-            looked = true; /* once for each call, because it takes time */
+            looked = true; /* do this once for each call, because it takes time */
             continue;
         }
         /* There is no event. O_NONBLOCK on the program's descriptor says whether to wait. */

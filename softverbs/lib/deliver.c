@@ -215,7 +215,7 @@ static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
     bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
     if (j->rq && !(j->qp->hold_ns && receive_waits))
         sv_end_receive(j, IBV_WC_SUCCESS, received);
-    count_sent(j); /* late, because these words are in other cores' caches, and the receiver does not wait for them */
+    count_sent(j); /* count late, because these words are in other cores' caches, and the receiver does not wait for them */
     if (j->qp->hold_ns)
         return sv_stall(j, SF_WAIT_HELD, sf_now() + j->qp->hold_ns);
     return sv_end(j, IBV_WC_SUCCESS);

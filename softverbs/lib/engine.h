@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-enum { SV_PIECES = 128 }; /* the most pieces of a message on one side: an element may have two pieces */
+enum { SV_PIECES = 128 }; /* maximum number of pieces of a message on one side: an element may have two pieces */
 
 /* The memory of a message on one side, as pieces of one process's memory. `process` is that process's number + 1. */
 struct sv_place {

@@ -53,7 +53,7 @@ static void run_one(uint32_t q, struct sv_later *later)
     if (mine)
         sf_lock_send(v, qp);
     else {
-        /* before trying the lock, because the holder checks `kick` after it has released the lock */
+        /* set this before trying the lock, because the holder checks `kick` after it has released the lock */
         atomic_store_explicit(&qp->kick, 1, memory_order_seq_cst);
         if (!sf_try_lock(v, &qp->lock))
             return;

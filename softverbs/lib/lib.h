@@ -83,7 +83,7 @@ struct sv_ring {
     char *base;
     uint64_t offset;           /* in the fabric's file; 0: no queue */
     uint32_t mask, stride;     /* slots minus 1; bytes of a slot */
-    uint32_t limit, sge_limit; /* the most unpolled requests; the most elements of a request */
+    uint32_t limit, sge_limit; /* maximum number of unpolled requests; maximum number of elements of a request */
 };
 static inline void *sv_ring_slot(const struct sv_ring *r, uint64_t position)
 {

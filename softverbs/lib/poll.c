@@ -112,7 +112,7 @@ static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 {
     if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
         return false;
-    /* not in each poll, because it takes longer than a poll */
+    /* not done in each poll, because it takes longer than a poll */
     uint64_t now = sf_now(), after;
     if (now < cq->look_again)
         return false;

@@ -16,8 +16,8 @@ enum {
     SV_NAME = 32, /* bytes of a name of a profile, fabric, host or device, with its final 0 */
     SV_HOSTS = 256,
     SV_DEVICES = 1024,
-    SV_GIDS = 16, /* the most entries of a device's GID table */
-    SV_STEPS = 8, /* the most steps of depth_steps */
+    SV_GIDS = 16, /* maximum number of entries of a device's GID table */
+    SV_STEPS = 8, /* maximum number of steps of depth_steps */
     SV_TEXT = 64,
 };
 
@@ -115,7 +115,7 @@ struct sv_profile {
     uint32_t max_ah;
     uint32_t max_qp_wr, max_sge, max_sge_rd, max_inline;
     uint32_t max_rd_atomic, max_res_rd_atomic;
-    uint64_t max_message; /* the most bytes of a message */
+    uint64_t max_message; /* maximum number of bytes of a message */
     int32_t message_errno;
 
     /* The depth of a queue counts requests, or frames of frame_bytes if that is not 0. Frames are rounded up to one of the steps. */

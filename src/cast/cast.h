@@ -46,7 +46,7 @@
 
 /* --- wire.c. All numbers are little-endian: weft_open() fails on big-endian hosts --- */
 
-#define CAST_PIECE       (1u << 20)                 /* the most bytes of a file in one record */
+#define CAST_PIECE       (1u << 20)                 /* maximum number of bytes of a file in one record */
 #define CAST_BLOCK       (CAST_PIECE + (64u << 10)) /* the largest block, in bytes */
 #define CAST_SLOTS       8u                         /* how many blocks the ring of a node has */
 #define CAST_ROUNDS      200u
@@ -386,7 +386,7 @@ struct cast_disk {
         uint32_t index;
         int fd;
     } naming[CAST_NAMING];
-    uint32_t naming_count, naming_max; /* naming_max: the most such files, because the number of open files is limited */
+    uint32_t naming_count, naming_max; /* naming_max: maximum number of such files, because the number of open files is limited */
     uint64_t naming_bytes;
     uint64_t flushed; /* writeback was started for the open file's pages before this offset */
     uint8_t *piece;   /* buffer for the bytes of an existing file that are compared */

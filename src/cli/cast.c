@@ -15,7 +15,7 @@
 #include "cluster/cluster.h"
 
 #define SILENT_NS      (10 * WEFT_SECOND) /* how long to repeat a request to a node that does not answer */
-#define TARGETS_MAX    900u               /* the most targets, because their ranks must fit into one message */
+#define TARGETS_MAX    900u               /* maximum number of targets, because their ranks must fit into one message */
 #define POOL           "32M"
 #define BWLIMIT_MIN    1024u /* a smaller value is probably a mistake: a number without a unit means bytes */
 #define FOLLOW_SECONDS 60

@@ -14,7 +14,7 @@
 #include "cli/doctor.h"
 #include "cluster/cluster.h"
 
-#define FACT_MAX (1u << 20) /* the most bytes of one fact */
+#define FACT_MAX (1u << 20) /* maximum number of bytes of one fact */
 
 /* Read a stream to its end, as text without zero bytes. Returns NULL on failure, with errno set: EFBIG if the stream has more than FACT_MAX
  * bytes. */

@@ -171,7 +171,7 @@ void doctor_check_networks(struct doctor *d)
     /* Otherwise nodes do not use libfabric, or prefer RDMA devices. */
     if (list && (transport[0] ? strcmp(transport, "ofi") == 0 : !has_rdma(d->devices))) {
         const json_t *best = better_than_tcp(list);
-        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* not psm3 on Ethernet */
+        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* false for psm3 on Ethernet */
         check_adapters(d, list, failed);
     }
     json_decref(list);

@@ -19,7 +19,7 @@
 #include "cli/control.h"
 #include "weft/node.h"
 
-#define FORWARD_CONNECTIONS_MAX 16384u /* the most connections of one forward; further connections wait to be accepted */
+#define FORWARD_CONNECTIONS_MAX 16384u /* maximum number of connections of one forward; further connections wait to be accepted */
 #define FORWARD_WORD_MAX        255u   /* longest host, path, user or password, in bytes */
 #define FORWARD_ADDRESS         80u
 

@@ -94,7 +94,7 @@ int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int 
     return rc;
 }
 
-#define BRIEF_MAX 4u /* the most connections that the progress thread serves at a time */
+#define BRIEF_MAX 4u /* maximum number of connections that the progress thread serves at a time */
 
 static void loop_wake(struct gateway_turn *t)
 {

@@ -37,7 +37,7 @@
 #define STATUS_PIPE  (128 + SIGPIPE)
 #define ROOM_LEAST   (128u << 10) /* the kernel's least space for arguments and environment; usually the space is a quarter of the stack */
 #define ROOM_MOST    (6u << 20)
-#define ROOM_MORE    (PATH_MAX + 256u) /* the most space that hand_over() needs in addition */
+#define ROOM_MORE    (PATH_MAX + 256u) /* maximum space that hand_over() needs in addition */
 #define SIGNAL(n)    (UINT64_C(1) << ((n)-1))
 #define HELD_SIGNALS (SIGNAL(SIGINT) | SIGNAL(SIGTERM) | SIGNAL(SIGHUP) | SIGNAL(SIGQUIT) | SIGNAL(SIGPIPE))
 

@@ -29,7 +29,7 @@ struct hosts {
     char self[4096];   /* path of this command */
     char hostfile[32]; /* path from which the nodes read the hostfile, if it was a pipe */
 };
-/* The hostfile of the option or, without one, of the environment. Returns NULL if there is no hostfile. */
+/* The path of the hostfile: the option's or, without the option, the environment's. Returns NULL if there is no hostfile. */
 const char *hosts_file(const char *option);
 /* Set the members of `l` that follow from the hostfile, or to the defaults if there is no hostfile. `l` then points into `h`. Returns 0, or
  * the exit status after an error was printed. */

@@ -18,7 +18,7 @@
 #include "cli/probe_link.h"
 
 #define FRAME       4096u
-#define FRAMES_MOST 4095u       /* the most frames in a queue */
+#define FRAMES_MOST 4095u       /* maximum number of frames in a queue */
 #define MEMORY      (32u << 20) /* bytes of buffers at each end */
 #define LARGEST     (1u << 20)
 #define RECEIVES    256u

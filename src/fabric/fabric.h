@@ -58,7 +58,7 @@ struct fab_lane {
     uint32_t message, depth;
 };
 
-/* The most devices that the rc transport uses together, the first one included. */
+/* Maximum number of devices that the rc transport uses together, the first one included. */
 #define FAB_RAILS_MAX 4u
 
 #define FAB_COPY_THREADS_MAX 16u

@@ -201,7 +201,7 @@ static void *progress_thread(void *arg)
 
 int fab_start(struct weft_node *w)
 {
-    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* the most nodes that are alive at the same time */
+    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* maximum number of nodes that are alive at the same time */
     w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * alive, sizeof *w->poll_fds);
     w->poll_nodes = calloc(1 + 2 * alive, sizeof *w->poll_nodes);
     if (!w->poll_fds || !w->poll_nodes)

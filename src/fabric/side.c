@@ -24,7 +24,7 @@
 
 #define HEAD_BYTES 3u
 #define GIVE_BYTES (1u + sizeof(uint64_t))
-#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* the most bytes of messages that are kept while the socket is full */
+#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* at most so many bytes of messages are kept while the socket is full */
 
 struct fab_side {
     uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */

@@ -271,7 +271,7 @@ void file_lease_end(struct files *all, struct file_lease *l);
 void file_leases_of(struct files *all, const struct file_open *o); /* ends all leases of a handle */
 /* Ends the leases whose time is over. Returns after how many ns the next lease ends; INT64_MAX: there is no lease. */
 int64_t file_leases_over(struct files *all);
-int file_cache_open(struct files *all); /* -ENOMEM */
+int file_cache_open(struct files *all); /* returns 0 or -ENOMEM */
 void file_cache_free(struct files *all);
 
 /* --- file_job.c --- */

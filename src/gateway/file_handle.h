@@ -10,8 +10,8 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces of a file of this host are requested in advance */
-/* The most pieces of a file of another host that are requested in advance. Their number begins with 1, and grows with each piece that comes
- * within FILE_SLOW_NS. */
+/* Maximum number of pieces of a file of another host that are requested in advance. Their number begins with 1, and grows with each piece
+ * that comes within FILE_SLOW_NS. */
 #define FILE_AHEAD_FAR 12u
 /* How many of the pieces that are requested in advance are fetched at the same time. An answer arrives behind all bytes that are already
  * under way. So the next pieces must be requested early, or the network would be idle when those bytes have arrived. */

@@ -166,7 +166,7 @@ static void get_begin(struct gateway *g, struct file_record *f, struct file_reco
                                       .until = s->until};
         s->get = j;
         s->state = PIECE_GETS;
-        f->object.uses++; /* until get_free() */
+        f->object.uses++; /* for the copy, until get_free() */
         base_spin_unlock(&g->lock);
         gateway_copy(g, &j->copy);
         return;

@@ -10,7 +10,7 @@
 
 #define NAMES_MOST   65536u
 #define NAME_BUCKETS 8192u
-#define LISTED_MOST  40u /* the most names in one answer */
+#define LISTED_MOST  40u /* maximum number of names in one answer */
 
 struct name {
     struct name *next;

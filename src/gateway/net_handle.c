@@ -479,7 +479,7 @@ static int socket_close(weft_socket *s, bool drop)
     base_spin_lock(&g->lock);
     bool open = s->state == SOCKET_OPEN, ends = open && s->out && !s->out->ended && !s->out->shut && !drop;
     base_spin_unlock(&g->lock);
-    /* so that the peer sees all bytes and then the end of the stream, not a reset */
+    /* end the stream, so that the peer sees all bytes and then the end, not a reset */
     if (ends)
         (void)gateway_stream_send(s->out, NULL, 0, true, 0);
     gateway_stream_close(s->in);

@@ -207,7 +207,8 @@ static void job_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &n->object);
 }
 
-/* Starts to copy `bytes` bytes between the ring, from position `ring` of its stream on, and the memory that the record names. */
+/* Starts to copy `bytes` bytes between the ring and the memory that the record names. In the ring they begin at position `ring` of its
+ * stream. */
 static int job_start(struct gateway *g, const struct net_job *like, const struct gateway_stream *s, uint64_t ring, uint64_t bytes)
 {
     struct net_job *j = malloc(sizeof *j);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The most bytes of replies that may be queued for a node. (WEFT_REQUESTS_MAX answers take at most 72 MiB.) */
+/* Maximum number of bytes of replies that may be queued for a node. (WEFT_REQUESTS_MAX answers take at most 72 MiB.) */
 #define REPLIES_MAX ((size_t)96 << 20)
 #define DATA_PLACES 1024u
 

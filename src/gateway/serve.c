@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define FETCH_MOST    (UINT64_C(8) << 20) /* the most bytes that are fetched from one asker at a time */
+#define FETCH_MOST    (UINT64_C(8) << 20) /* maximum number of bytes that are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
 #define KEEP_NS       WEFT_MS /* after this time, the server tries again to send messages for which there was no room */
 

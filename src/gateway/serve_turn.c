@@ -4,7 +4,7 @@
  */
 #include "gateway/serve.h"
 
-#define BRIEF_MAX 4u /* the most requests and streams that the progress thread handles at a time */
+#define BRIEF_MAX 4u /* maximum number of requests and streams that the progress thread handles at a time */
 
 /* Handles one request that the progress thread may handle. Returns false if there is no such request. */
 static bool server_begin_one(struct gateway_server *s)

@@ -119,7 +119,7 @@ void gateway_stream_close(struct gateway_stream *s)
     base_spin_unlock(&g->lock);
     if (shut) /* if the writer's number of the stream is not known yet, SHUT is sent when the first bytes arrive */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
-    if (cut) /* also sent after SHUT: tells the reader that nobody writes to its ring any more */
+    if (cut) /* sent even after SHUT, to tell the reader that nobody writes to its ring any more */
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
     if (s->owned) {
         fab_use(g->w, FAB_USE_STREAMS, -(int64_t)s->bytes);

@@ -31,14 +31,14 @@
 #include "gpu/gpu.h"
 
 #define ARENA_SPACES   (1u << WEFT_SPACE_BITS)
-#define ARENA_LITTLE   WEFT_PAYLOAD_MAX /* the most bytes of data inside one message */
-#define ARENA_PIECE    (1u << 20)       /* the most bytes of a piece */
-#define ARENA_JOBS     1024u            /* the most jobs for one node; a caller that starts more waits */
-#define ARENA_PIECES   64u              /* the most pieces under way to one node */
-#define ARENA_REQUESTS 64u              /* the most requests of one node at an owner: a node has at most so many pieces under way */
+#define ARENA_LITTLE   WEFT_PAYLOAD_MAX /* maximum number of bytes of data inside one message */
+#define ARENA_PIECE    (1u << 20)       /* maximum number of bytes of a piece */
+#define ARENA_JOBS     1024u            /* maximum number of jobs for one node; a caller that starts more waits */
+#define ARENA_PIECES   64u              /* maximum number of pieces under way to one node */
+#define ARENA_REQUESTS 64u              /* the most requests of one node at an owner: a node has at most this many pieces under way */
 #define STAGE_SLOTS    8u
-#define GRANTS_MOST    4u  /* the most slots of an owner that one node may have */
-#define ARENA_GPUS     64u /* the most open GPUs of a node */
+#define GRANTS_MOST    4u  /* maximum number of slots of an owner that one node may have */
+#define ARENA_GPUS     64u /* maximum number of open GPUs of a node */
 #define SHARE_NAME     48u /* length of the name of the socket by which memory is handed over (base_place_open()) */
 
 enum {

@@ -52,8 +52,8 @@ extern const void *const gpu_span_image;
 struct gpu_backend {
     const char *name;
     bool turns; /* kernels of this back end and the node never run at the same time (weft_gpu_config.turns) */
-    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. Returns false if there are not so many GPUs.
-     * If this function leaves the name empty, look.c sets it. */
+    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. Returns false if there are fewer GPUs. If
+     * this function leaves the name empty, look.c sets it. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
     /* returns why there is no GPU of this kind; may be NULL: there is always a GPU, or the reason is not known */
     const char *(*why)(void);
@@ -162,7 +162,7 @@ void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft hav
 
 /* --- work.c --- */
 #define GPU_WORKERS_MAX 64u
-#define GPU_QUEUES      64u /* the most queues of a GPU; kernels give a queue's number */
+#define GPU_QUEUES      64u /* maximum number of queues of a GPU; kernels give a queue's number */
 
 struct gpu_ring;
 struct gpu_request;

@@ -37,7 +37,7 @@ enum { METAL_SHARED = 0, METAL_READ_WRITE = 3, METAL_COMPLETED = 4, METAL_FAMILY
 void metal_release(void *object);
 void *metal_text(const char *text);    /* an NSString in the current autorelease pool; NULL: no memory */
 const char *metal_words(void *string); /* its characters, valid as long as the string; "" if `string` is NULL */
-void *metal_device(uint32_t index);    /* an MTLDevice, which the caller releases; NULL: there are not so many */
+void *metal_device(uint32_t index);    /* an MTLDevice, which the caller releases; returns NULL if there are fewer devices */
 bool metal_device_usable(void *d, char why[160]);
 
 /* A Metal buffer over whole pages of this process's memory, which the caller releases. Returns NULL if Metal has refused. */

@@ -66,7 +66,7 @@
 #define MAP_ERRNO_MAX    4096                /* every errno is smaller */
 #define MAP_PIPE_BYTES   (1 << 20)
 #define MAP_STDERR_BYTES (64u << 10) /* how many bytes of a command's stderr are kept: the first half and the last half */
-/* The most pieces between the first one that is not printed and the last one that is submitted, these two included. */
+/* Maximum number of pieces between the first one that is not printed and the last one that is submitted, these two included. */
 #define MAP_WINDOW          2048u
 #define MAP_POOL_MIN        (UINT64_C(4) << 20)
 #define MAP_HANDLER_RELEASE 1u /* from the owner: free the buffers at these addresses */
@@ -86,7 +86,7 @@ struct map_input {
     uint64_t start, size; /* bytes [start, size) are the input; not used for a stream */
     uint64_t device, inode;
 };
-#define MAP_INPUTS_OPEN 256u /* so many inputs stay open for the whole job; further inputs are opened when they are needed */
+#define MAP_INPUTS_OPEN 256u /* this many inputs stay open for the whole job; further inputs are opened when they are needed */
 
 /* The one input that a thread keeps open until it needs another input. */
 struct map_held {

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SPOOL_AHEAD 2u /* the most pieces in the spool, for each slot of the job */
+#define SPOOL_AHEAD 2u /* maximum number of pieces in the spool, for each slot of the job */
 
 static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_t *got)
 {

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes die while they run a piece, the piece runs again so many times, in addition to --retries. Then it fails, since it may be the
- * cause of the deaths. */
+/* If nodes die while they run a piece, the piece runs again at most this many times, in addition to --retries. Then it fails, since it may
+ * be the cause of the deaths. */
 #define DEATHS_MAX 3u
 
 /* A node on which a piece has failed passes the piece on, so that another node can take it. All nodes together do so at most this many

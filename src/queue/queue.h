@@ -46,7 +46,7 @@
 
 #define QUEUE_NAME_BYTES 32u
 #define QUEUES_MAX       64u /* queues that one node may have open at once */
-/* Calls that complete at least so many tasks fetch the tasks' memory in advance. The memory of fewer tasks is mostly in the cache. */
+/* Calls that complete at least this many tasks fetch the tasks' memory in advance. The memory of fewer tasks is mostly in the cache. */
 #define QUEUE_FETCH    32u
 #define QUEUE_SLOTS    4096u
 #define QUEUE_LEASE_NS (60 * WEFT_SECOND)

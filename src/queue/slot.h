@@ -134,7 +134,7 @@ static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
 
 /* How to reach a shard that this process cannot load from and store to. Each function returns 0 or a negative errno. After an error, the
  * operation must not touch `out` and `in` any more, because they are on the caller's stack. A load has at most SLOT_LOAD_WORDS. */
-#define SLOT_LOOK       16u /* a claimer reads the state words of so many slots at once */
+#define SLOT_LOOK       16u /* a claimer reads the state words of this many slots at once */
 #define SLOT_LOAD_WORDS ((SLOT_LOOK - 1) * SLOT_WORDS + 1)
 struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);

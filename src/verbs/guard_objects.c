@@ -11,7 +11,7 @@
 
 #include "verbs/guard_serve.h"
 
-#define ENTRIES_MAX (1u << 20) /* the most entries of a ring */
+#define ENTRIES_MAX (1u << 20) /* maximum number of entries of a ring */
 #define TABLE_MAX   (1u << 17)
 /* Limits for one program, because all programs share the guard's descriptors and mappings. */
 #define CHANNELS_MAX 256u

@@ -20,9 +20,9 @@
 #include "fabric/rc/rc.h"
 
 #define RC_TRACKS      (FAB_RAILS_MAX - 1)
-#define RC_TRACK_DEPTH 64u        /* the most pieces under way on a track; each needs up to two requests */
+#define RC_TRACK_DEPTH 64u        /* maximum number of pieces under way on a track; each needs up to two requests */
 #define RC_CUT_BYTES   4096u      /* in the peer's memory, pieces begin at multiples of this */
-#define RC_PIECE_BYTES (8u << 20) /* the most bytes of a piece; few, because a broken rail's pieces are sent again */
+#define RC_PIECE_BYTES (8u << 20) /* maximum number of bytes of a piece; few, because a broken rail's pieces are sent again */
 
 /* A further device of this node. */
 struct rc_rail {

@@ -51,7 +51,7 @@
 
 #define RC_FRAME_BYTES 4096u
 #define RC_WINDOW      32u /* how many frames of a lane may be sent before the peer acknowledges one */
-#define RC_TELL        8u  /* after so many unacknowledged frames, a frame is sent that only acknowledges */
+#define RC_TELL        8u  /* after this many unacknowledged frames, a frame is sent that only acknowledges */
 #define RC_RESERVE     16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
 #define RC_RECEIVES    (2 * RC_WINDOW + RC_RESERVE)
 #define RC_SPARE       16u /* spare chunks: they replace receives that were lost with queue pairs */
@@ -59,18 +59,18 @@
 #define RC_SEND_DEPTH  128u
 #define RC_CQ_ENTRIES \
     (RC_SEND_DEPTH + RC_RECEIVES) /* entries of the completion queue for each peer: every request may ask for a completion */
-#define RC_PEERS_GROWN  128u      /* the most peers at a time in a cluster that grows, if it did not begin with more */
+#define RC_PEERS_GROWN  128u      /* maximum number of peers at a time in a cluster that grows, if it did not begin with more */
 #define RC_CQ_SPARE     (RC_SPARE * RC_RECEIVES + 16u)
 #define RC_SIGNAL_EVERY 16u
-#define RC_INLINE_MAX   220u        /* the most bytes that are sent inline, if the device allows as many */
+#define RC_INLINE_MAX   220u        /* maximum number of bytes that are sent inline, if the device allows as many */
 #define RC_STAGE_BYTES  (64u << 10) /* a stage: a buffer for a piece of a transfer whose local memory is outside the pool */
 #define RC_STAGES       64u
 #define RC_TX_FRAMES    256u /* frames to send from; all links of the node share them */
 /* offset in rc->memory of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
-#define RC_BACKLOG_WAIT (1u << 20)  /* while its lane's backlog has so many bytes, a call that sends a frame waits */
-#define RC_BACKLOG_PUTS (16u << 10) /* while the backlog has so many bytes, a put or get waits; few, because their data is not copied */
-#define RC_BACKLOG_MAX  (64u << 20) /* while the backlog has so many bytes, a call in a handler fails with -ENOBUFS instead of waiting */
+#define RC_BACKLOG_WAIT (1u << 20)  /* while its lane's backlog has this many bytes, a call that sends a frame waits */
+#define RC_BACKLOG_PUTS (16u << 10) /* while the backlog has this many bytes, a put or get waits; few, because their data is not copied */
+#define RC_BACKLOG_MAX  (64u << 20) /* while the backlog has this many bytes, a call in a handler fails with -ENOBUFS instead of waiting */
 
 enum rc_frame_kind { RC_MESSAGE = 1, RC_ATOMIC, RC_ANSWER, RC_SIGNAL, RC_STORE, RC_TELL_ONLY };
 
@@ -158,7 +158,7 @@ struct rc_ask { /* an operation that the home node's processor executes and answ
     weft_op *op;
     uint64_t *old;
 };
-#define RC_ASKS   256u       /* the most requests to the peer's processor without an answer */
+#define RC_ASKS   256u       /* maximum number of requests to the peer's processor without an answer */
 #define RC_NO_ASK UINT32_MAX /* a token that means: do not answer */
 
 /* When a queue pair last made progress; see rc_stands_still(). */

@@ -23,7 +23,7 @@
 
 #define CALL_MAGIC     UINT64_C(0x77656674726c3031) /* "weftrl01" */
 #define RETRY_FIRST_NS (20 * WEFT_MS)
-#define RETRY_DOUBLED  8 /* the most doublings of the interval: 5 s */
+#define RETRY_DOUBLED  8 /* maximum number of doublings of the interval: 5 s */
 
 enum rail_call_kind { RAIL_OFFER = 1, RAIL_ACCEPT, RAIL_READY, RAIL_REFUSED, RAIL_GONE, RAIL_OVER };
 

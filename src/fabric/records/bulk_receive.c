@@ -11,9 +11,9 @@
 #define PATIENCE_MOST                (100 * WEFT_MS)
 #define REST_LEAST                   (WEFT_MS / 5)
 #define REST_MOST                    (2 * WEFT_MS)
-#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* after so many lane repairs a transfer uses records */
+#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* after this many lane repairs a transfer uses records */
 #define FETCH_BYTES                  (32u << 10)
-#define GROW_AFTER                   16u /* after so many correct pieces, the queue of a repaired lane gets deeper again */
+#define GROW_AFTER                   16u /* after this many correct pieces, the queue of a repaired lane gets deeper again */
 
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length)
 {

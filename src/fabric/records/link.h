@@ -15,8 +15,8 @@
 #include "fabric/records/endpoint.h"
 #include "fabric/stash.h"
 
-#define RECORDS_BACKLOG_WAIT (1u << 20)  /* with so many bytes queued for a peer, calls that send to the peer wait */
-#define RECORDS_BACKLOG_MAX  (64u << 20) /* with so many bytes queued for a peer, calls in handlers fail with -ENOBUFS */
+#define RECORDS_BACKLOG_WAIT (1u << 20)  /* with this many bytes queued for a peer, calls that send to the peer wait */
+#define RECORDS_BACKLOG_MAX  (64u << 20) /* with this many bytes queued for a peer, calls in handlers fail with -ENOBUFS */
 
 struct records_message {
     uint16_t id, header_len, payload_len;

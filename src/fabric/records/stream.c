@@ -13,7 +13,7 @@
 
 #define US   INT64_C(1000)
 #define MS   (1000 * US)
-#define BUSY 2u /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
+#define BUSY 2u /* if this many sends (or frames, see `paced`) are under way, records wait to share a frame */
 /* with `paced`: the longest time that records wait to share a frame, because acknowledgements arrive behind the bytes of large gets */
 #define GATHER     (100 * US)
 #define SAY_EVERY  (TB_WINDOW / 4)

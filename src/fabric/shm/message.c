@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define BATCH        64u         /* the most messages to take from a ring before the next ring gets its turn */
-#define BACKLOG_WAIT (1u << 20)  /* senders wait while the backlog has so many bytes */
-#define BACKLOG_MAX  (64u << 20) /* the most bytes of a backlog; then messages fail with -ENOBUFS */
+#define BATCH        64u         /* maximum number of messages to take from a ring before the next ring gets its turn */
+#define BACKLOG_WAIT (1u << 20)  /* senders wait while the backlog has this many bytes */
+#define BACKLOG_MAX  (64u << 20) /* maximum number of bytes of a backlog; then messages fail with -ENOBUFS */
 
 void shm_messages_init(struct shm_link *s)
 {

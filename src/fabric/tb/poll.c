@@ -14,7 +14,7 @@
 #define FETCHED_EARLY   128u
 /* after so long without a completion, possibly no thread has polled */
 #define PAUSE     (WEFT_MS / 2)
-#define BUSY_MOST 4u              /* the most rounds in a row with received frames before completions of sends are polled */
+#define BUSY_MOST 4u              /* maximum number of rounds in a row with received frames before completions of sends are polled */
 #define WATCH     (100 * WEFT_MS) /* the longest time between two queries of a port */
 
 /* Handles a frame. Returns true if the frame is being forwarded; then its receive is still in use. A frame that arrived alone is answered

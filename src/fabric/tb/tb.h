@@ -28,13 +28,13 @@
 #define TB_CABLE_LANES 8u
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
 #define TB_RECEIVES 128u /* receives for control frames on a cable; all links over the cable share them */
-#define TB_OWED     8u   /* receives are posted again in one call when so many of them wait */
+#define TB_OWED     8u   /* receives are posted again in one call when this many of them wait */
 #define TB_SENDS    128u
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
 
 struct tb_lane_option {
-    uint32_t message, depth; /* bytes of a message; the most messages posted */
+    uint32_t message, depth; /* bytes of a message; maximum number of messages posted */
 };
 
 /* The completion queue of a device's sends, or of its receives. There are two, because different threads poll them, and a shared queue
