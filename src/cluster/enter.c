@@ -108,10 +108,11 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     join_card_make(&proof.card, j, &self);
     rc = join_prove(j, fd, &hello, &challenge, &proof, &answer);
     if (rc == -ECONNRESET || rc == -EPIPE) {
-        rc = base_fail(-EACCES,
-                       "the node at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
-                       "that node ended",
-                       address);
+        rc = base_fail(
+            -EACCES,
+            "the node at %s closed the connection: the cluster secret is wrong or missing on one of the two nodes (WEFT_SECRET_FILE), or "
+            "that node ended",
+            address);
         goto out;
     }
     if (rc) {

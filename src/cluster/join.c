@@ -408,7 +408,7 @@ static int attend(struct join *j)
     rc = join_prove(j, fd, &hello, &challenge, &proof, &answer);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         rc = base_fail(-EACCES,
-                       "node 0 at %s closed the connection: the cluster secret is wrong or missing, here or there "
+                       "node 0 at %s closed the connection: the cluster secret is wrong or missing on one of the two nodes "
                        "(WEFT_SECRET_FILE), or node 0 ended",
                        coord);
         goto out;
