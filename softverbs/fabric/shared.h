@@ -99,14 +99,14 @@ struct sf_cqe {
     uint32_t qp;        /* entry number in qps */
     uint32_t qp_num, source_qp;
     uint32_t byte_len;
-    uint32_t imm;  /* as on the wire */
+    uint32_t imm;  /* immediate data, as on the wire */
     uint32_t slot; /* low bits of the request's position in its queue; polling this completion frees the slots up to that position */
     /* status: enum ibv_wc_status; opcode: enum ibv_wc_opcode without its receive bit; receive: 1 for a receive */
     uint8_t status, opcode, wc_flags, receive;
     uint8_t solicited;
     uint8_t service_level; /* datagrams: see lib/finish.c */
     uint8_t pad[2];
-    uint16_t source_lid; /* of the sender, for messages received on InfiniBand */
+    uint16_t source_lid; /* LID of the sender, for messages received on InfiniBand */
     uint16_t srq;        /* entry + 1 of the shared receive queue of the receive; 0: none */
     uint32_t vendor_error;
     /* Position of this completion + 1, written last. To find a new completion, a consumer reads only this word. The structure is one cache
@@ -161,13 +161,13 @@ struct sf_receive {
     uint32_t length;
     struct sf_sge sge[];
 };
-enum { SF_UD_GLOBAL = 1 << 28 }; /* in ud_hop: the datagram has a global header */
+enum { SF_UD_GLOBAL = 1 << 28 }; /* flag in ud_hop: the datagram has a global header */
 struct sf_send {
     uint64_t wr_id;
     uint32_t opcode; /* enum ibv_wr_opcode */
     uint32_t flags;  /* enum ibv_send_flags, and SF_SEND_MOVED */
     uint32_t imm;
-    uint32_t length; /* of all elements */
+    uint32_t length; /* length of all elements together */
     uint32_t sge_count;
     uint32_t rkey;
     uint64_t remote;
@@ -284,7 +284,7 @@ struct sf_device {
     /* messages sent; bytes sent; messages lost */
     _Atomic uint64_t sent __attribute__((aligned(64)));
     _Atomic uint64_t sent_bytes, dropped;
-    /* on another cache line, because senders on other devices write it */
+    /* these words are on another cache line, because senders on other devices write them */
     _Atomic uint64_t received __attribute__((aligned(64))), received_bytes;
 };
 
@@ -344,7 +344,7 @@ struct sf_fabric {
     uint64_t magic;
     uint64_t layout; /* sf_layout(): computed from the sizes of these structures, so that files of other builds are refused */
     uint64_t bytes;
-    uint64_t seed;    /* for the profile's losses, and for faults without a seed */
+    uint64_t seed;    /* seed for the profile's losses, and for faults without a seed */
     uint64_t created; /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
     _Atomic uint32_t down; /* 1: `softverbs down` has removed the fabric; no process can join */
@@ -366,11 +366,11 @@ struct sf_fabric {
     struct sf_srq srqs[SF_SRQS];
     struct sf_cq cqs[SF_CQS];
     struct sf_qp qps[SF_QPS];
-    _Atomic uint32_t pages[SF_PAGES]; /* by page of the arena: the owning process's number + 1, or 0 */
+    _Atomic uint32_t pages[SF_PAGES]; /* for each page of the arena: the owning process's number + 1, or 0 */
     uint8_t arena[] __attribute__((aligned(4096)));
 };
 
-#define SF_BYTES (sizeof(struct sf_fabric) + (uint64_t)SF_PAGES * SF_PAGE) /* of the file */
+#define SF_BYTES (sizeof(struct sf_fabric) + (uint64_t)SF_PAGES * SF_PAGE) /* size of the file */
 
 /* ---- A process's view ------------------------------------------------------------------------------------------ */
 struct sf_view {

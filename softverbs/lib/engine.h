@@ -141,7 +141,7 @@ bool sv_to_error(struct sf_qp *);
 enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until);
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
 enum sv_step sv_lost(struct sv_job *); /* ends the request with success: the type is unreliable, so its sender is not told of a loss */
-/* the queue pair does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
+/* for a queue pair that does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
 enum sv_step sv_no_answer(struct sv_job *);
 enum sv_step sv_not_ready(struct sv_job *);              /* the receiver has posted no receive */
 enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process died during the access */

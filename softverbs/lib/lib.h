@@ -26,8 +26,8 @@ struct sv_library {
     const struct sv_profile *profile;
     uint32_t host;
     struct sv_qp **qps;   /* [SF_QPS], by entry; may be NULL. Guarded by `mutex`, except that pollers read with acquire and without it. */
-    struct sv_cq **cqs;   /* by entry */
-    struct sv_srq **srqs; /* by entry */
+    struct sv_cq **cqs;   /* [SF_CQS], by entry */
+    struct sv_srq **srqs; /* [SF_SRQS], by entry */
 };
 extern struct sv_library sv_lib;
 
@@ -81,7 +81,7 @@ static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
  * slots even if another process overwrites those values. */
 struct sv_ring {
     char *base;
-    uint64_t offset;           /* in the fabric's file; 0: no queue */
+    uint64_t offset;           /* offset in the fabric's file; 0: no queue */
     uint32_t mask, stride;     /* slots minus 1; bytes of a slot */
     uint32_t limit, sge_limit; /* maximum number of unpolled requests; maximum number of elements of a request */
 };
@@ -122,7 +122,7 @@ struct sv_cq {
     };
     uint32_t entry, generation, life;
     struct sf_cq *shared;
-    struct sv_ring ring; /* its slots are struct sf_cqe; changed under `poll` */
+    struct sv_ring ring; /* its slots are struct sf_cqe; changed while `poll` is held */
     struct sv_channel *channel;
     pthread_mutex_t poll;  /* held by consumers */
     uint64_t look_again;   /* ns; guarded by `poll`: when to check waiting queue pairs again */
@@ -190,12 +190,12 @@ int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
 /* poll.c: takes the next completion, and frees its slots. If there is no completion, first runs queue pairs whose time has come. Returns
- * false if there is still no completion. With cq->poll. */
+ * false if there is still no completion. The caller holds cq->poll. */
 bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);
-/* poll.c: removes the unpolled completions of a queue pair. With cq->poll and the queue pair's locks. */
+/* poll.c: removes the unpolled completions of a queue pair. The caller holds cq->poll and the queue pair's locks. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
 /* Whether a thread whose poll found nothing should yield: after some tens of microseconds without a completion, the peer may need this
- * core. With cq->poll; yield after releasing it. */
+ * core. The caller holds cq->poll, and yields after releasing it. */
 static inline bool sv_tired(struct sv_cq *cq, bool found)
 {
     enum { PATIENCE = 1000 };
@@ -217,7 +217,7 @@ bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end o
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
 /* sf_signal() (fabric/signal.c) with this process's view. Logs failures. Returns false if nothing was sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
-bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* all with one write, or none */
+bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* sends all events with one write, or none */
 /* Sends an asynchronous event to the process that opened a context (an entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
 /* Sends events of a queue pair (`types`: bits) with one write, so that a killed process has sent all or none. The program reads each of

@@ -20,7 +20,7 @@
 
 #define BASE_LIKELY(x)    __builtin_expect(!!(x), 1)
 #define BASE_UNLIKELY(x)  __builtin_expect(!!(x), 0)
-#define BASE_INLINE       static inline __attribute__((always_inline)) /* for the fast path of operations */
+#define BASE_INLINE       static inline __attribute__((always_inline)) /* for functions on the fast path of operations */
 #define BASE_COLD         __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #if defined(__ELF__)

@@ -134,11 +134,11 @@ int cast_record_next(const uint8_t *records, uint32_t bytes, uint32_t *at, struc
 
 /* The kinds of messages. Each message has a struct cast_word as its header. */
 enum cast_kind {
-    /* from the source to targets */
+    /* --- from the source to targets --- */
     /* begin a round. payload: the ranks of the chain, as uint32_t. a = 1: the list is sent again. b = 1: verify all files */
     CAST_BEGIN = 1,
     CAST_QUIT,
-    /* from targets to the source */
+    /* --- from targets to the source --- */
     CAST_NEED,  /* payload: struct cast_need[] */
     CAST_LINKS, /* payload: for each node, a byte with the cost of the link from this target (order.c) */
     /* this target has reached stage `a` of the round: 0: begun, 1: the list is compared, 2: all files are written. b: number of files that
@@ -146,7 +146,7 @@ enum cast_kind {
     CAST_READY,
     CAST_BROKEN, /* a block was damaged or could not be sent to the next node, so the source must begin another round */
     CAST_FAILED, /* this target can write no more files */
-    /* from any node to node 0 */
+    /* --- from any node to node 0 --- */
     /* payload: a sentence for the user. a: 1 for an error, 0 for a note. b: if the sentence begins with a path that the source does not
        send: the length of the path; otherwise 0 */
     CAST_SAY,

@@ -35,7 +35,7 @@ struct doctor {
     unsigned count, usable, proposed; /* proposed: number of IP addresses that remedies have proposed so far */
     json_t *devices;                  /* the list of devices; NULL: not known */
     bool mac;
-    bool by_libfabric; /* by libfabric, nodes use a better network than TCP */
+    bool by_libfabric; /* nodes use a better network than TCP, by libfabric */
 };
 
 /* Add a finding, and return it for the caller to fill in. If there are too many findings, the new one overwrites the last one. */

@@ -28,7 +28,7 @@
 #include "weft/types.h"
 
 #define REQUEST_MAX  8192u /* a larger request is left to the whole command */
-#define WORDS_MAX    256u  /* with more arguments, too, the request is left to the whole command */
+#define WORDS_MAX    256u  /* a request with more arguments is left to the whole command */
 #define WRITE_MAX    4096u /* a write of at most this many bytes to a pipe that is ready does not block */
 #define HOLD_NS      (10 * WEFT_MS)
 #define HOLD_ROUNDS  4 /* after this many waits of HOLD_NS, the whole command takes over */
@@ -235,7 +235,7 @@ static char whole[PATH_MAX];
 
 static long find_whole(void)
 {
-    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* of the whole command: when installed; in the build folder */
+    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* paths of the whole command: when installed; in the build folder */
     struct text path = {.bytes = whole, .room = sizeof whole};
     long error = whole[0] ? 0 : -ENOENT;
     for (size_t i = 0; i < sizeof places / sizeof places[0] && error == -ENOENT; i++)
@@ -512,7 +512,7 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* on a full disk, the whole command writes the rest, or fails */
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* if the disk is full, the whole command writes the rest, or fails */
     return n == (long)f->bytes;
 }
 

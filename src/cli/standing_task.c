@@ -130,7 +130,7 @@ static bool task_started(struct task *t)
     if (rc == -EINPROGRESS)
         return false;
     if (rc) {
-        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* for its error text */
+        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* sets the error text */
         task_not_started(t, rc);
         task_begun(t);
         task_close(t);

@@ -42,7 +42,7 @@ struct measurer {
     uint64_t epoch;    /* the epoch while all nodes live; if it changes, the measurement fails */
     weft_gaddr *desks; /* [size] */
     struct desk *desk; /* the desk of this node */
-    weft_gaddr report; /* in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
+    weft_gaddr report; /* address in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
     int64_t *samples;
     weft_op ops[NUMBERS];
     uint32_t told; /* how many numbers were put in this measurement */

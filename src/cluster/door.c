@@ -345,7 +345,7 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
     join_proof_mac(right, &d->g->j, &v->hello, &v->challenge, &v->proof.card);
     if (sodium_memcmp(right, v->proof.mac, WIRE_MAC)) {
         int64_t now = base_now_ns();
-        if (now - d->warned > WEFT_SECOND) { /* at most once a second: anyone who reaches the address could fill the log */
+        if (now - d->warned > WEFT_SECOND) { /* report this at most once a second: anyone who reaches the address could fill the log */
             base_log(BASE_LOG_WARN, "a node that wanted to join was refused: wrong secret (WEFT_SECRET_FILE)");
             d->warned = now;
         }

@@ -328,7 +328,7 @@ static int coordinate(struct join *j)
             if (!fds[1 + i].revents || join_hear(j, &g[i], &away))
                 continue;
             close(g[i].fd);
-            g[i] = g[--guests]; /* the last connection was already handled */
+            g[i] = g[--guests]; /* fills the gap with the last connection, which was already handled */
         }
         if (fds[0].revents && (rc = take_guest(listener, g, &guests))) {
             char text[WIRE_TEXT];

@@ -106,9 +106,9 @@ struct file_job {
     uint32_t flags;
     uint64_t host; /* OPEN: the asker's host, as `host` of struct file_open */
     bool outside;
-    struct file_identity is; /* READ, CHECK: the generation that the file must have; after OPEN, WRITE: the generation that it has */
+    struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the generation that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
+    struct mem_pool *pool;   /* READ and ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
     uint64_t place;          /* offset of `memory` in the pool */
     uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
     bool hashes;             /* READ: also compute the hash of the piece */
@@ -132,7 +132,7 @@ struct file_holder {
     struct file_piece *piece;
     uint32_t node;
     uint32_t given; /* how often the gateway has sent an asker to this copy */
-    uint64_t host;  /* as `host` of struct file_open */
+    uint64_t host;  /* the host, as `host` of struct file_open */
     weft_gaddr at;  /* address of the copy; WEFT_NULL: the node is still getting it */
     uint64_t open;  /* while the node is getting the copy: the node's handle */
     int64_t since;  /* while the node is getting the copy: when it began */
@@ -185,7 +185,7 @@ struct file_open { /* an asker's handle */
     int fd;        /* a descriptor for writing; -1: the handle is only for reading */
     bool closed;   /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
     struct file_body *body;
-    struct file_pace pace; /* of the copies that the asker has reported */
+    struct file_pace pace; /* pace of the copies that the asker has reported */
 };
 struct file_lease {
     uint64_t id;

@@ -31,7 +31,7 @@ struct file_record_slot {
     uint32_t copies; /* number of records that are copying from the piece */
     uint64_t index, writes;
     uint64_t lease;            /* 0: the slot has no lease */
-    uint64_t hash, generation; /* of the piece that the gateway has named */
+    uint64_t hash, generation; /* hash and generation of the piece that the gateway has named */
     weft_gaddr at;
     uint32_t bytes;
     uint64_t read;          /* how many bytes records have read from the piece */

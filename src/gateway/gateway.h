@@ -175,7 +175,7 @@ struct gateway_place {
     _Atomic int32_t number;
     _Atomic uint32_t state; /* groups.c */
     _Atomic bool session;   /* the process has a terminal, and leads a session */
-    _Atomic uint64_t mark;  /* of the program's family (base_family_mark()) */
+    _Atomic uint64_t mark;  /* mark of the program's family (base_family_mark()) */
 };
 /* Returns a free place. The caller stores the new process's ID in `number`, and later 0 to free the place. Returns NULL if all places are
  * used. */
@@ -246,7 +246,7 @@ struct gateway_stream {
     bool shut;                  /* the reader reads no more */
     bool busy;                  /* a thread is reading or writing */
     int status;                 /* how the stream has ended; a negative errno: bytes are missing */
-    weft_gaddr ring;            /* in the reader's pool, or in the writer's pool if the reader fetches */
+    weft_gaddr ring;            /* address of the ring: in the reader's pool, or in the writer's pool if the reader fetches */
     uint64_t bytes;             /* size of the ring, a power of two */
     uint8_t *memory;            /* the ring; NULL: this process cannot map it */
     uint64_t first, last, told; /* told: the value of `first` in the last CREDIT message */

@@ -67,7 +67,7 @@ int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, si
     base_spin_unlock(&g->lock);
     n = n < len ? n : len;
     if (n)
-        memcpy(buf, at, n); /* without the lock: the writer does not change these bytes before they are taken */
+        memcpy(buf, at, n); /* copied without the lock: the writer does not change these bytes before they are taken */
     base_spin_lock(&g->lock);
     if (n)
         gateway_stream_take(s, n, &due);

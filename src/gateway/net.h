@@ -92,7 +92,7 @@ struct net_datagram {
     uint8_t family; /* 4 or 6; 0: there is no address, because the socket has a peer */
     uint8_t zero;
     uint16_t port;
-    uint8_t address[16]; /* of the sender or receiver */
+    uint8_t address[16]; /* address of the sender or receiver */
 };
 _Static_assert(sizeof(struct net_datagram) == 24, "net_datagram is 24 bytes in the ring");
 #define NET_DATAGRAM_SKIP UINT32_MAX

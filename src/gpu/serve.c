@@ -37,7 +37,7 @@ struct gpu_server {
     uint64_t epoch; /* the membership epoch at which `notice` was last written */
     /* asked, served: how many turns were requested, and how many are done; the thread reads the rings while the two differ */
     _Atomic uint32_t asked, served;
-    int error; /* the first error of a request without an answer in the last turn; written before `served` */
+    int error; /* the first error, in the last turn, of a request without an answer; written before `served` */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };

@@ -270,7 +270,7 @@ bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t
         *own = NULL;
     }
     q->sent++;
-    if (kind == RC_MESSAGE) { /* without the padding after the header */
+    if (kind == RC_MESSAGE) { /* count the message without the padding after the header */
         struct rc_frame f;
         memcpy(&f, body, sizeof f);
         l->sent_bytes += (uint64_t)f.header_len + f.payload_len;

@@ -297,7 +297,7 @@ struct rc {
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
     _Atomic uint32_t left[2]; /* lengths of the two free lists; written while `lock` is held */
-    bool refused[2];          /* for stages and for frames: a link found no stage (or frame), and none has become free since */
+    bool refused[2];          /* [0] for stages, [1] for frames: a link found none, and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
     /* peers: living peers that have had a queue pair; peers_max: peers for which the completion queue has room */

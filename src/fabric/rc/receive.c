@@ -128,7 +128,7 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
     int err = post_batch(rc);
     if (!err && !r->full && atomic_load_explicit(&r->count, memory_order_relaxed) < r->most) {
         err = add_shared_chunk(rc);
-        r->full = err != 0; /* without more chunks, messages are only slower */
+        r->full = err != 0; /* not an error: without more chunks, messages are only slower */
     }
     base_spin_unlock(&r->lock);
     if (err)

@@ -53,7 +53,7 @@ static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
     struct rc_slot s = {.work = p->work};
     if (!p->work)
         return;
-    if (status && !p->work->op) /* without an op, the next flush reports the error */
+    if (status && !p->work->op) /* an operation without an op: the next flush reports the error */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
     p->work = NULL;
     rc_finish(l, &s, status);

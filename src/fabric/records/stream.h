@@ -59,7 +59,7 @@ struct tb_stream {
      * acknowledged, not only until sends have completed; this wait is short. Frames ask for acknowledgements, and `window` is adapted. Set
      * this field and the next three after tb_stream_init(). */
     bool paced;
-    struct records_window window; /* of frames under way */
+    struct records_window window; /* window of the frames under way */
     int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`; set `rto` with them */
     uint8_t *frames;              /* [TB_SLOTS] of TB_FRAME_BYTES: registered memory of the caller */
 
