@@ -269,8 +269,8 @@ int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigne
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
 /* As base_send_fds(), but returns -EAGAIN if the socket is full. */
 int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
-/* recv() without waiting. `*passed` is the descriptor that came with these bytes, or -1. One call receives at most one descriptor, because
- * the kernel ends a read behind bytes that came with a descriptor. */
+/* recv() without waiting. `*passed` is the descriptor that arrived with these bytes, or -1. One call receives at most one descriptor,
+ * because the kernel ends a read behind bytes that arrived with a descriptor. */
 ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 /* A place is a non-blocking listening socket with a random abstract name that contains `kind`. Processes of the same user and host connect
  * to the place and send descriptors. These functions return -EAGAIN instead of waiting. They return -EPERM if the other process belongs to

@@ -73,7 +73,7 @@ struct exec_run {
     int status;       /* exit status of the first process that failed; 0: no process has failed */
     uint32_t written; /* with --connected: bytes of the next output that were written already */
     bool done;
-    int signalled;     /* the first signal; 0: no signal has come */
+    int signalled;     /* the first signal; 0: no signal has arrived */
     int64_t end_at;    /* when to end even if the job has not ended; INT64_MAX: never */
     bool tty, raw;     /* raw: the command has started, and the terminal is in raw mode */
     int64_t silent_ns; /* how long this command has waited for the next frame, not counting time in which it was stopped */

@@ -12,7 +12,7 @@
 
 struct way {
     size_t at, end; /* the buffer's bytes `at` to `end` are not sent yet */
-    bool over;      /* no more bytes come */
+    bool over;      /* no more bytes arrive */
     uint8_t bytes[DIRECT_PIECE];
 };
 struct direct {

@@ -469,7 +469,7 @@ static struct {
     bool over;
 } job;
 
-/* Reads the head of the frame at `at`. Returns false if the frame, with its payload, has not come as a whole. */
+/* Reads the head of the frame at `at`. Returns false if the frame, with its payload, has not arrived as a whole. */
 static bool frame_at(size_t at, struct control_frame *f)
 {
     if (job.have - at < sizeof *f)
@@ -545,7 +545,7 @@ static bool handle_frames(int fd)
         if ((fine = handle(&f, job.bytes + job.done + sizeof f)))
             job.done += sizeof f + f.bytes;
     if (job.over) {
-        /* A signal that came during the job must have its effect now, so that Ctrl-C ends a loop of a shell. */
+        /* A signal that arrived during the job must have its effect now, so that Ctrl-C ends a loop of a shell. */
         SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
         end(job.status);
     }

@@ -50,7 +50,7 @@ struct launcher {
 
     int status;          /* exit status of the first node that failed; 0: no node has failed */
     int output_status;   /* exit status because output was lost before any node failed; 0: no output was lost */
-    int interrupted;     /* the first signal that asked the launcher to end; 0: no signal has come */
+    int interrupted;     /* the first signal that asked the launcher to end; 0: no signal has arrived */
     bool hurried;        /* a second signal to end has come, so do not wait for readers of the output */
     bool ending, killed; /* ending: the nodes were asked to end; killed: the nodes were killed */
     bool timed_out;

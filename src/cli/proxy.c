@@ -120,7 +120,7 @@ static void set_variables(const struct proxy_options *o, const char *address)
     setenv("NO_PROXY", getenv("no_proxy"), 1);
 }
 
-static volatile sig_atomic_t child, early; /* early: the signal that came before the command was started; 0: no signal */
+static volatile sig_atomic_t child, early; /* early: the signal that arrived before the command was started; 0: no signal */
 
 /* Passes signals on to the command. SIGINT and SIGQUIT of the terminal are not passed on, because the command gets them from the terminal.
  */

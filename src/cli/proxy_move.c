@@ -123,7 +123,7 @@ static bool move_down(struct client *c, bool *full, bool *broken)
     size_t bytes;
     int rc = weft_net_received(c->net, &at, &bytes);
     if (rc == -EAGAIN)
-        return false; /* notice() is called when bytes come */
+        return false; /* notice() is called when bytes arrive */
     if (rc) {
         *broken = true;
         return false;

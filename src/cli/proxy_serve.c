@@ -269,7 +269,7 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    /* If a client also came in the last round, several clients are probably waiting. */
+    /* If a client also arrived in the last round, several clients are probably waiting. */
     const unsigned most = p->accepted_in + 1 == p->round ? ACCEPTS : 1;
     p->accepted_in = p->round;
     for (unsigned i = 0; i < most && p->count < FORWARD_CONNECTIONS_MAX; i++) {

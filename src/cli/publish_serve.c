@@ -224,7 +224,7 @@ static bool pair_new(struct publish *p)
     p->count++;
     p->accepting++;
     weft_net_notify(c->side[CLIENT], notice, c);
-    pair_again(c); /* a connection may have come already */
+    pair_again(c); /* a connection may have already arrived */
     return true;
 }
 

@@ -46,7 +46,7 @@ struct job {
              */
     _Atomic bool stop;       /* end the job now: kill all its processes */
     _Atomic int64_t kill_at; /* when to kill the processes that are still running; INT64_MAX: never */
-    /* Only for the job's thread: after a signal, the command does not wait for hosts that hang. INT64_MAX: no signal has come. */
+    /* Only for the job's thread: after a signal, the command does not wait for hosts that hang. INT64_MAX: no signal has arrived. */
     int64_t cancel_at; /* when to cancel the starts that are not answered yet */
     int64_t leave_at;  /* when to stop waiting for processes that were killed and have not ended */
     /* held while a thread other than the job's sends a signal to a process, and while the handle of a process is closed */

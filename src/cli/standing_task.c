@@ -73,7 +73,7 @@ void task_signal(struct task *t, int number, weft_op *op)
         t->due |= UINT64_C(1) << (number - 1);
 }
 
-/* Sends the signals that came before the task's process had started. */
+/* Sends the signals that arrived before the task's process had started. */
 static void task_signal_due(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
@@ -97,7 +97,7 @@ static int task_cancel(struct task *t)
     char host[64];
     int rc = weft_request_cancel(t->job->all->w, &t->op);
     if (rc)
-        return weft_test(t->job->all->w, &t->op); /* not cancelled: the answer has come just now */
+        return weft_test(t->job->all->w, &t->op); /* not cancelled: the answer has arrived just now */
     jobs_host(t->job->all, t->node, host, sizeof host);
     return base_fail(-ECANCELED,
                      "node %u (%s) has not answered, so the start of the command there is cancelled; if the node stays silent (see `weft "

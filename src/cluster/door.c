@@ -282,7 +282,7 @@ static void door_step(struct door *d, int64_t now)
         for (uint32_t i = 0; i < size; i++)
             if (i != w->rank && fab_alive(w, i) && g->peers[i] == GROW_NOT_ASKED)
                 door_ask(d, i);
-        door_step(d, now); /* needed if this node is the only member, because then no answer will come */
+        door_step(d, now); /* needed if this node is the only member, because then no answer will arrive */
         return;
     }
     if (d->step == DOOR_ASKS_ALL) {

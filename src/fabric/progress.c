@@ -159,7 +159,7 @@ static void *progress_thread(void *arg)
             }
             continue;
         }
-        if (ticked != now) /* messages that came may have made periodic work due */
+        if (ticked != now) /* messages that arrived may have made periodic work due */
             next = progress_ticks(w);
         next = judge < next ? judge : next;
         give_up_broken(w);

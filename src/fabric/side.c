@@ -173,7 +173,7 @@ static void given(struct weft_node *w, struct fab_link *l)
         close(fd);
 }
 
-/* Checks and handles received bytes. `*fd`: the descriptor that came with the bytes, or -1; it becomes -1 if a message has taken the
+/* Checks and handles received bytes. `*fd`: the descriptor that arrived with the bytes, or -1; it becomes -1 if a message has taken the
  * descriptor. Returns false if the bytes are invalid. */
 static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n, int *fd)
 {

@@ -120,9 +120,10 @@ void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
 
 /* --- file_holder.c --- */
-/* How fast pieces come. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the difference. */
+/* How fast pieces arrive. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the
+ * difference. */
 struct file_pace {
-    int64_t came, took; /* came: when the last piece came (0: none yet); took: how long a piece takes */
+    int64_t came, took; /* came: when the last piece arrived (0: none yet); took: how long a piece takes */
     int64_t gap;        /* time from the end of one piece to the end of the next one, if both were under way together; 0: not known */
 };
 /* A node that has a copy of a piece, or is getting one. */
@@ -218,9 +219,9 @@ struct files {
 };
 
 /* --- file_holder.c --- */
-void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece has come, whose get began at `since` */
+void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece has arrived, whose get began at `since` */
 /* Until when to wait for a piece whose get began at `since`. The wait is FILE_PACE_TIMES as long as a piece takes, and at least `least`. It
- * begins again with each piece that comes. */
+ * begins again with each piece that arrives. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
 /* Whether a node that is getting `gets` pieces may begin to get one more. */
 bool file_pace_may_get(const struct file_pace *p, unsigned gets);
@@ -297,8 +298,8 @@ void file_watch(struct files *all, struct file_body *b); /* begins to watch the 
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);
-/* Looks again at requests that wait for room in the cache, or for copies that have come. Call this after leases have ended. Returns whether
- * requests still wait for room. */
+/* Looks again at requests that wait for room in the cache, or for copies that have arrived. Call this after leases have ended. Returns
+ * whether requests still wait for room. */
 bool file_lease_again(struct files *all);
 bool file_lease_cancel(struct files *all, struct gateway_call *c); /* returns false if the request does not wait for a piece */
 /* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call this function again at the
@@ -346,7 +347,7 @@ enum file_kind {
 #define FILE_KEEPS  0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
 #define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
 #define FILE_SILENT 0x10u /* LEASE with FILE_HERE: the node of arg[11] has not answered */
-#define FILE_LATER  0x20u /* LEASE with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
+#define FILE_LATER  0x20u /* LEASE with FILE_KEEPS: nobody should wait for the asker's copy, which may arrive late */
 /* LEASE with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other
  * nodes.
  */

@@ -92,7 +92,7 @@ void file_map_slot_free(struct file_slot *s)
 /* Frees a slot for which no thread waits. Called with `maps` locked. */
 void file_map_slot_leave(weft_file *f, struct file_slot *s)
 {
-    /* If the answer has not come yet, mapped_late() will end the lease. */
+    /* If the answer has not arrived yet, mapped_late() will end the lease. */
     if (file_slot_state(s) == SLOT_ASKED)
         (void)gateway_ask_leave(f->g, s->ask, 0);
     if (file_slot_state(s) == SLOT_READY)

@@ -11,7 +11,7 @@
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces of a file of this host are requested in advance */
 /* Maximum number of pieces of a file of another host that are requested in advance. Their number begins with 1, and grows with each piece
- * that comes within FILE_SLOW_NS. */
+ * that arrives within FILE_SLOW_NS. */
 #define FILE_AHEAD_FAR 12u
 /* How many of the pieces that are requested in advance are fetched at the same time. An answer arrives behind all bytes that are already
  * under way. So the next pieces must be requested early, or the network would be idle when those bytes have arrived. */
@@ -34,7 +34,7 @@ enum slot_state {
     SLOT_READY, /* there is a lease */
     SLOT_FAILED,
     SLOT_GETS, /* a copy to this node's pool is under way */
-    SLOT_HELD, /* the copy has come, and its bytes are right */
+    SLOT_HELD, /* the copy has arrived, and its bytes are right */
     SLOT_TAKEN /* the copy belongs to a view now, and the lease will end */
 };
 /* A copy of a piece of a file of another host, in this node's pool. Other nodes may get it from here, and check the bytes by a hash. */
@@ -56,14 +56,14 @@ struct file_slot {
     uint32_t bytes;
     bool claimed;              /* a map slot: a thread waits for it */
     bool keeps;                /* the request for the piece had FILE_KEEPS */
-    bool tell;                 /* the gateway wants to know when the copy has come */
+    bool tell;                 /* the gateway wants to know when the copy has arrived */
     bool lost;                 /* the copy of another node was wrong, so this node has requested the gateway's own piece (FILE_HERE) */
     uint64_t hash, generation; /* hash and generation of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease by this node's clock. The time counts from before the request was sent, so at the gateway the lease ends later */
     int64_t until;
-    int64_t since; /* when the answer came; then, when the get was begun */
-    int64_t named; /* when the answer came */
+    int64_t since; /* when the answer arrived; then, when the get was begun */
+    int64_t named; /* when the answer arrived */
     char text[FILE_TEXT];
 };
 /* The pieces that a handle has requested, mostly in order: to read them, or to map them on another host. One thread at a time uses this. */
@@ -76,7 +76,7 @@ struct file_line {
     uint64_t wanted;       /* the piece for which the thread waits */
     int64_t left;          /* when the last call has ended; 0: none */
     bool away;             /* the program pauses between its calls (FILE_AWAY_PART), so it may get a piece long after the answer */
-    struct file_pace pace; /* how fast the pieces come */
+    struct file_pace pace; /* how fast the pieces arrive */
     struct file_slot slot[FILE_SLOTS];
 };
 struct weft_file {
@@ -99,7 +99,7 @@ struct weft_file {
     struct file_line maps_far;
     _Atomic bool lining;
     struct gateway_table copies;               /* copies of pieces (struct file_kept) that views use; guarded by gateway.lock */
-    struct file_pace map_pace;                 /* how fast the pieces come that are mapped; guarded by gateway.lock */
+    struct file_pace map_pace;                 /* how fast the pieces arrive that are mapped; guarded by gateway.lock */
     pthread_mutex_t maps;                      /* guards `mapped` and `map_slot`: several threads may map */
     uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */

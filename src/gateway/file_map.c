@@ -98,7 +98,7 @@ static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadli
     int rc = fab_wait(f->g->w, file_slot_settled, s, deadline);
     pthread_mutex_lock(&f->maps);
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
-        rc = 0; /* the answer came after the deadline, but before this request was cancelled */
+        rc = 0; /* the answer arrived after the deadline, but before this request was cancelled */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
         rc = s->error == -ENOBUFS || s->error == -EAGAIN || map_may_be_longer(f, index, s->bytes) ? MAP_AGAIN : file_slot_error(f, s);
     if (!rc && s->bytes != bytes) { /* a write has made the piece longer since the request */

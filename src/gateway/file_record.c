@@ -173,7 +173,7 @@ static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
         return base_fail(-ENOMEM, "no memory to open a file for the record of a request" BASE_MEMORY_HINT);
     f->object.service = WEFT_SERVICE_FILE;
     f->object.free = file_free;
-    f->object.uses = 1; /* for the request that opens the file, until its answer comes */
+    f->object.uses = 1; /* for the request that opens the file, until its answer arrives */
     f->node = r->node;
     const uint64_t host = file_far(g->w, r->node);
     f->far = host;

@@ -26,7 +26,7 @@ struct file_record_slot {
     bool fresh; /* no record has used the slot yet */
     bool keeps; /* the piece was requested with FILE_KEEPS */
     bool lost;  /* another node's copy was wrong, so the piece was requested with FILE_HERE */
-    bool tell;  /* the gateway wants to know when the copy has come */
+    bool tell;  /* the gateway wants to know when the copy has arrived */
     int error;
     uint32_t copies; /* number of records that are copying from the piece */
     uint64_t index, writes;
@@ -49,9 +49,9 @@ struct file_record {
                         be of an old generation */
     weft_file_info info;
     bool far;              /* the gateway is on another host */
-    struct file_pace pace; /* how fast the pieces come */
-    int64_t asked, pause; /* asked: when the last record came; pause: the longest time between two records, since pieces were last requested
-                             in advance */
+    struct file_pace pace; /* how fast the pieces arrive */
+    int64_t asked, pause;  /* asked: when the last record arrived; pause: the longest time between two records, since pieces were last
+                            * requested in advance */
     struct file_record_slot slot[FILE_RECORD_SLOTS];
 };
 

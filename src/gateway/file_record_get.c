@@ -37,7 +37,7 @@ void file_record_ask_of(struct file_record *f, struct file_record_slot *s, uint3
     s->lease = 0;
     s->since = base_now_ns();
     s->until = base_deadline(FILE_LEASE_NS) - FILE_COPY_NS;
-    f->object.uses++; /* for the request, until its answer comes */
+    f->object.uses++; /* for the request, until its answer arrives */
 }
 
 static void slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
@@ -108,7 +108,7 @@ static void get_came(struct gateway *g, struct file_record_get *j)
     j->kept = NULL;
 }
 
-/* Bytes from the gateway are right if they came before the lease ended. All other bytes are compared with the hash. */
+/* Bytes from the gateway are right if they arrived before the lease ended. All other bytes are compared with the hash. */
 static bool get_is_right(struct gateway *g, const struct file_record_get *j)
 {
     if (!j->other && base_now_ns() < j->until + FILE_COPY_NS)

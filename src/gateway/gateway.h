@@ -148,7 +148,7 @@ struct gateway_work {
 struct gateway_works;
 struct gateway_works_how {
     uint32_t threads;
-    uint32_t askers; /* number of askers that share the threads; 0: jobs run in the order in which they came */
+    uint32_t askers; /* number of askers that share the threads; 0: jobs run in the order in which they arrived */
     uint32_t queued; /* how many jobs may be queued or running; the askers share this number; 0: no limit */
     bool leaves;     /* closing does not wait for running jobs */
     /* Frees a job whose done() will not be called, because nobody waits for the job or the threads were closed. Called on any thread. */
@@ -331,7 +331,7 @@ struct gateway_question {
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
 /* Sends a request without waiting, and ignores its answer. */
 void gateway_ask_ignore(struct gateway *g, const weft_request *r);
-/* Stops waiting for the answer: calls tell() with status `why`, unless `why` is 0. Returns false if the answer has come already. */
+/* Stops waiting for the answer: calls tell() with status `why`, unless `why` is 0. Returns false if the answer has already arrived. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
  * copied to `payload` (may be NULL). `*payload_len` is the size of `payload`, and becomes the length of what was copied. */
@@ -391,7 +391,7 @@ struct gateway_service {
 };
 #define GATEWAY_SERVICES_MAX 63u
 int gateway_server_open(struct gateway *g);
-void gateway_server_take_turns(struct gateway_server *s); /* serve_turn.c. Call this after opening, before the first message comes */
+void gateway_server_take_turns(struct gateway_server *s); /* serve_turn.c. Call this after opening, before the first message arrives */
 int gateway_server_start(struct gateway *g);              /* starts the server thread */
 void gateway_server_end(struct gateway *g);               /* ends the thread and everything that its services run */
 void gateway_server_free(struct gateway *g);
@@ -452,7 +452,7 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 /* A function that is called, with the lock held, when something about a process may have changed: it has started, could not be started or
- * has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now. */
+ * has ended, or its output has arrived or ended. `soon`: a thread that waits for the process should look now. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
 /* Like weft_process_signal(), but does not wait: `op` (may be NULL) is complete when the server has answered. The handle may be closed

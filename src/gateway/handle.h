@@ -61,7 +61,7 @@ int64_t handle_until(const struct weft_process *p, int64_t timeout_ns);
 void handle_use(struct weft_process *p, int users); /* call this with 1, and later with -1: in between, the handle cannot be closed */
 /* Waits until ready(arg). The handle cannot be closed meanwhile. */
 int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline);
-/* Reads output that has come, in one piece. Returns -EAGAIN if there is no output now. The caller holds gateway.lock. */
+/* Reads output that has arrived, in one piece. Returns -EAGAIN if there is no output now. The caller holds gateway.lock. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due);
 void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
 

@@ -99,7 +99,7 @@ _Static_assert(sizeof(struct net_datagram) == 24, "net_datagram is 24 bytes in t
 #define NET_DATAGRAM_ROOM (sizeof(struct net_datagram) + 65535u) /* room for the largest datagram */
 #define NET_DATAGRAM_RING (UINT64_C(128) << 10) /* smallest ring for datagrams, and the default: it has room for two datagrams */
 _Static_assert(sizeof(struct net_datagram) + WEFT_NET_DATAGRAM_MAX <= 65536u, "a datagram fits into a NET_PIECE");
-/* Reads the head at `at`. `have`: how many bytes have come; `gap`: how many bytes are left before the ring's end. Returns the length of
+/* Reads the head at `at`. `have`: how many bytes have arrived; `gap`: how many bytes are left before the ring's end. Returns the length of
  * head and datagram, or how many bytes to skip. Returns 0 if the datagram is not complete, or -EPROTO if the head is invalid. */
 int64_t net_datagram_read(struct net_datagram *out, const uint8_t *at, uint64_t have, uint64_t gap);
 struct net_socket;

@@ -418,7 +418,7 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
         return rc;
     socket_use(listener, 1);
     rc = fab_wait(g->w, socket_is_settled, s, socket_until(listener, timeout_ns));
-    if (rc == -ETIMEDOUT) { /* keep the handle: if the connection comes later, the next call gets it */
+    if (rc == -ETIMEDOUT) { /* keep the handle: if the connection arrives later, the next call gets it */
         base_spin_lock(&g->lock);
         s->spare = listener->spare;
         listener->spare = s;

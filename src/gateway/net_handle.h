@@ -15,7 +15,7 @@ enum socket_state { SOCKET_OPENS, SOCKET_OPEN, SOCKET_OVER };
 struct weft_socket {
     struct gateway *g;
     struct weft_socket *next_dead;
-    /* Of a listener: handles for connections that had not come when weft_net_accept() timed out, linked by this member. */
+    /* Of a listener: handles for connections that had not arrived when weft_net_accept() timed out, linked by this member. */
     struct weft_socket *spare;
     /* id, there: the socket's number at this node and at the gateway; ask: the number of the request that opens the socket */
     uint64_t id, there, ask;
@@ -34,7 +34,7 @@ struct weft_socket {
     struct gateway_stream *in, *out; /* in: received bytes; out: bytes to send. NULL: the socket is a listener */
     int lent;                        /* a duplicate of the gateway's descriptor of the socket; -1: the socket is not lent */
     /* lend_asked: this node has requested the socket, and gateway_net_borrowed() has not returned it yet. lend_came: the descriptor has
-     * come, or could not be received. lend_status: the gateway's answer; -EINPROGRESS: no answer yet */
+     * arrived, or could not be received. lend_status: the gateway's answer; -EINPROGRESS: no answer yet */
     bool lend_asked, lend_came;
     int lend_status;
     weft_net_fn notify;

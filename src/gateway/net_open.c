@@ -60,7 +60,7 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
     }
     const uint64_t words[2] = {s->id, s->up ? s->up->id : 0};
     gateway_answer(c, 0, words, 2, text, n);
-    if (!(s->watch.events & GATEWAY_READABLE)) /* if the socket is watched, ready() is called when the first bytes come */
+    if (!(s->watch.events & GATEWAY_READABLE)) /* if the socket is watched, ready() is called when the first bytes arrive */
         net_socket_move(s);
 }
 

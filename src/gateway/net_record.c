@@ -124,7 +124,7 @@ static int net_tell_addresses(const struct net_record *n, weft_request *r)
     return 0;
 }
 
-/* Requests the next connection of a listener, or takes it if it has come. Only one thread at a time may call this. */
+/* Requests the next connection of a listener, or takes it if it has arrived. Only one thread at a time may call this. */
 static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 {
     struct net_record *a = n->accepted;

@@ -434,7 +434,7 @@ void gateway_server_linger(struct gateway_server *s)
 }
 
 /* Polls for the next request for a moment, so that an asker need not wake this thread for each request. Returns true if a request or
- * message has come. */
+ * message has arrived. */
 static bool server_linger(struct gateway_server *s)
 {
     int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;

@@ -216,7 +216,7 @@ struct arenas {
     _Atomic bool leaving;                /* the node is being closed */
     pthread_mutex_t share_lock;          /* protects the following members and `other` */
     bool sharing;                        /* the thread has more work with `other` */
-    /* share_place: the socket by which owners hand over memory, or a negative errno; share_came: a connection on which nothing has come
+    /* share_place: the socket by which owners hand over memory, or a negative errno; share_came: a connection on which nothing has arrived
      * yet, or -1 */
     int share_place, share_came;
     int64_t share_until; /* when to stop waiting on that connection */

@@ -12,7 +12,7 @@
 #define NAP_MOST_NS  WEFT_MS
 /* a sleep lasts at most 1/NAP_SHARE of the time since the last progress, so that sleeping delays the end of a copy only a little */
 #define NAP_SHARE 64
-/* with granted slots the thread spins for SPIN_GRANTED times WEFT_SPIN, because the next piece usually comes soon */
+/* with granted slots the thread spins for SPIN_GRANTED times WEFT_SPIN, because the next piece usually arrives soon */
 #define SPIN_GRANTED 4
 
 static struct arenas *arenas_of(struct weft_node *w)

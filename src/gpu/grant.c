@@ -31,7 +31,7 @@
  * is never 0. */
 enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE, OFFER_NEXT = 4 };
 
-/* Makes sure that a next step happens, even if no message comes. */
+/* Makes sure that a next step happens, even if no message arrives. */
 static void step_again(struct arenas *c)
 {
     c->rooms_seen = atomic_load_explicit(&c->rooms, memory_order_relaxed) - 1;
@@ -269,7 +269,7 @@ static bool taker_look(struct arenas *c, uint32_t node)
     if (moved)
         take_offer(c, g);
     if (offer_of(g) == OFFER_WANTED && base_now_ns() - g->wanted_at > LOST_NS && offer_turn(c, g, OFFER_WANTED, OFFER_NONE))
-        g->lost = true; /* slots that come later must be given back, too */
+        g->lost = true; /* slots that arrive later must be given back, too */
     if (atomic_exchange_explicit(&g->stray, false, memory_order_relaxed))
         g->lost = true;
     return give_back(c, node, g) || moved;

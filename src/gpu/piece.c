@@ -251,7 +251,7 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
     if (p->word && j->length && fab_alive(c->w, j->node)) /* the atomic of a signal comes after its data */
         c->w->links[j->node].transport->fence(c->w, &c->w->links[j->node]);
     uint32_t expected = PIECE_ANSWER;
-    go_to(p, PIECE_ANSWER); /* do this before the send, because the answer may come at once */
+    go_to(p, PIECE_ANSWER); /* do this before the send, because the answer may arrive at once */
     bool bytes = m.kind == ASK_WRITE;
     int rc = fab_send(c->w, j->node, ARENA_HANDLER_ASK, &m, sizeof m, bytes ? p->bytes : NULL, bytes ? p->length : 0, NULL);
     while (rc && !atomic_compare_exchange_weak_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_ARRIVES,

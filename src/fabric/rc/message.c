@@ -114,7 +114,7 @@ void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames)
     base_spin_unlock(&l->lock);
 }
 
-/* Finds the link over whose queue pair the frame came. Tries the link of the sender's rank in the frame first, but trusts only the queue
+/* Finds the link over whose queue pair the frame arrived. Tries the link of the sender's rank in the frame first, but trusts only the queue
  * pair's number. */
 static struct rc_link *whose(struct rc *rc, const struct ibv_wc *wc, const uint8_t *at)
 {
@@ -137,7 +137,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     uint32_t frame = (uint32_t)wc->wr_id;
     const uint8_t *at = rc_receive_at(rc, frame);
     struct rc_link *l = at ? whose(rc, wc, at) : NULL;
-    if (!l) { /* the frame came over a queue pair that was destroyed */
+    if (!l) { /* the frame arrived over a queue pair that was destroyed */
         if (at)
             rc_receive_unused(rc, frame);
         return;

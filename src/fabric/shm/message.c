@@ -255,7 +255,7 @@ bool shm_idle(struct weft_node *w)
             continue;
         if (ring_has(&s->in) && s->stash.count < STASH_MAX && heard_still(s))
             return false;
-        /* The receiver has made room, and found no thread to wake. So no wake-up will come. */
+        /* The receiver has made room, and found no thread to wake. So no wake-up will arrive. */
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
             atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
             return false;

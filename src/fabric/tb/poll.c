@@ -316,7 +316,7 @@ bool tb_idle(struct weft_node *w)
             struct tb_completions *c = &tb->devices[i].of[k];
             if (!c->has_early) {
                 ibv_req_notify_cq(c->cq, 0);
-                /* Poll once more: a completion that came before the queue was armed causes no event. */
+                /* Poll once more: a completion that arrived before the queue was armed causes no event. */
                 c->has_early = ibv_poll_cq(c->cq, 1, &c->early) > 0;
             }
             quiet = quiet && !c->has_early;
