@@ -24,7 +24,7 @@
  * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Memory is given by address (weft/types.h), not by
  * pointer. A record is aligned to 8 bytes. Align it to 64 bytes where you can: then the asker and its node never write to the same cache
  * line. Do not change the record until the request is answered. weft reads the asker's fields and `data` while the request is submitted; if
- * `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has come, the asker's
+ * `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has arrived, the asker's
  * node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered` also sees `result` and `status`. The
  * result of the op is `status`, with this system's error number.
  */

@@ -30,8 +30,8 @@ static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
     return false;
 }
 
-/* Sets event->element. Returns false if the object was destroyed. The caller holds sv_lib.mutex, under which objects are removed from the
- * tables. */
+/* Sets event->element. Returns false if the object was destroyed. The caller holds sv_lib.mutex, so no object is removed from the tables
+ * meanwhile. */
 static bool async_event_find(const struct sv_event *e, struct ibv_async_event *event)
 {
     uint32_t bit = e->type < 32 ? UINT32_C(1) << e->type : 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's handle of a file (struct weft_file). Each slot is for one piece: the handle waits for the answer to its request, or has a
- * lease. Answers are written to slots under gateway.lock. Otherwise only the thread that reads or writes through the handle (`busy`)
- * changes slots.
+ * lease. Answers are written to slots while gateway.lock is held. Apart from that, only the thread that reads or writes through the handle
+ * (`busy`) changes slots.
  */
 #ifndef WEFT_GATEWAY_FILE_HANDLE_H
 #define WEFT_GATEWAY_FILE_HANDLE_H

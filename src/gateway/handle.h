@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handle of a process on another node (struct weft_process). Fields that other threads or messages change are under
- * gateway.lock.
+ * The asker's handle of a process on another node (struct weft_process). gateway.lock guards the fields that other threads or messages
+ * change.
  */
 #ifndef WEFT_GATEWAY_HANDLE_H
 #define WEFT_GATEWAY_HANDLE_H

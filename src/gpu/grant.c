@@ -6,16 +6,16 @@
  *
  * Why no put can reach a slot that the owner uses for something else: the node puts into a slot only between the owner's grant and the
  * node's message LAND about the slot, or between an answer that leaves the slot to the node and the next LAND. The node sends LAND when its
- * put is complete, so no further bytes will come. If a put or the sending of LAND fails, bytes may still be under way. Then the node puts
+ * put is complete, so no further bytes will arrive. If a put or the sending of LAND fails, bytes may still be under way. Then the node puts
  * into none of its slots, waits until the link is flushed, and gives all slots back. The owner uses a slot for something else only after
  * one of these:
  *
  *   - The owner's answer to a LAND said that the slot is not the node's any more. The node had nothing under way to this slot, because it
  *   waited for the answer.
- *   - The node's message GIVE has come. The node sends it when no put into any of its slots is under way, and after every LAND. A slot that
- *   is being copied becomes free when the copy has ended. A GIVE is about all slots that were granted before it came. So the node takes a
- *   grant only as the answer to its last question (`question`), which it asked after its last GIVE.
- *   - The node is gone. grant_gone() is called after the link was closed, when nothing can come from the node any more.
+ *   - The node's message GIVE has arrived. The node sends it when no put into any of its slots is under way, and after every LAND. A slot
+ *     that is being copied becomes free when the copy has ended. A GIVE is about all slots that were granted before it arrived. So the node
+ *     takes a grant only as the answer to its last question (`question`), which it asked after its last GIVE.
+ *   - The node is gone. grant_gone() is called after the link was closed, when nothing can arrive from the node any more.
  *
  * A node that is stopped keeps its slots. So a node gets at most as many slots as stay free. While requests of other nodes wait for a slot,
  * answers to LAND take slots back.

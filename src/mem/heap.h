@@ -14,8 +14,8 @@
  * cache line.
  *
  * A block is in exactly one of three states: used by the program (mark 1), in a thread's cache (mark 0, map bit 0), or free in its slab
- * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either under pool->lock or by the
- * program's own synchronisation, and both order the accesses to the mark.
+ * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either while pool->lock is held or by
+ * the program's own synchronisation, and both order the accesses to the mark.
  *
  * Lock order: `registry` in cache.c, then pool->lock.
  */

@@ -32,9 +32,9 @@
  *
  * SLEEPING. A claimer sets the `idle` word of its own node's header to 1, then looks at the shards, then sleeps. A node that makes work
  * ready loads `idle` afterwards; if it is 1, the node swaps it to 0 and wakes the claimer's node. All four steps are seq_cst (the claimer
- * stores `idle` and loads `tail`; the other node raises `tail` and loads `idle`), so at least one side sees the other. This covers only the
- * claimer's own shard. For work in other shards: if the node that a submitter has chosen is busy, the submitter wakes another idle node;
- * and a sleeping claimer looks again every CLAIM_SLICE_NS.
+ * stores `idle` and loads `tail`; the other node raises `tail` and loads `idle`), so at least one of the two sees what the other has
+ * stored. This covers only the claimer's own shard. For work in other shards: if the node that a submitter has chosen is busy, the
+ * submitter wakes another idle node; and a sleeping claimer looks again every CLAIM_SLICE_NS.
  */
 #ifndef WEFT_QUEUE_ROOM_H
 #define WEFT_QUEUE_ROOM_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of transports over records. An operation waits for room and a route, and then starts in the link's endpoint, under the
- * link's lock.
+ * The operations of transports over records. An operation waits for room and a route, and then starts in the link's endpoint while the
+ * link's lock is held.
  */
 #include "fabric/records/link.h"
 

@@ -6,7 +6,7 @@
  *
  * Records are gathered in an open frame. The frame is sent at once while few frames are under way; otherwise it waits for more records. A
  * frame is kept until the peer acknowledges that it was executed. A frame counts as lost when a later frame has arrived, or when its
- * acknowledgement does not come in time.
+ * acknowledgement does not arrive in time.
  */
 #ifndef WEFT_RECORDS_STREAM_H
 #define WEFT_RECORDS_STREAM_H
