@@ -35,7 +35,7 @@
 #define WEFT_FILE_H
 
 #include "request.h"
-#if !defined(__METAL_VERSION__) /* kernels of Metal use the constants */
+#if !defined(__METAL_VERSION__) /* Metal kernels use only the constants of this file */
 #include "fabric.h"
 #include "types.h"
 #endif

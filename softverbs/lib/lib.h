@@ -143,7 +143,7 @@ struct sv_srq {
     struct ibv_srq base;
     uint32_t entry, generation, life;
     struct sf_srq *shared;
-    struct sv_ring ring; /* changed under `post` */
+    struct sv_ring ring; /* changed only by a thread that holds `post` */
     pthread_mutex_t post;
     _Atomic uint64_t polled; /* requests whose completions were polled, so that their slots are free */
     uint32_t async_delivered;

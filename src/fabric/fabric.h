@@ -206,7 +206,7 @@ struct fab_link {
 
 /* Callbacks of the higher layers, called in the order in which they were installed. */
 struct fab_hook {
-    void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
+    void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* called on the progress thread */
     void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
     /* Periodic work on the progress thread. Returns after how many ns to call it again; INT64_MAX: never. After fab_kick() it is called at
      * once. */
@@ -270,7 +270,7 @@ struct weft_node {
     _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
-    _Atomic uint64_t used[FAB_USES]; /* bytes of the pool */
+    _Atomic uint64_t used[FAB_USES]; /* how many bytes of the pool each use has */
     uint8_t *pool_base;
     uint64_t pool_bytes;
     uint64_t heap_offset; /* offset of the heap in every pool; the system words (FAB_NULL_BYTES) are before it */
@@ -332,7 +332,7 @@ static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
-void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset); /* a `pointer` of struct fab_transport: NULL */
+void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset); /* as `pointer` of a struct fab_transport: returns NULL */
 uint32_t fab_count_dead(const struct weft_node *w, uint32_t below);
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 

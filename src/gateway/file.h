@@ -231,14 +231,14 @@ int64_t file_holder_choose(const struct files *all, const struct file_piece *p, 
                            struct file_holder **out);
 /* Records that the handle's node is getting a copy of the piece. Returns false if the node has a copy already, or if there is no memory. */
 bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
-/* the handle's node has the copy now */
+/* Records that the handle's node has the copy now. */
 void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now);
-/* the handle's node has stopped getting the copy */
+/* Records that the handle's node has stopped getting the copy. */
 void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o);
 bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node); /* the node's copy is gone; returns false if it had none */
-/* The node no longer has copies of the pieces of body `b` (NULL: of all pieces). */
+/* Records that the node has no more copies of the pieces of body `b` (NULL: of all pieces). */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
-/* A handle that was getting copies is closed. */
+/* Called when a handle that was getting copies is closed. */
 void file_holder_closed(struct files *all, const struct file_open *o);
 void file_holders_free(struct files *all, struct file_piece *p);
 /* Makes file_lease_again() look at the requests that wait for a copy of the piece. */

@@ -250,7 +250,7 @@ int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t
     if (!f)
         return -EBADF;
     int rc = file_do(g, f, r);
-    if (rc == 1) { /* the gateway answers */
+    if (rc == 1) { /* the gateway will answer the record */
         weft_request ask = file_record_request(f, r->kind == WEFT_FILE_STAT ? FILE_STAT : FILE_SYNC);
         ask.id = r->id;
         ask.timeout_ns = r->timeout_ns;

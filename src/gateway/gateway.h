@@ -104,7 +104,7 @@ void gateway_watches_leave(struct gateway_watches *all);
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;   /* the thread that handles a message will call run() */
-    uint32_t runs; /* threads in run() */
+    uint32_t runs; /* number of threads that are in run() now */
     /* called without gateway.lock. Does only little work, and never waits. If work is left, calls wake() */
     void (*run)(struct gateway_turn *t);
     void (*wake)(struct gateway_turn *t); /* wakes the sleeping thread; called with or without gateway.lock */

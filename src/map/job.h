@@ -234,7 +234,7 @@ struct map_ask {
     weft_gaddr to, word;  /* at the asking node */
 };
 #define MAP_ASK_BYTES (1u << 20)
-int map_carry_start(struct map_job *job); /* from now on, other nodes get answers */
+int map_carry_start(struct map_job *job); /* starts to answer other nodes' requests */
 void map_carry_stop(struct map_job *job);
 
 /* --- bring.c: asks another node for bytes that only that node can read, and fetches them --- */
@@ -359,7 +359,7 @@ void map_capture_refused(struct map_capture *c, const weft_result *result);
 void map_capture_close(struct map_capture *c);
 #define MAP_STATUS_SPILLED 1                                /* weft_result.status: the outcome itself is in the spill file */
 #define MAP_STATUS_HOME    2                                /* used by the owner only: the outcome is in its private memory */
-uint64_t map_spill_take(struct map_job *job, uint64_t len); /* room in the spill file */
+uint64_t map_spill_take(struct map_job *job, uint64_t len); /* takes `len` bytes of the spill file; returns their offset */
 
 /* --- command.c: one command on one piece --- */
 struct map_errors { /* the first and the last bytes of a command's stderr */

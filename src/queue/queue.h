@@ -88,7 +88,7 @@ struct queue_unsent;
 struct weft_queue {
     struct weft_node *w;
     char name[QUEUE_NAME_BYTES];
-    uint64_t key;             /* of the name */
+    uint64_t key;             /* the hash of the name */
     uint32_t incarnation;     /* how many queues this node has opened so far, with this one */
     _Atomic int64_t lease_ns; /* relaxed: how long a claim in this node's shard is held without renewal */
     _Atomic uint32_t force;

@@ -138,7 +138,7 @@ static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
 #define SLOT_LOAD_WORDS ((SLOT_LOOK - 1) * SLOT_WORDS + 1)
 struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
-    int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* visible before any later swap */
+    int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* the stored words are visible before any later swap */
     int (*swap)(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old);
     /* Returns a new number at each call, so that two attempts of this node to take the same slot differ. Otherwise, settling the first
      * attempt could undo the second one. */

@@ -187,7 +187,7 @@ struct rc_link {
     int64_t retry_ns;  /* when to try again */
     int64_t called_ns; /* when the last call was sent */
     struct rc_stand stand;
-    uint64_t posted_then; /* `posted` when `stand` was last updated */
+    uint64_t posted_then; /* the value of `posted` when `stand` was last updated */
     uint32_t tries;
     /* from the peer's call: how many of our frames it has received and acknowledged */
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES];
@@ -233,7 +233,7 @@ struct rc_link {
     uint64_t last_read;    /* the position after the last read */
     uint64_t flushed_to;   /* requests before this position have arrived, because a later read has completed */
     uint64_t flush_read;   /* the position of the read of a flush under way, plus 1; 0: none */
-    uint64_t flush_covers; /* last_change when that read was posted */
+    uint64_t flush_covers; /* the value of last_change when that read was posted */
     bool flush_wanted;     /* the read of a flush found no room; it is posted before the backlogs */
     /* Number of calls of rc_gather_locked(). Each call invalidates the positions of all unfinished requests. */
     uint32_t gathered;
