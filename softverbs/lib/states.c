@@ -345,7 +345,7 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         said->en_sqd_async_notify = a->en_sqd_async_notify;
 }
 
-/* Checks whether the transition is allowed. With the queue pair's locks. */
+/* Checks whether the transition is allowed. The caller holds the queue pair's locks. */
 static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const struct ibv_qp_attr *a, int mask)
 {
     const struct step *s = &steps[now][next];

@@ -58,7 +58,7 @@ struct tb_transfer {     /* an incoming transfer */
     uint32_t pieces, left, cursor;
     uint64_t *wanted;                  /* bitmap: pieces that need a receive */
     uint64_t from;                     /* if `own`: where the bytes are in the peer's pool */
-    uint32_t repairs_without_progress; /* lane repairs by this transfer since its last correct piece */
+    uint32_t repairs_without_progress; /* how often this transfer has repaired lanes since its last correct piece */
     bool use_records;                  /* after too many repairs: request the remaining pieces as records */
     /* fetching: the piece that is requested as records; asked: how many bytes of this piece were requested; asks: requests under way */
     uint32_t fetching, asked, asks;

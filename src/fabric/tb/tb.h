@@ -97,7 +97,7 @@ struct tb_cable {
 };
 
 struct tb_link {
-    struct records_link r; /* first: fab_link's `impl` points to it */
+    struct records_link r; /* must be the first member, because fab_link's `impl` points to it */
     struct tb *tb;
     bool touched; /* an event has happened since the last pump; guarded by tb->receiving */
     struct tb_cable *cables[TB_DEVICES];
