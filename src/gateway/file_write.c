@@ -10,8 +10,8 @@
 
 #include "gateway/file.h"
 
-/* Moves the handle to the generation that its write has made. False: there is no memory, so the handle keeps its old generation, which is
- * stale. */
+/* Moves the handle to the generation that its write has made. Returns false if there is no memory; then the handle keeps its old
+ * generation, which is stale. */
 static bool move_on(struct files *all, struct file_open *o, const struct file_identity *is)
 {
     struct file_body *old = o->body;
