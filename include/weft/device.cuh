@@ -14,7 +14,9 @@
  *   - Local memory (`src` of a put, `dst` of a get) must be memory of this node; otherwise the call returns -WEFT_DEVICE_EINVAL.
  *
  * Only the op of the first thread (weft_device_first()) is used; the other threads may pass any pointer. Either all threads pass NULL, or
- * no thread does. If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the other calls wait.
+ * no thread does. If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the other calls wait, or return -WEFT_DEVICE_EAGAIN
+ * if weft_device.nowait is set. If weft_device_put_signal_warp() or weft_device_put_signal_block() returns this error, the bytes may have
+ * been copied already, but not the signal: call again.
  *
  * For all other calls of weft/device.h, let the first thread make the call and share the result with weft_device_by_warp() or
  * weft_device_by_block():

@@ -15,6 +15,15 @@
  * is complete after the block's next weft_device_flush() to the same node, which also returns the first error of such operations.
  * Operations of one block to one node begin in the order of the calls. Operations of different blocks are not ordered.
  *
+ * If the ring is full, a call waits for room. A thread that must not wait makes its calls with a copy of the weft_device:
+ *     weft_device now = *d;
+ *     now.nowait = true;
+ *     int rc = weft_device_get(&now, dst, src, len, &op);
+ * Then every call that posts a request, also those of weft/device_tasks.h and weft/device.cuh, returns -WEFT_DEVICE_EAGAIN instead of
+ * waiting, and has done nothing. weft_device_submit() and weft_device_claim() do the same if the queue has no free slot or no ready task.
+ * Calls with an answer still wait for the answer, and calls of services (weft/device_service.h) may wait for their service. In the same way
+ * a thread can use another deadline_ns.
+ *
  * weft/device.cuh has calls for threads of a warp or a block that work together.
  */
 #ifndef WEFT_DEVICE_H
@@ -34,7 +43,7 @@ WEFT_DEVICE_CALL int weft_device_put(WEFT_NEAR const weft_device *d, uint64_t ds
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* Like weft_device_put(), but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
+/* weft_device_put() with `nowait`, without a copy of the weft_device. */
 WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,
                                             WEFT_NEAR weft_device_op *op)
 {

@@ -62,8 +62,8 @@
 /* The weft_device that a thread passes to the calls: `given` is the kernel's buffer 0, `block` the number of the threadgroup. */
 WEFT_DEVICE_CALL weft_device weft_device_of(WEFT_FAR const weft_device *given, uint32_t block)
 {
-    weft_device d = {given->rank, given->size, given->rings,      given->block + block, given->deadline_ns,
-                     given->ring, given->pool, given->pool_bytes, given->arena,         given->notice};
+    weft_device d = {given->rank, given->size,       given->rings, given->block + block, given->deadline_ns, given->ring,
+                     given->pool, given->pool_bytes, given->arena, given->notice,        given->nowait};
     return d;
 }
 

@@ -122,6 +122,7 @@ typedef struct weft_device {
                                         kernel cannot load and store there */
     WEFT_FAR const uint64_t *notice; /* written by the node. Word 0: not 0 when the GPU is being closed. From word 1 on: one bit for each
                                         node, 1 if the node is gone */
+    bool nowait; /* false from the node. In a copy that is true, calls do not wait for room in the ring (weft/device.h) */
 } weft_device;
 
 /* An operation under way. Fields are private. */
@@ -325,7 +326,8 @@ WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
            kind >= WEFT_DEVICE_RECORD;
 }
 
-/* Puts a request into the ring. With an op, the node answers. */
+/* Puts a request into the ring. With an op, the node answers. -WEFT_DEVICE_EAGAIN: there is no room in the ring, or
+ * the place of the answer is in use, and `wait` is false or d->nowait is true. */
 WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, bool wait,
                                       WEFT_NEAR weft_device_op *op)
 {
@@ -333,6 +335,7 @@ WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     uint32_t number = block < d->rings ? block : block % d->rings; /* avoids a division, which is slow on a GPU */
     uint64_t ticket;
     bool place = false;
+    wait = wait && !d->nowait;
 #if defined(WEFT_DEVICE_METAL)
     WEFT_FAR const weft_device_ring *r = &d->ring[number];
     wait = false;

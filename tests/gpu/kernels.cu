@@ -187,6 +187,12 @@ __global__ void full(const weft_device *d, struct job job, struct report *bad)
         KERNEL(weft_device_put_nowait(d, good + 8, j->mine, 8, &ops[i]));
     weft_device_op more;
     KERNEL_IS(weft_device_put_nowait(d, good, j->mine, 8, &more), -EAGAIN);
+    weft_device now = *d;
+    now.nowait = true;
+    KERNEL_IS(weft_device_get(&now, j->mine, good, 8, &more), -EAGAIN);
+    KERNEL_IS(weft_device_put_signal(&now, good, j->mine, 8, good + 8, 1, &more), -EAGAIN);
+    KERNEL_IS(weft_device_fetch_add_start(&now, good + 8, 1, &more), -EAGAIN);
+    KERNEL_IS(weft_device_fetch_add(&now, good + 8, 1, NULL), -EAGAIN);
     KERNEL_IS(weft_device_put(d, good, j->mine, 8, &more), -ETIMEDOUT);
     KERNEL(weft_device_put_value(d, good, 1, NULL));                   /* needs no place for an answer */
     for (uint64_t i = weft_device_load_own(d->ring->next); i % 8; i++) /* up to the place of the first */

@@ -9,7 +9,7 @@
 
 static_assert(sizeof(metal_op) == sizeof(weft_device_op) && sizeof(weft_device_cell) == 16 && sizeof(weft_device_slot) == 32,
               "as the node has them");
-static_assert(sizeof(weft_device) == 64 && sizeof(weft_device_ring) == 64, "as the node has them");
+static_assert(sizeof(weft_device) == 72 && sizeof(weft_device_ring) == 64, "as the node has them");
 
 #define MUST(is)                  \
     do {                          \

@@ -265,6 +265,9 @@ static void lie(const weft_device *d, void *arg)
     weft_device hurried = *d;
     hurried.deadline_ns = 300 * WEFT_MS;
     CHECK(weft_device_claim(&hurried, f->number, OF(0, leases), 1) == -WEFT_DEVICE_ETIMEDOUT);
+    weft_device now = *d;
+    now.nowait = true; /* a single attempt */
+    CHECK(weft_device_claim(&now, f->number, OF(0, leases), 1) == -WEFT_DEVICE_EAGAIN);
 }
 
 static void closed(const weft_device *d, void *arg)
