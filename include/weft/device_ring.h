@@ -147,7 +147,7 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
 /* --- requests --- */
 
 /* The clock of a wait. Initialize it with zeros, and call weft_device_late() between polls: that returns true if the deadline has passed or
- * the GPU is being closed. */
+ * the GPU is being closed. weft_device_late_after() is for waits with a time-out of their own; below 0: the deadline. */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
@@ -157,10 +157,10 @@ WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patie
 {
     return p->looks % 16 == 0;
 }
-WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p)
+WEFT_DEVICE_CALL bool weft_device_late_after(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p, int64_t timeout_ns)
 {
 #if defined(WEFT_DEVICE_METAL)
-    (void)d, (void)p;
+    (void)d, (void)p, (void)timeout_ns;
     return true; /* nothing changes while a kernel runs */
 #else
     p->looks++;
@@ -172,8 +172,12 @@ WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR
     if (p->since == 0)
         p->since = now;
     weft_device_pause();
-    return now - p->since > d->deadline_ns || (weft_device_now_and_then(p) && weft_device_load(d->notice));
+    return now - p->since > (timeout_ns < 0 ? d->deadline_ns : timeout_ns) || (weft_device_now_and_then(p) && weft_device_load(d->notice));
 #endif
+}
+WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p)
+{
+    return weft_device_late_after(d, p, -1);
 }
 
 /* Whether that node has left or died. The kernel's node reports it within about 1 ms. */

@@ -22,7 +22,8 @@ __global__ void calls(const weft_device *d, uint64_t there, uint64_t here, uint6
     rc |= weft_device_fetch_add(d, there, 1, &old) | weft_device_swap(d, there, 1, &old) | weft_device_compare_swap(d, there, 1, 2, &old);
     rc |= weft_device_nothing(d, true);
     rc |= weft_device_ask_start(d, 3, here, &op) | weft_device_ask(d, 3, here, &old);
-    rc |= weft_device_wait_at_least(d, here, 1, &old) | weft_device_wait_for(d, 1, here, 1, &old);
+    rc |= weft_device_wait_at_least(d, here, 1, &old) | weft_device_wait_for(d, 1, here, 1, &old) |
+          weft_device_wait_until(d, here, WEFT_NE, 1, &old, 1000);
     rc |= weft_device_fetch_add_start(d, there, 1, &op) | weft_device_swap_start(d, there, 1, &op) |
           weft_device_compare_swap_start(d, there, 1, 2, &op);
     weft_device now = *d;
@@ -68,6 +69,9 @@ __global__ void together(const weft_device *d, uint32_t queue, uint64_t there, u
     weft_device now = *d;
     now.nowait = true;
     rc |= weft_device_put_signal_block(&now, there, here, 4096, there + 4096, 1, NULL);
+    uint64_t seen;
+    rc |= weft_device_wait_until_block(d, here, WEFT_EQ, 1, &seen, 1000) | weft_device_wait_for_block(d, 1, here, 1, &seen);
+    rc |= weft_device_wait_until_warp(d, here, WEFT_EQ, 1, &seen, 1000) | weft_device_wait_for_warp(d, 1, here, 1, NULL);
     rc |= weft_device_by_block([&] { return weft_device_claim(d, queue, here, 8); });
     rc |= weft_device_by_warp([&] { return weft_device_submit(d, queue, here, 8, 0); });
     *out = rc;
