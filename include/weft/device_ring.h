@@ -22,19 +22,25 @@ extern "C" {
 
 /* The errors of kernels' calls. They have Linux's numbers on every system. */
 #define WEFT_DEVICE_ENOENT       2   /* there is no such service or queue */
+#define WEFT_DEVICE_EIO          5   /* the driver of the GPU has failed */
 #define WEFT_DEVICE_EBADF        9   /* the queue is closed */
 #define WEFT_DEVICE_EAGAIN       11  /* the call cannot succeed now, and does not wait */
+#define WEFT_DEVICE_ENOMEM       12  /* a node has not enough memory for the operation */
 #define WEFT_DEVICE_EACCES       13  /* a rule of the gateway or the permissions of the file forbid the access */
 #define WEFT_DEVICE_EFAULT       14  /* the address is invalid */
 #define WEFT_DEVICE_EBUSY        16  /* another thread uses the same socket or file */
 #define WEFT_DEVICE_EINVAL       22  /* a wrong argument */
 #define WEFT_DEVICE_EPIPE        32  /* the peer accepts no more bytes */
-#define WEFT_DEVICE_EMSGSIZE     90  /* the datagram is too large */
+#define WEFT_DEVICE_EPROTO       71  /* a kernel has written an invalid request, or another node has sent an invalid answer */
+#define WEFT_DEVICE_EMSGSIZE     90  /* the message or the datagram is too large */
 #define WEFT_DEVICE_ENOTSUP      95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
 #define WEFT_DEVICE_EOPNOTSUPP   95  /* the node does not offer that service */
+#define WEFT_DEVICE_ENETDOWN     100 /* the other node is alive, but out of reach (weft/fabric.h) */
+#define WEFT_DEVICE_ECONNABORTED 103 /* the link broke: the operation may or may not have happened */
 #define WEFT_DEVICE_ECONNRESET   104 /* the other node is gone, or the peer has reset the connection */
+#define WEFT_DEVICE_ENOBUFS      105 /* too many operations on a node's GPU memory are under way */
 #define WEFT_DEVICE_ESHUTDOWN    108 /* there will be no more tasks */
-#define WEFT_DEVICE_ETIMEDOUT    110 /* weft_device.deadline_ns has passed */
+#define WEFT_DEVICE_ETIMEDOUT    110 /* weft_device.deadline_ns or the call's time-out has passed */
 #define WEFT_DEVICE_ECONNREFUSED 111 /* no program listens at that address */
 #define WEFT_DEVICE_EINPROGRESS  115 /* the operation is under way */
 #define WEFT_DEVICE_ESTALE       116 /* the file has changed since it was opened */
