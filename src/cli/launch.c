@@ -486,7 +486,8 @@ out:
         launch_close(&s.nodes[i].control);
     keeper_stop(&s.keeper);
     if (signal_pipe[0] >= 0) {
-        base_dispositions_restore(&s.before);
+        if (!s.interrupted) /* a further signal must not change the exit status of an interrupted command while it ends */
+            base_dispositions_restore(&s.before);
         launch_close(&signal_pipe[0]);
         launch_close(&signal_pipe[1]);
     }

@@ -489,6 +489,8 @@ typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
+/* As fab_wait(), but only sleeps: the progress thread makes progress, also while this thread works between two waits. */
+int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, before a thread sleeps elsewhere than in fab_wait(). Returns whether the condition holds.
  * Message handlers may run in this call. */
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
