@@ -51,8 +51,9 @@ typedef struct weft_gpu_info {
     char no_rdma_remedy[160]; /* what to do about no_rdma; "": nothing helps */
 } weft_gpu_info;
 
-/* Describe the GPU with the number `index`. Numbers start at 0: first the usable GPUs, then GPUs on PCI that weft cannot use, each with the
- * reason, and last `host`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+/* Describe the GPU with the number `index`. Numbers start at 0: first the GPUs that a driver offers, then GPUs on PCI that weft cannot use,
+ * and last `host`. `why` has the reason for each GPU that is not usable. `bytes` is sizeof *out; fields that this library does not know are
+ * set to 0.
  * Errors: -ENOENT there are not so many GPUs. */
 WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);
 

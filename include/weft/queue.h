@@ -51,8 +51,8 @@ typedef struct weft_lease {
 
 /* A completion, as the submitter gets it: one for each task. */
 typedef struct weft_done {
-    uint64_t tag;        /* of the task */
-    uint64_t id;         /* from weft_submit() */
+    uint64_t tag;        /* tag of the task */
+    uint64_t id;         /* id of the task, from weft_submit() */
     int32_t status;      /* from weft_complete() */
     uint32_t worker;     /* node that did the task */
     weft_gaddr result;   /* from weft_complete() */

@@ -16,8 +16,9 @@
 enum { PLACES = 2 };
 
 static struct rig {
-    _Atomic uint32_t round, prepared, dead, checked, over; /* the number, from 1, of the last round that has reached each of these states */
-    _Atomic uint32_t acted;                                /* set when the victim has done everything without being killed */
+    /* the number, from 1, of the last round that has reached each of these states */
+    _Atomic uint32_t round, connected, prepared, dead, checked, over;
+    _Atomic uint32_t acted; /* set when the victim has done everything without being killed */
     /* how many rounds in which the owner saw the operation, and in which it did not */
     _Atomic uint32_t happened, not_happened;
 } * rig;
@@ -127,6 +128,8 @@ static void owner(void)
         qp = make(IBV_QPT_RC, srq);
         connect_to(qp, acquainted(qp, quick), true, true);
         NEED(ibv_req_notify_cq(receive_cq, 0) == 0 && ibv_req_notify_cq(send_cq, 0) == 0);
+        while (atomic_load(&rig->connected) < round) /* a message to a queue pair that is not ready yet fails after a few milliseconds */
+            nap(50);
         now.prepare();
         atomic_store(&rig->prepared, round);
         while (atomic_load(&rig->dead) < round)
@@ -234,6 +237,7 @@ static void victim(void)
 {
     qp = make(IBV_QPT_RC, NULL);
     connect_to(qp, acquainted(qp, quick), true, true);
+    atomic_store(&rig->connected, atomic_load(&rig->round));
     while (atomic_load(&rig->prepared) < atomic_load(&rig->round))
         nap(50);
     watch_all(sv_lib.fabric);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// Failures on a GPU: weft run -n 2 -- faults trap | worker | closes | killed | twice | none. trap: a kernel traps; its node stays alive,
-// reports it, and its processor goes on. worker: the same while blocks of a persistent worker have tasks, which the queue gets back.
+// Failures on a GPU: weft run -n 2 -- faults trap | worker | closes | killed | signal | twice | none. trap: a kernel traps; its node stays
+// alive, reports it, and its processor goes on. worker: the same while blocks of a persistent worker have tasks, which the queue gets back.
 // closes: a node is closed while its kernels wait; they end, and the GPU still works. killed: a node is killed while its kernel puts to
-// another node and that node's kernel to it; the other kernel's calls fail, and calls to nodes that are alive still work. twice: one GPU is
-// opened twice. none: this process may use no GPU.
+// another node and that node's kernel to it; the other kernel's calls fail, and calls to nodes that are alive still work. signal: a node is
+// killed while kernels of another node wait for its signal. twice: one GPU is opened twice. none: this process may use no GPU.
 #include <csignal>
 
 #include "check.cuh"
+#include "weft/device.cuh"
 
 __global__ void trap(void)
 {
@@ -33,6 +34,38 @@ __global__ void add_one(const weft_device *d, uint64_t word, struct report *bad)
 {
     uint64_t old;
     KERNEL(weft_device_fetch_add(d, word, 1, &old));
+}
+
+/* Waits for a signal of node 1, which has been sent, and for another one, which never comes. The threads of the first block wait together,
+ * those of each warp of the second one, and each thread of the third one. Each block tells node 1 when the first signal has arrived. */
+__global__ void wait_for_the_dead(const weft_device *d, uint64_t signal, uint64_t begun, struct report *bad)
+{
+    uint64_t seen = 0;
+    for (uint64_t i = 1; i <= 2; i++) {
+        int rc = blockIdx.x == 0   ? weft_device_wait_for_block(d, 1, signal, i, &seen)
+                 : blockIdx.x == 1 ? weft_device_wait_for_warp(d, 1, signal, i, &seen)
+                                   : weft_device_wait_for(d, 1, signal, i, &seen);
+        KERNEL_IS(rc, i == 1 ? 0 : -WEFT_DEVICE_ECONNRESET);
+        KERNEL_CHECK(seen == 1);
+        if (i == 1 && threadIdx.x == 0)
+            KERNEL(weft_device_fetch_add(d, begun, 1, NULL));
+    }
+    KERNEL_CHECK(weft_device_gone(d, 1) && !weft_device_gone(d, 0) && weft_device_gone(d, 77));
+}
+
+static void test_signal(weft_gaddr page)
+{
+    if (weft_rank(w) == 1) {
+        OK(weft_put_signal(w, 0, NULL, 0, on_node(page, 0), 1, NULL));
+        OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
+        OK(weft_wait_until(w, on_node(page, 1) + 64, WEFT_GE, 3, NULL, 60 * WEFT_SECOND));
+        kill(getpid(), SIGKILL);
+    }
+    wait_for_the_dead<<<3, 64>>>(weft_gpu_device(gpu), on_node(page, 0), on_node(page, 1) + 64, bad);
+    KERNEL_DONE();
+    OK(weft_gpu_close(gpu));
+    printf("all right\n");
+    exit(weft_close(w));
 }
 
 static void test_trap(weft_gaddr page)
@@ -204,6 +237,8 @@ int main(int argc, char **argv)
         test_closes(page);
     else if (strcmp(what, "killed") == 0)
         test_killed(page);
+    else if (strcmp(what, "signal") == 0)
+        test_signal(page);
     else
         test_twice(page);
     OK(weft_close(w));

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "cluster_test.h"
+#include "pattern.h"
 
 #define DEFAULT_TIME WEFT_TIMEOUT_DEFAULT
 #define PIECE        ((uint64_t)WEFT_FILE_PIECE)
@@ -57,31 +58,6 @@ static inline int folder_remove(void **state)
     }
     int status;
     return waitpid(pid, &status, 0) == pid && status == 0 ? 0 : -1;
-}
-
-/* Byte i of version `seed`. Each 8 bytes tell their version and their place. */
-static inline uint8_t byte_of(uint64_t seed, uint64_t i)
-{
-    uint64_t word = (i / 8) * UINT64_C(0x9e3779b97f4a7c15) ^ seed * UINT64_C(0xbf58476d1ce4e5b9);
-    return (uint8_t)(word >> i % 8 * 8);
-}
-
-static inline void fill(uint8_t *to, uint64_t seed, uint64_t from, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = byte_of(seed, from + i);
-}
-
-static inline bool right(const uint8_t *bytes, uint64_t seed, uint64_t from, size_t n)
-{
-    uint8_t want[4096];
-    for (size_t at = 0; at < n; at += sizeof want) {
-        size_t some = n - at < sizeof want ? n - at : sizeof want;
-        fill(want, seed, from + at, some);
-        if (memcmp(bytes + at, want, some) != 0)
-            return false;
-    }
-    return true;
 }
 
 static inline void write_file(const char *path, uint64_t seed, uint64_t bytes, int flags)

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 
 #include "cluster_test.h"
+#include "pattern.h"
 #include "weft/net.h"
 
 #define LOOPBACK "allow=127.0.0.1,allow=::1"
@@ -70,13 +71,6 @@ static inline void reset(int fd)
     close(fd);
 }
 
-/* The bytes of a stream: byte i of stream `seed`. */
-static inline void fill(uint8_t *to, uint64_t seed, uint64_t from, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = (uint8_t)(((from + i) * 2654435761u >> 8) + seed);
-}
-
 struct sender {
     int fd;
     uint64_t seed, bytes;
@@ -99,12 +93,11 @@ static inline void *send_stream(void *arg)
 static inline void *take_stream(void *arg)
 {
     struct sender *s = arg;
-    static _Thread_local uint8_t some[50000], right[50000];
+    static _Thread_local uint8_t some[50000];
     uint64_t at = 0;
     for (ssize_t n; (n = read(s->fd, some, sizeof some)) != 0; at += (uint64_t)n) {
         CHECK(n > 0);
-        fill(right, s->seed, at, (size_t)n);
-        CHECK(memcmp(some, right, (size_t)n) == 0);
+        CHECK(right(some, s->seed, at, (size_t)n));
     }
     CHECK(at == s->bytes);
     return NULL;
@@ -112,15 +105,14 @@ static inline void *take_stream(void *arg)
 
 static inline void receive_stream(weft_socket *s, uint64_t seed, uint64_t bytes)
 {
-    static _Thread_local uint8_t some[30000], right[30000];
+    static _Thread_local uint8_t some[30000];
     size_t n;
     uint64_t at = 0;
     for (;;) {
         OK(weft_net_receive(s, some, sizeof some, &n, DEFAULT_TIME));
         if (!n)
             break;
-        fill(right, seed, at, n);
-        CHECK(memcmp(some, right, n) == 0);
+        CHECK(right(some, seed, at, n));
         at += n;
     }
     CHECK(at == bytes);

@@ -177,9 +177,7 @@ static void many_kernel(const weft_device *d, void *arg)
         rc = weft_device_file_read(d, job->record[b], &job->file, job->to[b], job->to_bytes, at, &n);
         MUST(rc == 0 && n == want);
         const uint8_t *got = weft_device_ptr(d, job->to[b], n);
-        MUST(got != NULL);
-        for (uint64_t k = 0; k < n; k += 1 + k % 7)
-            MUST(got[k] == byte_of(SEED, at + k));
+        MUST(got != NULL && right(got, SEED, at, n));
     }
 }
 
@@ -294,6 +292,64 @@ static void test_writing(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed_with(2, writing, NULL, OPEN), 0);
+}
+
+/* Several blocks write through one open file at the same time, each its own part. Which write the gateway's threads end first is a matter
+ * of luck, so there are many rounds. After them the file is as the last of the writes has left it. */
+#define WRITERS 4u
+#define LINE    50u
+
+static void open_shared(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    int rc = weft_device_file_open(d, job->record[0], 0, job->path, job->path_bytes, WEFT_FILE_WRITE | WEFT_FILE_CREATE, &job->file);
+    MUST(rc == 0);
+}
+
+static void write_part(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    weft_device_file f = job->file;
+    uint32_t b = weft_device_block(d);
+    uint64_t n;
+    int rc = weft_device_file_write(d, job->record[b], &f, job->to[b], LINE, job->to_bytes + (uint64_t)b * LINE, &n);
+    MUST(rc == 0 && n == LINE);
+}
+
+static void stat_shared(const weft_device *d, void *arg)
+{
+    struct job *job = arg;
+    int rc = weft_device_file_stat(d, job->record[0], &job->file);
+    MUST(rc == 0 && job->file.bytes == job->to_bytes);
+}
+
+static void writing_at_once(weft_node *w, void *arg)
+{
+    (void)arg;
+    uint32_t space = 0;
+    weft_gpu *g = gpu_with_arena(w, &space);
+    if (weft_rank(w) == 1) {
+        static struct job job;
+        new_job(w, g, space, in_folder("shared"), &job);
+        for (uint32_t b = 0; b < WRITERS; b++)
+            OK(weft_alloc(w, LINE, &job.to[b]));
+        OK(weft_gpu_run(g, open_shared, 1, &job));
+        uint32_t rounds = repeats(200);
+        for (uint32_t i = 0; i < rounds && none_failed(&job); i++) {
+            OK(weft_gpu_run(g, write_part, WRITERS, &job));
+            job.to_bytes += WRITERS * LINE;
+            OK(weft_gpu_run(g, stat_shared, 1, &job));
+        }
+        CHECK(none_failed(&job));
+    }
+    OK(weft_barrier(w, DEFAULT_TIME));
+    OK(weft_gpu_close(g));
+}
+
+static void test_writing_at_once(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, writing_at_once, NULL, OPEN), 0);
 }
 
 /* --- wrong records --- */
@@ -436,6 +492,7 @@ static void test_asker_dies(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {ONE(reading), ONE(many), ONE(writing), ONE(wrong), ONE(gateway_dies), ONE(asker_dies)};
+    const struct CMUnitTest tests[] = {ONE(reading), ONE(many),         ONE(writing),   ONE(writing_at_once),
+                                       ONE(wrong),   ONE(gateway_dies), ONE(asker_dies)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@ Usage: test_run.py PATH-OF-WEFT [TEST...]
 import ctypes
 import functools
 import json
+import math
 import os
 import pty
 import re
@@ -138,17 +139,36 @@ class ExitCodes(Base):
 
     @unittest.skipUnless(sys.platform == "linux", "softverbs is for Linux")
     def test_softverbs_ended_at_once(self):
-        """The launcher is killed at any moment, also while the fabric is made: the fabric's directory is removed, later also those of other jobs."""
+        """The launcher is killed at any moment, also while the fabric is made: the fabric's directory is removed."""
         where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
+        mark = "MARK_OF_THIS_TEST=" + self.dir
+
+        def fabrics():
+            return {name for name in os.listdir(where) if re.fullmatch("weft-[0-9a-f]{16}", name)}
+
+        def of_others():
+            """The fabrics of nodes that other tests have started."""
+            found = set()
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    with open(f"/proc/{pid}/environ", "rb") as f:
+                        words = f.read().decode(errors="replace").split("\0")
+                except OSError:
+                    continue
+                if mark not in words:
+                    found |= {os.path.basename(w) for w in words if w.startswith("SOFTVERBS_DIR=")}
+            return found
+
+        before = fabrics()
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             for moment in range(0, 30, 3):
-                p = start("-n", "2", "--softverbs", "switch:4", "--", "sleep", "60")
+                p = start("-n", "2", "--softverbs", "switch:4", "--", "sleep", "60", env=clean_env(MARK_OF_THIS_TEST=self.dir))
                 time.sleep(moment / 1000)
                 p.send_signal(sig)
                 code = p.wait(LIMIT)
                 self.assertIn(code, (-sig, 128 + sig))
-        seen = {name for name in os.listdir(where) if re.fullmatch("weft-[0-9a-f]{16}", name)}
-        until("no directory is left", lambda: not seen & set(os.listdir(where)))
+        seen = fabrics() - before
+        until("no directory is left", lambda: not (left := seen & fabrics()) or not left - of_others())
 
     @unittest.skipUnless(sys.platform == "linux", "softverbs is for Linux")
     def test_softverbs_counts_and_refusals(self):
@@ -479,11 +499,12 @@ class Ending(Base):
         self.gone(pids)
 
     def test_timeout(self):
-        p = start("-n", "3", "--timeout", "5s", *self.node("test $WEFT_RANK = 1 && exit 0; exec sleep 1000"))
+        seconds = math.ceil(patience(5))  # in this time node 1 ends
+        p = start("-n", "3", "--timeout", f"{seconds}s", *self.node("test $WEFT_RANK = 1 && exit 0; exec sleep 1000"))
         pids = self.pids(3)
         _, err = p.communicate(timeout=LIMIT)
         self.assertEqual(p.returncode, 124)
-        self.assertEqual(err, "weft run: timed out after 5 s (--timeout): nodes 0 and 2 were still running\n")
+        self.assertEqual(err, f"weft run: timed out after {seconds} s (--timeout): nodes 0 and 2 were still running\n")
         self.gone(pids)
 
     def test_grandchildren_end_with_their_node(self):
