@@ -176,7 +176,8 @@ struct gpu_workers {
     const struct gpu_backend *backend;
     void *device;
     struct gpu_service *services;  /* [WEFT_GPU_SERVICES] */
-    uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node; the serving thread runs only there; all 0: not known */
+    uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where all threads of the GPU run, except the carrier; all 0:
+                                      not known */
     pthread_mutex_t lock;          /* held for opening and closing */
     uint32_t count;
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];

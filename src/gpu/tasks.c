@@ -203,6 +203,7 @@ static void tasks_spin(struct gpu_tasks *t)
 static void *tasks_run(void *arg)
 {
     struct gpu_tasks *t = arg;
+    base_cpu_stay(t->all->near);
     for (;;) {
         tasks_spin(t);
         pthread_mutex_lock(&t->lock);

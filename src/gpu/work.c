@@ -177,6 +177,7 @@ void *gpu_work_finish(void *arg)
 {
     weft_gpu_worker *k = arg;
     int64_t nap = 0, last = base_now_ns();
+    base_cpu_stay(k->all->near);
     while (!atomic_load_explicit(&k->over, memory_order_acquire)) {
         if (finish(k)) {
             last = 0;
@@ -375,6 +376,7 @@ void *gpu_work_run(void *arg)
 {
     weft_gpu_worker *k = arg;
     int64_t nap = 0, last = k->life = base_now_ns();
+    base_cpu_stay(k->all->near);
     for (;;) {
         int64_t now = base_now_ns();
         bool moved = work_progress(k, now) + fill(k, now) > 0;
