@@ -10,11 +10,11 @@
  *   look.c   lists the GPUs of all back ends
  *   arena.c  memory of GPUs in the address space, with rdma.c, views.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   the node's side of rings of requests (the kernels' side is weft/device.h); ring.c makes the rings
- *   work.c   persistent workers: they bring tasks from queues to blocks, and results back
+ *   work.c   persistent workers: they bring tasks from queues to blocks, and results back; work_open.c opens and closes them
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete; the arrays of such a request may be in arenas
  *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
- *   gpu.c    opening and closing
+ *   gpu.c    opening and closing a GPU (handle.h); calls.c has the program's other calls on it
  */
 #ifndef WEFT_GPU_ROOM_H
 #define WEFT_GPU_ROOM_H
@@ -62,12 +62,15 @@ struct gpu_backend {
     void (*close)(void *device);
     /* Lets kernels access memory of this process. `*there` becomes the memory's address for kernels. */
     int (*attach)(void *device, void *memory, size_t bytes, uint64_t *there);
-    void (*detach)(void *device, void *memory);
+    void (*detach)(void *device, void *memory); /* no kernel may use the memory any more */
     /* Allocates zeroed memory of the device. */
     int (*alloc)(void *device, size_t bytes, void **memory);
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device); /* checks whether the device still works; may be NULL: it always works */
+    /* Waits until no kernel that this process has started runs on the device. 0: none runs, or the device has failed, so that none can.
+     * -ETIMEDOUT: some still run at the deadline. May be NULL: run() and run_text() start all kernels, and return when these have ended. */
+    int (*idle)(void *device, int64_t deadline);
     /* memory_open() allocates out->bytes for an arena, or returns -ENOMEM if the GPU has too little memory. memory_import() maps another
      * process's memory from a descriptor, which the caller closes. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
@@ -160,7 +163,7 @@ bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t d
 void gpu_arenas_end(struct arenas *c);  /* ends the carrier thread */
 void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
 
-/* --- work.c --- */
+/* --- work.c and work_open.c --- */
 #define GPU_WORKERS_MAX 64u
 #define GPU_QUEUES      64u /* maximum number of queues of a GPU; kernels give a queue's number */
 

@@ -158,6 +158,11 @@ void queue_set_lease(weft_queue *q, int64_t lease_ns)
     atomic_store_explicit(&q->lease_ns, lease_ns, memory_order_relaxed);
 }
 
+int64_t queue_lease(const weft_queue *q)
+{
+    return atomic_load_explicit(&q->lease_ns, memory_order_relaxed);
+}
+
 int weft_queue_shutdown(weft_queue *q)
 {
     if (queue_closed(q))
