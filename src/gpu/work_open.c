@@ -3,7 +3,6 @@
  * Opening and closing persistent workers: their settings, their memory and their threads (work.c).
  */
 #include "gpu/work.h"
-#include "queue/queue.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -20,13 +19,16 @@
 #define LINE          128u
 
 /* How often leases are renewed by default. Other nodes may have opened the queue with another lease, which this node does not know. */
-static int64_t renew_default(const weft_queue *q)
+static int64_t renew_default(weft_queue *q)
 {
-    int64_t part = queue_lease(q) / RENEWALS;
+    weft_queue_stats stats;
+    if (weft_queue_stat(q, &stats, sizeof stats))
+        return RENEW_NS; /* the queue is closed */
+    int64_t part = stats.lease_ns / RENEWALS;
     return part < 1 ? 1 : part < RENEW_NS ? part : RENEW_NS;
 }
 
-static int work_check(const weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker_config *c)
+static int work_check(weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker_config *c)
 {
     *c = (weft_gpu_worker_config){0};
     int rc = config ? base_take_struct(c, sizeof *c, config, CONFIG_FIRST, "weft_gpu_worker_config") : 0;

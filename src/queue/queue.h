@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The header of the folder queue. Other folders use only queue_is_shut(), queue_lease() and queue_open(). Tests use queue_set_force()
- * and queue_set_lease().
+ * The header of the folder queue. Other folders use only queue_is_shut() and queue_open(). Tests use queue_set_force() and
+ * queue_set_lease().
  *
  * Each file calls only the files listed before it:
  *
@@ -292,6 +292,5 @@ static inline bool queue_is_shut(const struct weft_queue *q)
 /* For tests only: call it after all views exist and before the queue is used. */
 void queue_set_force(weft_queue *q, uint32_t force);
 void queue_set_lease(weft_queue *q, int64_t lease_ns); /* the lease of all claims in this node's shard, including existing ones */
-int64_t queue_lease(const weft_queue *q);              /* how long a claim in this node's shard is held without renewal */
 
 #endif
