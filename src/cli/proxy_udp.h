@@ -13,7 +13,7 @@
 #include "cli/forward_loop.h"
 
 #define ASSOCIATIONS_MAX 1024u
-#define FLOWS_MAX        256u /* the most flows of a proxy, each with 256 KiB of rings. A further flow replaces the least recently used one */
+#define FLOWS_MAX        256u /* maximum number of flows; each has 256 KiB of rings. A further flow replaces the least recently used one */
 
 struct proxy_udp;
 struct association;

@@ -423,7 +423,7 @@ int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, stru
 void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
 /* Whether the device can move bytes between this memory and the pool of `node` directly. `m` may be NULL. */
 bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
-/* weft_put() and weft_get() whose local memory is in `m`, to a node for which fab_memory_leads() is true */
+/* Like weft_put() and weft_get(), for local memory in `m`. fab_memory_leads() must be true for the other node. */
 int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
@@ -489,7 +489,7 @@ typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* As fab_wait(), but only sleeps: the progress thread makes progress, also while this thread works between two waits. */
+/* As fab_wait(), but sleeps without polling: the progress thread makes progress, also between two such waits. */
 int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, before a thread sleeps elsewhere than in fab_wait(). Returns whether the condition holds.
  * Message handlers may run in this call. */

@@ -118,7 +118,7 @@ struct file_job {
 struct file_job *file_job_new(struct files *all, enum file_task task, void (*done)(struct gateway_work *work));
 void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
-/* What the file is now. Returns 0, or the error of fstat(). */
+/* Reads the file's present identity. Returns 0, or the error of fstat(). */
 int file_look(int fd, struct file_identity *out);
 
 /* --- file_holder.c --- */
