@@ -65,8 +65,8 @@ static void probe_pool_fill(struct probe_end *e, uint64_t seed)
         at[i] = word(seed, i);
 }
 
-/* Compare words [first, first + n) of this end's region with words `as` and on of `seed`. Returns the offset of the first wrong word, or
- * NOTHING. */
+/* Compare words [first, first + n) of this end's region with those that `seed` gives for the words from `as` on. Returns the offset of the
+ * first wrong word, or NOTHING. */
 static int64_t probe_pool_wrong(const struct probe_end *e, uint64_t first, uint64_t n, uint64_t seed, uint64_t as)
 {
     const uint64_t *at = (const uint64_t *)(const void *)e->base;
