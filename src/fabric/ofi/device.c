@@ -9,12 +9,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define VERBS_RXM "verbs;ofi_rxm"
-
 /* The remedy, for errors for which libfabric gives no reason. */
 static const char *device_remedy(const char *provider, int error)
 {
-    if (error == EINVAL && strcmp(provider, VERBS_RXM) == 0)
+    if (error == EINVAL && strcmp(provider, OFI_VERBS_RXM) == 0)
         return " (a device with few entries in a completion queue needs FI_UNIVERSE_SIZE, the number of nodes)";
     if (error == EADDRINUSE || error == EADDRNOTAVAIL)
         return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, set the "
@@ -307,13 +305,10 @@ static void device_count(struct ofi *o)
     o->requests_count = o->common + shares;
 }
 
-/* If each connection has its own receive queue, ofi_rxm crashes, because it posts receives to connections that it has closed (libfabric
- * 1.17 to 2.4, libfabric's issue 11828). weft does not set the environment variable that avoids this, because the program may have threads.
- */
 static int device_refuse(const struct fi_info *info)
 {
-    const char *provider = info->fabric_attr->prov_name, *shared = getenv("FI_OFI_RXM_USE_SRX");
-    if (strcmp(provider, VERBS_RXM) == 0 && (!shared || strcmp(shared, "1") != 0))
+    const char *provider = info->fabric_attr->prov_name;
+    if (ofi_lacks_srx(provider))
         return base_fail(-ENOTSUP,
                          "%s of libfabric crashes when it is closed, unless its connections share one receive queue: set "
                          "FI_OFI_RXM_USE_SRX=1 on all nodes",
