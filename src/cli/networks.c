@@ -144,3 +144,11 @@ int cli_networks(bool as_json)
     free(n.list);
     return status;
 }
+
+void cli_networks_better(char *out, size_t len)
+{
+    struct networks n = {.count = 0};
+    bool better = networks_find(&n) == 0 && n.list[0].traits.rank < OFI_NEVER && !n.list[0].traits.tcp;
+    snprintf(out, len, "%s", better ? n.list[0].provider : "");
+    free(n.list);
+}

@@ -54,7 +54,10 @@ class Providers(unittest.TestCase):
     def test_same(self):
         """One device serves all pairs."""
         for _, err, _ in self.check([BOTH, BOTH, BOTH], [{1: NET, 2: NET}, {0: NET, 2: NET}, {0: NET, 1: NET}]):
-            self.assertEqual(len(re.findall(r"info: this node uses libfabric's provider ", err)), 1, err)
+            said = re.findall(r"info: this node uses libfabric's provider (.*)", err)
+            self.assertEqual(len(said), 1, err)
+            self.assertRegex(said[0], r"^net at address 10\.77\.0\.\d:\d+: data travels in the clear, and only joining is authenticated "
+                                      r"\(man weft-networks\)$")
 
     def test_by_themselves(self):
         """Nodes with a list meet one that takes the best of its libfabric."""
@@ -107,6 +110,17 @@ class Providers(unittest.TestCase):
         here, there = first_only("efa closed")
         self.assertRegex(here, r"warn: provider efa of libfabric: .*; weft uses another provider")
         self.assertEqual(there, "")
+
+    def test_topo(self):
+        """Nodes of which each has a provider for a faster network use TCP: it cannot be opened, or a setting leaves it unused."""
+        for poor, named in (("efa closed", ""), ("efa", NET)):
+            done = subprocess.run(["nsenter", f"--net={HOSTS[0]}", "--", WEFT, "topo", "-n", "2", "--time", "1ms"], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False,
+                                  env=clean_env(WEFT_TRANSPORT="ofi", WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=poor, WEFT_OFI_PROVIDER=named))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("1 pair of nodes (the first: 0 and 1) use TCP, although libfabric has the faster provider efa on both hosts", done.stderr)
+            for line in done.stdout.splitlines()[1:3]:
+                self.assertRegex(line, f"^ *[01]  .* {NET} 127\\.0\\.0\\.1:\\d+$")  # the node's network, because it has no RDMA device
 
     def test_doctor(self):
         """A setting leaves a better provider than TCP unused."""
