@@ -89,7 +89,7 @@ static int job_open(struct file_job *job)
     int rc = job->fd = file_path_open(job->root, job->path, flags, &job->outside);
     if (rc < 0)
         return rc;
-    /* not by O_TRUNC, because the file may not be a regular one */
+    /* not truncated by O_TRUNC, because the file may not be a regular one */
     rc = job->flags & WEFT_FILE_TRUNCATE && ftruncate(job->fd, 0) ? -errno : 0;
     rc = rc ? rc : file_look(job->fd, &job->is);
     return rc || flags != O_RDONLY ? rc : check_size(job->fd, &job->is);

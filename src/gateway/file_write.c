@@ -10,8 +10,8 @@
 
 #include "gateway/file.h"
 
-/* Moves the handle to the generation that its write has made. False: there is no memory, so the handle keeps its old generation, which is
- * stale. */
+/* Moves the handle to the generation that its write has made. Returns false if there is no memory; then the handle keeps its old
+ * generation, which is stale. */
 static bool move_on(struct files *all, struct file_open *o, const struct file_identity *is)
 {
     struct file_body *old = o->body;
@@ -33,7 +33,8 @@ static void write_done(struct gateway_work *work)
     struct files *all = job->all;
     struct file_open *o = job->open;
     struct gateway_call *c = file_job_call(job);
-    /* Another write by this handle has ended while this one ran. The thread of this one may have looked at the file before that write. */
+    /* Another write by this handle has ended while this write ran. The thread of this write may have looked at the file before the other
+     * write changed it. */
     int seen = o->body != job->body ? file_look(o->fd, &job->is) : 0;
     job->result = job->result ? job->result : seen;
     bool moved = move_on(all, o, &job->is);
