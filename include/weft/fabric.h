@@ -172,11 +172,13 @@ typedef struct weft_link_stats {
                              not count: their bytes are inside the request */
     uint64_t staged_gets; /* pieces of gets that needed such a copy */
     uint64_t native_atomics; /* atomics that the peer's device does, atomically with the peer's processor. They do not wake waiters */
-    uint64_t breaks;         /* rc: queue pairs that broke */
-    uint64_t connects;       /* rc: queue pairs that were created for the peer; 0: no queue pair was needed yet */
-    char devices[112];       /* RDMA devices of this node that lead to the peer: "rdma_en2, rdma_en3"; "": none */
-    uint32_t via;            /* the next node on the route to the peer; the peer itself if the route is direct; UINT32_MAX: no route now */
-    uint32_t cables;         /* tb: cables that lead to the peer; 0: only a route through other nodes, or no route */
+    uint64_t breaks; /* rc: queue pairs that broke; ofi: operations that the provider has refused or that have failed; they are repeated */
+    uint64_t connects; /* rc: queue pairs that were created for the peer; 0: no queue pair was needed yet. ofi: how often the peer has
+                          replaced its address */
+    char devices[112]; /* RDMA devices of this node that lead to the peer: "rdma_en2, rdma_en3"; "": none. ofi: libfabric's provider and
+                          the peer's address: "tcp 10.0.0.2:41234" */
+    uint32_t via;      /* the next node on the route to the peer; the peer itself if the route is direct; UINT32_MAX: no route now */
+    uint32_t cables;   /* tb: cables that lead to the peer; 0: only a route through other nodes, or no route */
     uint64_t frames_sent, frames_retransmitted; /* tb, ofi: frames sent, and how many of them were sent again */
     uint64_t frames_received, frames_damaged;   /* tb, ofi: frames received, and how many of them were damaged. Damaged frames are dropped,
                                                    and the peer sends them again */

@@ -8,66 +8,147 @@
 #include "cli/command.h"
 #include "cli/doctor.h"
 #include "cli/networks.h"
+#include "cluster/cluster.h"
 #include "fabric/ofi/provider.h"
 
-/* What two nodes would use: the first provider of the list that both have, at the addresses by which the nodes join. */
-static void networks_use(const struct ofi_listed *e, const struct ofi_listed *first, char *out, size_t len)
+#define USE 512u
+
+/* What this host's nodes would use by the settings. */
+struct networks {
+    const struct ofi_library *lib;
+    char provider[256], interface[256]; /* WEFT_OFI_PROVIDER and WEFT_OFI_INTERFACE; "": not set */
+    struct ofi_listed *list;
+    uint32_t count;
+    const struct ofi_listed *best; /* the first provider that the settings let it use, NULL: none */
+};
+
+static int networks_settings(struct networks *n)
 {
-    if (e->traits.rank == OFI_NEVER)
-        snprintf(out, len, "only with WEFT_OFI_PROVIDER=%s", e->provider);
-    else if (strcmp(e->provider, first->provider) == 0)
-        snprintf(out, len, "ofi, to nodes that no better transport reaches%s", e->traits.plain ? "; in the clear" : "");
-    else
-        snprintf(out, len, "ofi, to nodes that do not have %s; or with WEFT_OFI_PROVIDER=%s", first->provider, e->provider);
-    size_t n = strlen(out);
-    if (!e->traits.tried)
-        snprintf(out + n, len - n, "; weft supports it, but was never run with it");
+    struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
+    int count = cluster_settings_list(rows, CLUSTER_SETTINGS_MAX, NULL, false);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(rows[i].name, "ofi_provider") == 0)
+            snprintf(n->provider, sizeof n->provider, "%s", rows[i].value);
+        if (strcmp(rows[i].name, "ofi_interface") == 0)
+            snprintf(n->interface, sizeof n->interface, "%s", rows[i].value);
+    }
+    return count < 0 ? count : 0;
 }
 
-static json_t *networks_json(const struct ofi_listed *list)
+static int networks_find(struct networks *n)
+{
+    const struct ofi_want want = {.provider = n->provider, .interface = n->interface, .address = ""};
+    int rc = ofi_load(&n->lib);
+    rc = rc ? rc : ofi_list(n->lib, &want, &n->list);
+    n->count = rc < 0 ? 0 : (uint32_t)rc;
+    for (uint32_t i = 0; i < n->count; i++) {
+        const struct ofi_listed *e = &n->list[i];
+        if (e->use == OFI_USED && (!n->best || (n->provider[0] && e->order < n->best->order))) /* else they are sorted */
+            n->best = e;
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static bool networks_local(const struct ofi_listed *e)
+{
+    return strncmp(e->address, "127.", 4) == 0 || strcmp(e->address, "[::1]") == 0;
+}
+
+/* Whether it is an address that only neighbours in one network can use. */
+static bool networks_near(const struct ofi_listed *e)
+{
+    return strncmp(e->address, "[fe80:", 6) == 0 || strncmp(e->address, "169.254.", 8) == 0;
+}
+
+/* What two nodes would use: the first provider of the list that both have, at the addresses by which the nodes join. */
+static void networks_use(const struct networks *n, const struct ofi_listed *e, char *out)
+{
+    bool used = false, srx = strcmp(e->provider, OFI_VERBS_RXM) == 0;
+    switch (e->use) {
+    case OFI_OTHER_PROVIDER: snprintf(out, USE, "not used: WEFT_OFI_PROVIDER is %s", n->provider); break;
+    case OFI_OTHER_INTERFACE: snprintf(out, USE, "not used: WEFT_OFI_INTERFACE is %s", n->interface); break;
+    case OFI_LACKS_SRX: snprintf(out, USE, "not used without FI_OFI_RXM_USE_SRX=1"); break;
+    case OFI_BY_NAME: snprintf(out, USE, "only with WEFT_OFI_PROVIDER=%s%s", e->provider, srx ? " and FI_OFI_RXM_USE_SRX=1" : ""); break;
+    case OFI_USED: used = true;
+    }
+    bool best = used && strcmp(e->provider, n->best->provider) == 0, local = used && networks_local(e);
+    bool name = used && !best && !local && !n->provider[0];
+    if (local)
+        snprintf(out, USE, "ofi, to nodes of this host only");
+    else if (best)
+        snprintf(out, USE, "ofi, to nodes that no better transport reaches");
+    else if (used)
+        snprintf(out, USE, "ofi, to nodes that do not have %s", n->best->provider);
+    size_t at = strlen(out);
+    snprintf(out + at, USE - at, "%s%s%s%s%s", used && networks_near(e) && !n->interface[0] ? ", if they join by this address" : "",
+             name ? "; or with WEFT_OFI_PROVIDER=" : "", name ? e->provider : "",
+             e->traits.plain && (used || e->use == OFI_BY_NAME) ? "; in the clear" : "",
+             e->traits.tried ? "" : "; weft supports it, but was never run with it");
+}
+
+static const char *networks_version(const struct networks *n, char out[16])
+{
+    uint32_t v = n->lib->version();
+    snprintf(out, 16, "%u.%u", FI_MAJOR(v), FI_MINOR(v));
+    return out;
+}
+
+static json_t *networks_json(const struct networks *n)
 {
     json_t *all = json_array();
-    for (uint32_t i = 0; list[i].provider[0]; i++) {
-        char use[208];
-        networks_use(&list[i], &list[0], use, sizeof use);
-        json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:b, s:b, s:b, s:b, s:s}", "provider", list[i].provider, "interface",
-                                             list[i].interface, "address", list[i].address, "rma", list[i].traits.rma, "clear",
-                                             list[i].traits.plain, "by_itself", list[i].traits.rank < OFI_NEVER, "tried",
-                                             list[i].traits.tried, "use", use));
+    char use[USE], version[16];
+    for (uint32_t i = 0; i < n->count; i++) {
+        const struct ofi_listed *e = &n->list[i];
+        networks_use(n, e, use);
+        json_array_append_new(all,
+                              json_pack("{s:s, s:s, s:s, s:b, s:b, s:b, s:b, s:b, s:s, s:s, s:s}", "provider", e->provider, "interface",
+                                        e->interface, "address", e->address, "rma", e->traits.rma, "clear", e->traits.plain, "by_itself",
+                                        e->traits.rank < OFI_NEVER, "tried", e->traits.tried, "used", e->use == OFI_USED, "use", use,
+                                        "version", networks_version(n, version), "library", n->lib->path));
     }
     return all;
 }
 
-static int networks_lines(const struct ofi_listed *list)
+static int networks_lines(const struct networks *n)
 {
     static const struct cli_column columns[] = {
         {"provider", false}, {"interface", false}, {"address", false}, {"rma", false}, {"use", false}};
     struct cli_table *t = cli_table_new(columns, 5);
+    char use[USE], version[16];
     int rc = t ? 0 : -ENOMEM;
-    for (uint32_t i = 0; rc == 0 && list[i].provider[0]; i++) {
-        char use[208];
-        networks_use(&list[i], &list[0], use, sizeof use);
-        const char *cells[] = {list[i].provider, list[i].interface[0] ? list[i].interface : "-", list[i].address[0] ? list[i].address : "-",
-                               list[i].traits.rma ? "yes" : "no", use};
+    for (uint32_t i = 0; rc == 0 && i < n->count; i++) {
+        const struct ofi_listed *e = &n->list[i];
+        networks_use(n, e, use);
+        const char *cells[] = {e->provider, e->interface[0] ? e->interface : "-", e->address[0] ? e->address : "-",
+                               e->traits.rma ? "yes" : "no", use};
         rc = cli_table_add(t, cells);
     }
+    printf("libfabric %s, %s\n\n", networks_version(n, version), n->lib->path);
     return cli_table_end("devices", t, rc, "networks");
 }
 
 json_t *cli_networks_json(void)
 {
-    const struct ofi_library *lib;
-    struct ofi_listed list[OFI_LISTED_MAX];
-    if (ofi_load(&lib) || ofi_list(lib, list))
-        return json_pack("{s:s}", "error", base_error());
-    return networks_json(list);
+    struct networks n = {.count = 0}; /* without the settings, which are another fact */
+    json_t *j = networks_find(&n) ? json_pack("{s:s}", "error", base_error()) : networks_json(&n);
+    free(n.list);
+    return j;
 }
 
 int cli_networks(bool as_json)
 {
-    const struct ofi_library *lib;
-    struct ofi_listed list[OFI_LISTED_MAX];
-    if (ofi_load(&lib) || ofi_list(lib, list))
+    struct networks n = {.count = 0};
+    if (networks_settings(&n) || networks_find(&n))
         return cli_error("devices", "%s", base_error());
-    return as_json ? cli_json_print("devices", networks_json(list)) : networks_lines(list);
+    int status = as_json ? cli_json_print("devices", networks_json(&n)) : networks_lines(&n);
+    free(n.list);
+    return status;
+}
+
+void cli_networks_better(char *out, size_t len)
+{
+    struct networks n = {.count = 0};
+    bool better = networks_find(&n) == 0 && n.list[0].traits.rank < OFI_NEVER && !n.list[0].traits.tcp;
+    snprintf(out, len, "%s", better ? n.list[0].provider : "");
+    free(n.list);
 }

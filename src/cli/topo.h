@@ -27,6 +27,8 @@ struct topo_node {
     uint64_t pool_bytes;
     uint32_t device_count;
     struct topo_device devices[TOPO_DEVICES];
+    /* a provider of libfabric on this host that weft prefers to TCP; "": none, or the node has no link over libfabric */
+    char better[48];
 };
 struct topo_link {
     weft_link_stats stats; /* statistics of the sending node after the measurement */

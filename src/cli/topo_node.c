@@ -11,6 +11,7 @@
 
 #include "cli/topo.h"
 #include "cli/device_words.h"
+#include "cli/networks.h"
 #include "cluster/cluster.h"
 #include "weft/node.h"
 #include "weft/pool.h"
@@ -283,6 +284,7 @@ void topo_check_text(char *text, size_t room)
 void topo_check_node(struct topo_node *n)
 {
     topo_check_text(n->host, sizeof n->host);
+    topo_check_text(n->better, sizeof n->better);
     n->reported = *(const uint8_t *)&n->reported == 1;
     n->device_count = n->device_count < TOPO_DEVICES ? n->device_count : TOPO_DEVICES;
     for (uint32_t k = 0; k < TOPO_DEVICES; k++) {
@@ -301,7 +303,8 @@ static void topo_node_check(struct topo_node *nodes, struct topo_link *links, ui
         topo_check_node(&nodes[i]);
     for (uint64_t i = 0; i < (uint64_t)size * size; i++) {
         weft_link_stats *s = &links[i].stats;
-        s->transport[sizeof s->transport - 1] = s->devices[sizeof s->devices - 1] = '\0';
+        topo_check_text(s->transport, sizeof s->transport);
+        topo_check_text(s->devices, sizeof s->devices);
         links[i].why[sizeof links[i].why - 1] = '\0';
     }
 }
@@ -314,8 +317,13 @@ static uint64_t links_at(uint32_t size)
 static int hand_in(struct measurer *m, struct topo_node *node, struct topo_link *links)
 {
     uint64_t row = (uint64_t)m->size * sizeof *links;
-    for (uint32_t i = 0; i < m->size; i++)
+    bool ofi = false;
+    for (uint32_t i = 0; i < m->size; i++) {
         weft_link_stat(m->w, i, &links[i].stats, sizeof links[i].stats);
+        ofi = ofi || strcmp(links[i].stats.transport, "ofi") == 0;
+    }
+    if (ofi) /* otherwise libfabric may not be needed here */
+        cli_networks_better(node->better, sizeof node->better);
     int rc = weft_put_blocking(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
     node->reported = true;
     return rc ? rc : weft_put_blocking(m->w, m->report + m->rank * sizeof *node, node, sizeof *node);

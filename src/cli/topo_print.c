@@ -22,6 +22,29 @@ static bool is_ofi(const struct topo_link *l)
     return strcmp(l->stats.transport, "ofi") == 0;
 }
 
+/* Whether libfabric uses TCP. Of a link of ofi, `devices` has the provider and the peer's address: "tcp;ofi_rxm 10.0.0.1:7654". */
+static bool is_tcp(const struct topo_link *l)
+{
+    size_t n = strcspn(l->stats.devices, " ;");
+    return is_ofi(l) && n == 3 && (strncmp(l->stats.devices, "net", n) == 0 || strncmp(l->stats.devices, "tcp", n) == 0);
+}
+
+/* What is at node a's end of the link between a and b: its devices, or for ofi its address, which b knows. */
+static const char *end_text(const struct topo *t, uint32_t a, uint32_t b)
+{
+    bool ofi = is_ofi(topo_print_link_of(t, a, b));
+    return ofi ? topo_print_link_of(t, b, a)->stats.devices : topo_print_link_of(t, a, b)->stats.devices;
+}
+
+/* The provider and the address at which others reach a node over libfabric; "": none does. */
+static const char *network_of(const struct topo *t, uint32_t node)
+{
+    for (uint32_t i = 0; i < t->size; i++)
+        if (i != node && is_ofi(topo_print_link_of(t, i, node)))
+            return topo_print_link_of(t, i, node)->stats.devices;
+    return "";
+}
+
 /* --- values as text --- */
 
 static const char *time_text(const struct topo_link *l, char *out, size_t len)
@@ -103,6 +126,8 @@ static struct cli_table *node_table(const struct topo *t)
         char number[16], pool[32], devices[512];
         snprintf(number, sizeof number, "%u", i);
         node_devices(&t->nodes[i], devices, sizeof devices);
+        if (!devices[0])
+            snprintf(devices, sizeof devices, "%s", network_of(t, i));
         const char *cells[] = {number, dash(t->nodes[i].host), base_format_bytes(t->nodes[i].pool_bytes, pool, sizeof pool), dash(devices)};
         rc = cli_table_add(table, cells);
     }
@@ -156,22 +181,49 @@ static const char *usable_device(const struct topo_node *n)
     return NULL;
 }
 
-/* Names pairs of nodes that use libfabric although both have RDMA devices. */
-static void print_slow_pairs(const struct topo *t)
+/* Pairs of nodes that use libfabric although both have RDMA devices. */
+static bool lacks_rdma(const struct topo *t, uint32_t a, uint32_t b)
 {
-    uint32_t pairs = 0, a = 0, b = 0;
+    return is_ofi(topo_print_link_of(t, a, b)) && usable_device(&t->nodes[a]) && usable_device(&t->nodes[b]);
+}
+
+/* Pairs that use TCP although both have a provider for the same faster network. */
+static bool lacks_provider(const struct topo *t, uint32_t a, uint32_t b)
+{
+    const char *better = t->nodes[a].better;
+    return is_tcp(topo_print_link_of(t, a, b)) && !lacks_rdma(t, a, b) && better[0] && strcmp(better, t->nodes[b].better) == 0;
+}
+
+/* How many pairs of nodes are slow for this reason. *a and *b: the first of them. */
+static uint32_t slow_pairs(const struct topo *t, bool (*slow)(const struct topo *t, uint32_t a, uint32_t b), uint32_t *a, uint32_t *b)
+{
+    uint32_t pairs = 0;
     for (uint32_t i = 0; i < t->size; i++)
         for (uint32_t k = i + 1; k < t->size; k++)
-            if (is_ofi(topo_print_link_of(t, i, k)) && usable_device(&t->nodes[i]) && usable_device(&t->nodes[k]) && pairs++ == 0) {
-                a = i;
-                b = k;
+            if (slow(t, i, k) && pairs++ == 0) {
+                *a = i;
+                *b = k;
             }
+    return pairs;
+}
+
+static void print_slow_pairs(const struct topo *t)
+{
+    uint32_t a = 0, b = 0, pairs = slow_pairs(t, lacks_rdma, &a, &b);
     if (pairs)
         fprintf(stderr,
                 "weft topo: %u pair%s of nodes (the first: %u and %u) use libfabric (ofi), although both have RDMA devices that weft can "
                 "use (%s; "
                 "%s); if WEFT_TRANSPORT=ofi is set, unset it; to see why the devices do not reach each other, set WEFT_TRANSPORT=rdma\n",
                 pairs, pairs == 1 ? "" : "s", a, b, usable_device(&t->nodes[a]), usable_device(&t->nodes[b]));
+    pairs = slow_pairs(t, lacks_provider, &a, &b);
+    if (pairs)
+        fprintf(
+            stderr,
+            "weft topo: %u pair%s of nodes (the first: %u and %u) use TCP, although libfabric has the faster provider %s on both hosts; "
+            "if WEFT_OFI_PROVIDER or WEFT_OFI_INTERFACE is set, unset it; otherwise `weft doctor` and the nodes' messages (WEFT_LOG=warn) "
+            "may have the reason\n",
+            pairs, pairs == 1 ? "" : "s", a, b, t->nodes[a].better);
 }
 
 static int print_tables(const struct topo *t)
@@ -199,8 +251,9 @@ static json_t *text_json(const char *text)
     return j ? j : json_string("?");
 }
 
-static json_t *node_json(const struct topo_node *n, uint32_t number)
+static json_t *node_json(const struct topo *t, uint32_t number)
 {
+    const struct topo_node *n = &t->nodes[number];
     json_t *devices = json_array();
     for (uint32_t i = 0; i < n->device_count; i++) {
         const struct topo_device *d = &n->devices[i];
@@ -208,8 +261,9 @@ static json_t *node_json(const struct topo_node *n, uint32_t number)
                                                  text_json(d->interface), "link", text_json(d->link), "state", text_json(d->state), "gbits",
                                                  d->gbits, "usable", !d->reason[0], "reason", text_json(d->reason)));
     }
-    return json_pack("{s:i, s:o, s:I, s:o}", "node", (int)number, "host", text_json(n->host), "pool_bytes", (json_int_t)n->pool_bytes,
-                     "devices", devices);
+    return json_pack("{s:i, s:o, s:I, s:o, s:o, s:o}", "node", (int)number, "host", text_json(n->host), "pool_bytes",
+                     (json_int_t)n->pool_bytes, "devices", devices, "network", text_json(network_of(t, number)), "better_than_tcp",
+                     text_json(n->better));
 }
 
 static json_t *link_json(const struct topo_link *l, uint32_t from, uint32_t to)
@@ -230,7 +284,7 @@ static int topo_print_json(const struct topo *t)
 {
     json_t *nodes = json_array(), *links = json_array();
     for (uint32_t i = 0; i < t->size; i++)
-        json_array_append_new(nodes, node_json(&t->nodes[i], i));
+        json_array_append_new(nodes, node_json(t, i));
     for (uint32_t i = 0; i < t->size * t->size; i++)
         if (i / t->size != i % t->size)
             json_array_append_new(links, link_json(&t->links[i], i / t->size, i % t->size));
@@ -269,9 +323,9 @@ static int print_dot(const struct topo *t)
                 printf(", color=red, fontcolor=red");
             if (direct(l, b) && l->stats.devices[0]) {
                 printf(", taillabel=\"");
-                dot_text(l->stats.devices);
+                dot_text(end_text(t, a, b));
                 printf("\", headlabel=\"");
-                dot_text(topo_print_link_of(t, b, a)->stats.devices);
+                dot_text(end_text(t, b, a));
                 putchar('"');
             }
             puts("]");
@@ -331,9 +385,9 @@ static void draw_link(const struct topo *t, uint32_t a, uint32_t b, double radiu
     puts("</text>");
     if (l->stats.devices[0]) {
         printf("<text x=\"%.1f\" y=\"%.1f\" class=\"device\">", p.x + (q.x - p.x) * 0.2, p.y + (q.y - p.y) * 0.2);
-        xml_text(l->stats.devices);
+        xml_text(end_text(t, a, b));
         printf("</text><text x=\"%.1f\" y=\"%.1f\" class=\"device\">", q.x + (p.x - q.x) * 0.2, q.y + (p.y - q.y) * 0.2);
-        xml_text(topo_print_link_of(t, b, a)->stats.devices);
+        xml_text(end_text(t, b, a));
         puts("</text>");
     }
 }

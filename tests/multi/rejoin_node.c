@@ -59,21 +59,22 @@ static void allowed(struct member *m, uint32_t node, int rc, const char *what)
 
 static void use(struct member *m, uint32_t node)
 {
-    static uint8_t buffer[BYTES], back[BYTES];
+    static uint8_t own[2 * BYTES];
     weft_gaddr area = board->area[node];
     uint32_t me = weft_rank(m->w);
-    uint8_t payload[100] = {0};
+    uint8_t payload[100] = {0}, *in_pool = weft_ptr(m->w, board->area[me] + 64 + SLOTS * BYTES, 2 * BYTES);
+    uint8_t *buffer = random_next(&m->random) & 1 ? own : in_pool, *back = buffer + BYTES;
     if (!area)
         return;
     weft_gaddr mine = area + 64 + (uint64_t)(m->place - board->place) * BYTES;
-    memset(buffer, (int)(random_next(&m->random) & 0xff), sizeof buffer);
-    int rc = weft_put_blocking(m->w, mine, buffer, sizeof buffer);
+    memset(buffer, (int)(random_next(&m->random) & 0xff), BYTES);
+    int rc = weft_put_blocking(m->w, mine, buffer, BYTES);
     allowed(m, node, rc, "put");
     if (rc == 0)
-        rc = weft_get_blocking(m->w, back, mine, sizeof back);
+        rc = weft_get_blocking(m->w, back, mine, BYTES);
     allowed(m, node, rc, "get");
     if (rc == 0)
-        CHECK(memcmp(buffer, back, sizeof back) == 0);
+        CHECK(memcmp(buffer, back, BYTES) == 0);
     allowed(m, node, weft_fetch_add_blocking(m->w, area, 1, NULL), "fetch_add");
     allowed(m, node, weft_send(m->w, node, 1, &me, sizeof me, payload, sizeof payload, NULL), "send");
 }
@@ -203,7 +204,7 @@ void live(weft_node *w, struct place *place)
     OK(weft_handle(w, 1, on_message, &m));
     OK(weft_handle(w, 2, on_hold, NULL));
     OK(weft_queue_open(w, "work", &c, &q));
-    OK(weft_alloc_aligned(w, 64 + SLOTS * BYTES, 64, &area));
+    OK(weft_alloc_aligned(w, 64 + (SLOTS + 2) * BYTES, 64, &area)); /* a word, what the others write, and this node's buffers */
     memset(weft_ptr(w, area, 64), 0, 64);
     CHECK(weft_rank(w) < NUMBERS);
     board->area[weft_rank(w)] = area;

@@ -12,7 +12,7 @@
 #define SLOTS   6u   /* processes at once */
 #define NUMBERS 128u /* numbers that a test gives at most */
 #define LONG    patience_ns(60)
-#define BYTES   4096u
+#define BYTES   16384u /* over ofi it is moved by RMA */
 
 enum order { GO_ON, END, BARRIER, SERVE, LIE, POST, RENEW };
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Nodes whose libfabrics have different providers: each pair uses one that both have, or says that there is none.
 
-Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER POOR_LIBRARY WEFT    (poor_library.c)
+Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER POOR_LIBRARY WEFT MULTI_REJOIN    (poor_library.c)
 
 The providers of each node are named in WEFT_OFI_PROVIDER, as if its libfabric had no others.
 """
@@ -16,7 +16,7 @@ import unittest
 sys.dont_write_bytecode = True
 from processes import clean_env, patience  # noqa: E402
 
-PEER, POOR, WEFT = (os.path.abspath(path) for path in sys.argv[1:4])
+PEER, POOR, WEFT, REJOIN = (os.path.abspath(path) for path in sys.argv[1:5])
 LIMIT = patience(60)
 HOSTS = os.environ["TEST_NAMESPACES"].split(":")
 COORD = os.environ["TEST_COORD"]
@@ -54,7 +54,10 @@ class Providers(unittest.TestCase):
     def test_same(self):
         """One device serves all pairs."""
         for _, err, _ in self.check([BOTH, BOTH, BOTH], [{1: NET, 2: NET}, {0: NET, 2: NET}, {0: NET, 1: NET}]):
-            self.assertEqual(len(re.findall(r"info: this node uses libfabric's provider ", err)), 1, err)
+            said = re.findall(r"info: this node uses libfabric's provider (.*)", err)
+            self.assertEqual(len(said), 1, err)
+            self.assertRegex(said[0], r"^net at address 10\.77\.0\.\d:\d+: data travels in the clear, and only joining is authenticated "
+                                      r"\(man weft-networks\)$")
 
     def test_by_themselves(self):
         """Nodes with a list meet one that takes the best of its libfabric."""
@@ -88,6 +91,17 @@ class Providers(unittest.TestCase):
             with self.subTest(how):
                 self.check([NET, NET], [{1: NET}, {0: NET}], WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=how)
 
+    def test_regions(self):
+        """Providers that need memory registered, and regions bound to the endpoint. Nodes may join later, too."""
+        for how in ("regions of efa", "regions of cxi", "regions of both"):
+            with self.subTest(how):
+                self.check([NET, NET], [{1: NET}, {0: NET}], WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=how)
+                env = clean_env(WEFT_TRANSPORT="ofi", WEFT_OFI_PROVIDER=NET, WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=how,
+                                WEFT_LIVENESS=os.environ["WEFT_LIVENESS"])
+                done = subprocess.run([REJOIN, "test_from_one"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      text=True, timeout=2 * LIMIT, check=False)
+                self.assertEqual(done.returncode, 0, done.stdout)
+
     def test_slow_path(self):
         """One node has a provider for a faster network that the other has not; or cannot open it."""
         def first_only(how):
@@ -107,6 +121,17 @@ class Providers(unittest.TestCase):
         here, there = first_only("efa closed")
         self.assertRegex(here, r"warn: provider efa of libfabric: .*; weft uses another provider")
         self.assertEqual(there, "")
+
+    def test_topo(self):
+        """Nodes of which each has a provider for a faster network use TCP: it cannot be opened, or a setting leaves it unused."""
+        for poor, named in (("efa closed", ""), ("efa", NET)):
+            done = subprocess.run(["nsenter", f"--net={HOSTS[0]}", "--", WEFT, "topo", "-n", "2", "--time", "1ms"], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT, check=False,
+                                  env=clean_env(WEFT_TRANSPORT="ofi", WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=poor, WEFT_OFI_PROVIDER=named))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("1 pair of nodes (the first: 0 and 1) use TCP, although libfabric has the faster provider efa on both hosts", done.stderr)
+            for line in done.stdout.splitlines()[1:3]:
+                self.assertRegex(line, f"^ *[01]  .* {NET} 127\\.0\\.0\\.1:\\d+$")  # the node's network, because it has no RDMA device
 
     def test_doctor(self):
         """A setting leaves a better provider than TCP unused."""
@@ -133,4 +158,4 @@ class Providers(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[4:]], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[5:]], verbosity=2)

@@ -92,6 +92,7 @@ class Topo(unittest.TestCase):
         self.assertEqual([(l["transport"], l["state"]) for l in got["links"]], [("ofi", "up")] * 2)
         for l in got["links"]:
             self.assertRegex(l["devices"], r"^\S+ 127\.0\.0\.1:\d+$")
+            self.assertEqual(l["devices"], got["nodes"][l["to"]]["network"])  # the peer's own
         self.assertIn("no RDMA device connects", topo("-n", "2", "--matrix", code=1, WEFT_TRANSPORT="ofi"))
         p = subprocess.run([WEFT, "topo", "--softverbs", "mesh:2", "--time", "1ms"], capture_output=True, text=True,
                            env={**ENV, "WEFT_TRANSPORT": "ofi"}, timeout=LIMIT, check=True)

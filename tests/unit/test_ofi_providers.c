@@ -7,10 +7,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 
+#include <arpa/inet.h>
 #include <cmocka.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,8 +36,15 @@ static const struct offered {
     {"psm3", FI_MSG | RMA, FI_CONTEXT, 0, FI_THREAD_SAFE, FI_PROGRESS_MANUAL, FI_ADDR_PSMX3},
     {"tcp", FI_MSG | RMA, 0, 0, FI_THREAD_SAFE, FI_PROGRESS_AUTO, FI_SOCKADDR_IN},
     {"new", FI_MSG, 0, 0, FI_THREAD_SAFE, FI_PROGRESS_AUTO, FI_FORMAT_UNSPEC}, /* unknown, without RMA */
+    {"verbs;ofi_rxm", FI_MSG | RMA, 0, FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY, FI_THREAD_SAFE, FI_PROGRESS_MANUAL,
+     FI_SOCKADDR_IN},
 };
-enum { OFFERED = sizeof offered / sizeof offered[0] };
+enum { OFFERED = sizeof offered / sizeof offered[0], ADDRESSES = 40 };
+
+static bool reversed; /* libfabric lists the providers in the opposite order */
+
+/* The host has the addresses 127.0.0.1, 127.0.0.2, ... Providers over IP have an info for each. */
+static struct sockaddr_in addresses[ADDRESSES];
 
 static void info_free(struct fi_info *info)
 {
@@ -92,9 +101,10 @@ static int info_get(uint32_t version, const char *node, const char *service, uin
     struct fi_info **end = out;
     (void)version, (void)service, (void)flags;
     *out = NULL;
-    for (int i = 0; i < OFFERED; i++) {
-        const struct offered *o = &offered[i];
-        if (!info_suits(o, hints) || (node && o->format != FI_SOCKADDR_IN)) /* the others know no such name */
+    for (int i = 0; i < OFFERED * ADDRESSES; i++) {
+        const struct offered *o = &offered[reversed ? OFFERED - 1 - i / ADDRESSES : i / ADDRESSES];
+        bool inet = o->format == FI_SOCKADDR_IN;
+        if (!info_suits(o, hints) || (node && !inet) || (i % ADDRESSES && !inet)) /* the others know no such name */
             continue;
         struct fi_info *info = *end = info_copy(NULL);
         end = &info->next;
@@ -102,6 +112,8 @@ static int info_get(uint32_t version, const char *node, const char *service, uin
         info->caps = o->caps | FI_SEND | FI_RECV;
         info->mode = o->mode;
         info->addr_format = o->format;
+        info->src_addr = inet ? &addresses[i % ADDRESSES] : NULL;
+        info->src_addrlen = inet ? sizeof addresses[0] : 0;
         info->domain_attr->mr_mode = o->mr_mode;
         info->domain_attr->threading = o->threading;
         info->ep_attr->type = FI_EP_RDM;
@@ -164,20 +176,95 @@ static void test_traits(void **state)
         info_free(found[--n]);
 }
 
-/* `weft devices --networks` tells which of them have never been run. */
+/* --- what `weft devices --networks` lists --- */
+
+static uint32_t listed(const char *provider, const char *interface, struct ofi_listed **list)
+{
+    const struct ofi_want want = {.provider = provider, .interface = interface, .address = ""};
+    int n = ofi_list(&library, &want, list);
+    assert_true(n > 0);
+    return (uint32_t)n;
+}
+
+static const struct ofi_listed *row(const struct ofi_listed *list, uint32_t n, const char *provider, const char *address)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (strcmp(list[i].provider, provider) == 0 && strcmp(list[i].address, address) == 0)
+            return &list[i];
+    fail_msg("%s at %s is not in the list", provider, address);
+    return NULL;
+}
+
+static enum ofi_use use_of(const char *provider, const char *interface, const char *name, const char *address)
+{
+    struct ofi_listed *list;
+    uint32_t n = listed(provider, interface, &list);
+    enum ofi_use use = row(list, n, name, address)->use;
+    free(list);
+    return use;
+}
+
+/* The list is complete and sorted, even if the host has many addresses, and libfabric lists the best provider last. It tells which
+ * providers have never been run. */
 static void test_list(void **state)
 {
     (void)state;
-    struct ofi_listed list[OFI_LISTED_MAX];
-    assert_int_equal(ofi_list(&library, list), 0);
-    for (int i = 0; list[i].provider[0]; i++) {
-        bool never = strcmp(list[i].provider, "tcp") != 0 && strcmp(list[i].provider, "psm3") != 0;
-        assert_int_equal(list[i].traits.tried, !never);
+    static const char *const order[] = {"cxi", "efa", "psm3", "opx", "tcp"};
+    for (int i = 0; i < 2; i++) {
+        struct ofi_listed *list;
+        reversed = i == 1;
+        uint32_t n = listed("", "", &list);
+        assert_int_equal(n, 4 + 2 * ADDRESSES); /* tcp and verbs;ofi_rxm at each address; `new` has no RMA */
+        for (uint32_t k = 0; k < 5; k++)
+            assert_string_equal(list[k].provider, order[k]);
+        for (uint32_t k = 0; k < n; k++) {
+            bool tried = strcmp(list[k].provider, "tcp") == 0 || strcmp(list[k].provider, "psm3") == 0 ||
+                         strcmp(list[k].provider, OFI_VERBS_RXM) == 0;
+            assert_int_equal(list[k].traits.tried, tried);
+            assert_int_equal(list[k].use, strcmp(list[k].provider, OFI_VERBS_RXM) == 0 ? OFI_BY_NAME : OFI_USED);
+        }
+        free(list);
     }
+    reversed = false;
+}
+
+static void test_list_of_named(void **state)
+{
+    (void)state;
+    struct ofi_listed *list;
+    uint32_t n = listed("tcp,absent,new,efa", "", &list);
+    const struct ofi_listed *tcp = row(list, n, "tcp", "127.0.0.1"), *new = row(list, n, "new", ""), *efa = row(list, n, "efa", "");
+    assert_true(tcp->use == OFI_USED && new->use == OFI_USED && efa->use == OFI_USED);
+    assert_true(tcp->order < new->order &&new->order < efa->order);
+    assert_int_equal(row(list, n, "cxi", "")->use, OFI_OTHER_PROVIDER);
+    free(list);
+    unsetenv("FI_OFI_RXM_USE_SRX");
+    assert_int_equal(use_of(OFI_VERBS_RXM, "", OFI_VERBS_RXM, "127.0.0.1"), OFI_LACKS_SRX);
+    setenv("FI_OFI_RXM_USE_SRX", "1", 1);
+    assert_int_equal(use_of(OFI_VERBS_RXM, "", OFI_VERBS_RXM, "127.0.0.1"), OFI_USED);
+    unsetenv("FI_OFI_RXM_USE_SRX");
+}
+
+/* As ofi_choose() does: a provider without IP addresses is only used if those before it have no address there. */
+static void test_list_at_interface(void **state)
+{
+    (void)state;
+    assert_int_equal(use_of("", "127.0.0.2", "tcp", "127.0.0.2"), OFI_USED);
+    assert_int_equal(use_of("", "127.0.0.2", "tcp", "127.0.0.1"), OFI_OTHER_INTERFACE);
+    assert_int_equal(use_of("", "127.0.0.2", "efa", ""), OFI_OTHER_INTERFACE);
+    assert_int_equal(use_of("efa,tcp", "127.0.0.2", "efa", ""), OFI_USED);
+    assert_int_equal(use_of("tcp,efa", "127.0.0.2", "efa", ""), OFI_OTHER_INTERFACE);
+    assert_int_equal(use_of("", "127.0.0.200", "efa", ""), OFI_USED);
+    struct ofi_listed *list;
+    const struct ofi_want nowhere = {.provider = "", .interface = "nowhere0", .address = ""};
+    assert_int_equal(ofi_list(&library, &nowhere, &list), -ENODEV);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_traits), cmocka_unit_test(test_list)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_traits), cmocka_unit_test(test_list),
+                                       cmocka_unit_test(test_list_of_named), cmocka_unit_test(test_list_at_interface)};
+    for (uint32_t i = 0; i < ADDRESSES; i++)
+        addresses[i] = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + i)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -110,17 +110,39 @@ class Generic(Base):
         self.assertIn("expected a number", self.weft("devices", "--gid-index", "x", code=2))
         self.assertIn("WEFT_GID_INDEX='x'", self.weft("devices", code=1, WEFT_GID_INDEX="x"))
 
+    def check_settings(self, networks):
+        """The list says what a node with these settings does."""
+        def listed(**settings):
+            return json.loads(self.weft("devices", "--networks", "--json", **settings))
+
+        here = next((n for n in networks if n["address"] == "127.0.0.1" and n["by_itself"]), None)
+        self.assertIsNotNone(here)
+        self.assertIn("to nodes of this host only", here["use"])
+        other = next(n for n in networks if n["provider"] != here["provider"])
+        for n in listed(WEFT_OFI_PROVIDER=other["provider"]):
+            self.assertEqual(n["used"], n["provider"] == other["provider"])
+            self.assertEqual("not used: WEFT_OFI_PROVIDER is " + other["provider"] in n["use"], not n["used"])
+        for n in listed(WEFT_OFI_INTERFACE="lo"):
+            self.assertEqual(n["used"], n["by_itself"] and n["address"] == "127.0.0.1", n)
+            self.assertEqual("not used: WEFT_OFI_INTERFACE is lo" in n["use"], n["by_itself"] and not n["used"])
+        self.assertIn("'nowhere0' is neither an interface", self.weft("devices", "--networks", code=1, WEFT_OFI_INTERFACE="nowhere0"))
+
     def test_networks(self):
         p = subprocess.run([WEFT, "devices", "--networks", "--json"], capture_output=True, text=True, env=self.env, timeout=LIMIT, check=False)
         if p.returncode == 0:  # libfabric is installed
             networks = json.loads(p.stdout)
             self.assertTrue(networks)
             for n in networks:
-                self.assertLessEqual({"provider", "interface", "address", "rma", "clear", "by_itself", "tried", "use"}, set(n))
+                self.assertLessEqual({"provider", "interface", "address", "rma", "clear", "by_itself", "tried", "used", "use"}, set(n))
                 self.assertEqual("but was never run with it" in n["use"], not n["tried"])
+                self.assertEqual(n["used"], n["by_itself"])
+                self.assertEqual("in the clear" in n["use"], n["clear"])
             rows = self.weft("devices", "--networks").splitlines()
-            self.assertRegex(rows[0], "^provider +interface +address +rma +use$")
-            self.assertEqual([r.split()[0] for r in rows[1:]], [n["provider"] for n in networks])
+            self.assertEqual(rows[:2], [f"libfabric {networks[0]['version']}, {networks[0]['library']}", ""])
+            self.assertTrue(os.path.isabs(networks[0]["library"]))
+            self.assertRegex(rows[2], "^provider +interface +address +rma +use$")
+            self.assertEqual([r.split()[0] for r in rows[3:]], [n["provider"] for n in networks])
+            self.check_settings(networks)
         self.assertIn("WEFT_OFI_LIBRARY names cannot be loaded: /nonexistent", self.weft("devices", "--networks", code=1, WEFT_OFI_LIBRARY="/nonexistent"))
         self.assertIn("--networks can only be combined with --json", self.weft("devices", "--networks", "sv0", code=2))
 

@@ -9,12 +9,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define VERBS_RXM "verbs;ofi_rxm"
-
 /* The remedy, for errors for which libfabric gives no reason. */
 static const char *device_remedy(const char *provider, int error)
 {
-    if (error == EINVAL && strcmp(provider, VERBS_RXM) == 0)
+    if (error == EINVAL && strcmp(provider, OFI_VERBS_RXM) == 0)
         return " (a device with few entries in a completion queue needs FI_UNIVERSE_SIZE, the number of nodes)";
     if (error == EADDRINUSE || error == EADDRNOTAVAIL)
         return " (no port is free; libfabric's settings FI_NET_PORT_LOW_RANGE and FI_NET_PORT_HIGH_RANGE, or FI_TCP_... for tcp, set the "
@@ -79,12 +77,51 @@ static int regions_open(struct ofi *o, struct ofi_regions *r)
     return rc;
 }
 
-/* Registers the memory of the frames that are sent and received, if the provider needs local memory registered. */
-static int region_of_frames(struct ofi *o)
+/* Registers memory for frames, if the provider needs local memory registered, and if it is not registered yet. */
+static int region_of_frames(struct ofi *o, void *at, uint64_t bytes, struct fid_mr **mr)
 {
     uint64_t key;
-    int rc = o->traits.local && !o->traits.bind_regions ? region_key(o, &key) : 1;
-    return rc ? rc < 0 ? rc : 0 : region_open(o, o->memory, o->memory_bytes, FI_SEND | FI_RECV, key, &o->memory_mr);
+    if (!o->traits.local || *mr)
+        return 0;
+    int rc = region_key(o, &key);
+    return rc ? rc : region_open(o, at, bytes, FI_SEND | FI_RECV, key, mr);
+}
+
+static int regions_of_frames(struct ofi *o)
+{
+    int rc = region_of_frames(o, o->memory, o->memory_bytes, &o->memory_mr);
+    for (struct ofi_frames *f = o->frames; f && !rc; f = f->next)
+        rc = region_of_frames(o, f->at, OFI_LINK_FRAMES, &f->mr);
+    return rc;
+}
+
+/* Adds memory to the list, still without a registration. */
+static struct ofi_frames *frames_add(struct ofi *o)
+{
+    struct ofi_frames *f = calloc(1, sizeof *f);
+    void *at = f ? mmap(NULL, OFI_LINK_FRAMES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
+    if (at == MAP_FAILED) {
+        free(f);
+        return NULL;
+    }
+    f->at = at;
+    f->next = o->frames;
+    o->frames = f;
+    return f;
+}
+
+int ofi_frames_take_locked(struct ofi *o, struct ofi_frames **out)
+{
+    struct ofi_frames *f = o->frames;
+    while (f && f->used)
+        f = f->next;
+    f = f ? f : frames_add(o);
+    if (!f)
+        return base_fail(-ENOMEM, "no memory for the frames of another link" BASE_MEMORY_HINT);
+    int rc = region_of_frames(o, f->at, OFI_LINK_FRAMES, &f->mr);
+    f->used = rc == 0;
+    *out = rc ? NULL : f;
+    return rc;
 }
 
 int ofi_register_locked(struct ofi *o, struct ofi_regions *r)
@@ -238,7 +275,7 @@ bool ofi_queue_quiet_locked(struct ofi *o)
 
 /* --- the endpoint --- */
 
-/* Opens an endpoint, while there is none, and posts its receives. */
+/* Opens an endpoint, while there is none, and posts its receives. After an error, the caller shuts it. */
 static int device_endpoint(struct ofi *o)
 {
     const char *what = "fi_endpoint";
@@ -259,6 +296,9 @@ static int device_endpoint(struct ofi *o)
         return device_failed(o, rc, what);
     }
     ofi_print_address(o->info, o->address, o->address_bytes, o->name, sizeof o->name);
+    rc = regions_of_frames(o); /* not before, because the regions may have to be bound to the endpoint */
+    if (rc)
+        return rc;
     o->generation++;
     o->owed = NULL;
     for (uint32_t i = 0; i < o->receives_count; i++)
@@ -270,7 +310,7 @@ static int device_memory(struct ofi *o)
 {
     struct weft_node *w = o->w;
     /* links to nodes that join later allocate their own frames */
-    uint64_t links = (uint64_t)(w->founders - 1) * TB_SLOTS * TB_FRAME_BYTES, receives = (uint64_t)o->receives_count * TB_FRAME_BYTES;
+    uint64_t links = (uint64_t)(w->founders - 1) * OFI_LINK_FRAMES, receives = (uint64_t)o->receives_count * TB_FRAME_BYTES;
     o->memory_bytes = base_round_up(links + receives, BASE_PAGE);
     o->memory = mmap(NULL, o->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (o->memory == MAP_FAILED) {
@@ -307,13 +347,10 @@ static void device_count(struct ofi *o)
     o->requests_count = o->common + shares;
 }
 
-/* If each connection has its own receive queue, ofi_rxm crashes, because it posts receives to connections that it has closed (libfabric
- * 1.17 to 2.4, libfabric's issue 11828). weft does not set the environment variable that avoids this, because the program may have threads.
- */
 static int device_refuse(const struct fi_info *info)
 {
-    const char *provider = info->fabric_attr->prov_name, *shared = getenv("FI_OFI_RXM_USE_SRX");
-    if (strcmp(provider, VERBS_RXM) == 0 && (!shared || strcmp(shared, "1") != 0))
+    const char *provider = info->fabric_attr->prov_name;
+    if (ofi_lacks_srx(provider))
         return base_fail(-ENOTSUP,
                          "%s of libfabric crashes when it is closed, unless its connections share one receive queue: set "
                          "FI_OFI_RXM_USE_SRX=1 on all nodes",
@@ -348,7 +385,6 @@ static int device_open(struct ofi *o)
     int rc = device_refuse(o->info);
     rc = rc ? rc : device_objects(o);
     rc = rc ? rc : device_memory(o);
-    rc = rc ? rc : region_of_frames(o);
     rc = rc ? rc : device_endpoint(o);
     if (!rc && o->traits.rma && (o->traits.hardware || o->traits.local))
         rc = ofi_register_locked(o, &o->pool);
@@ -362,6 +398,8 @@ static void device_shut_regions(struct ofi *o)
     for (struct ofi_regions *r = o->regions; r; r = r->next)
         regions_close(r);
     region_close(&o->memory_mr);
+    for (struct ofi_frames *f = o->frames; f; f = f->next)
+        region_close(&f->mr);
 }
 
 static void device_shut_endpoint(struct ofi *o)
@@ -429,7 +467,6 @@ int ofi_device_again_locked(struct ofi *o)
             "set WEFT_OFI_PROVIDER to another provider on all nodes",
             o->info->fabric_attr->prov_name);
     int rc = o->traits.tcp ? device_objects(o) : device_queue_again(o);
-    rc = rc || !o->traits.tcp ? rc : region_of_frames(o);
     rc = rc ? rc : device_endpoint(o);
     for (struct ofi_regions *r = o->traits.tcp || o->traits.bind_regions ? o->regions : NULL; r && !rc; r = r->next)
         rc = regions_open(o, r);
@@ -451,10 +488,10 @@ void ofi_device_close(struct ofi *o)
     free(o->held);
     if (o->memory)
         munmap(o->memory, o->memory_bytes);
-    for (struct ofi_late *late; (late = o->late);) {
-        o->late = late->next;
-        munmap(late->frames, late->bytes);
-        free(late);
+    for (struct ofi_frames *f; (f = o->frames);) {
+        o->frames = f->next;
+        munmap(f->at, OFI_LINK_FRAMES);
+        free(f);
     }
     free(o->links);
     free(o);

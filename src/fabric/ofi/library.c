@@ -43,11 +43,14 @@ static bool loaded;
 /* The pointers are copied as bytes, because ISO C has no conversion from the result of dlsym() to a function pointer. */
 static int library_fill(struct ofi_library *to, void *handle)
 {
+    Dl_info file;
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
         if (!found)
             return base_fail(-ENOENT, "%s has no %s, so it is not libfabric: " WHO_HAS_IT, to->path, symbols[i].name);
         memcpy((char *)to + symbols[i].at, &found, sizeof found);
+        if (dladdr(found, &file) && file.dli_fname && strlen(file.dli_fname) < sizeof to->path)
+            snprintf(to->path, sizeof to->path, "%s", file.dli_fname);
     }
     uint32_t v = to->version();
     if (FI_VERSION_LT(v, FI_VERSION(1, 17)))

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define LINK_FRAMES ((size_t)TB_SLOTS * TB_FRAME_BYTES)
 /* long, because only frames that are lost with a broken connection must be sent again */
 #define RTO_LEAST    (500 * WEFT_MS)
 #define RTO_MOST     (4 * WEFT_SECOND)
@@ -36,24 +35,16 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
     return l;
 }
 
-/* Keep a link's own frames until ofi_device_close() has closed the endpoint, because the provider may still be sending from them. If there
- * is no memory to record them, they are never freed. */
-static void link_keep_frames(struct ofi_link *l)
-{
-    struct ofi_late *late = malloc(sizeof *late);
-    if (!late)
-        return;
-    *late = (struct ofi_late){.next = l->ofi->late, .frames = l->frames, .bytes = LINK_FRAMES};
-    l->ofi->late = late;
-}
-
 void ofi_link_free(struct ofi_link *l)
 {
+    struct ofi *o = l->ofi;
     stash_clear(&l->r.stash);
     free(l->r.inbox);
     free(l->keys);
-    if (l->frames)
-        link_keep_frames(l);
+    base_spin_lock(&o->calls);
+    if (l->frames) /* if the provider has not completed all sends, no other link may use the memory */
+        l->frames->used = o->held[l->r.link->node] != 0;
+    base_spin_unlock(&o->calls);
     munmap(l, sizeof *l);
 }
 
@@ -119,6 +110,14 @@ static bool link_pauses(const struct ofi_link *l)
     return BASE_UNLIKELY(l->shut) || (BASE_UNLIKELY(l->pause) && base_recent_ns() < l->retry_at);
 }
 
+/* Under `calls`. */
+static void *link_descriptor(const struct ofi_link *l, const void *frame)
+{
+    if (!l->frames)
+        return ofi_descriptor_locked(l->ofi, frame);
+    return l->frames->mr ? fi_mr_desc(l->frames->mr) : NULL;
+}
+
 static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
     struct ofi_link *l = ctx;
@@ -136,7 +135,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
         struct ofi_request *q = ofi_request_take_locked(o, OFI_FRAME, l->r.link->node);
         if (q) {
             q->slot = slot;
-            rc = fi_send(o->ep, frame, bytes, ofi_descriptor_locked(o, frame), l->peer, &q->context);
+            rc = fi_send(o->ep, frame, bytes, link_descriptor(l, frame), l->peer, &q->context);
             if (rc)
                 ofi_request_free_locked(o, q);
         }
@@ -218,16 +217,10 @@ static void link_completed(void *ctx, weft_op *op, int status)
 
 static int link_own_frames(struct ofi_link *l)
 {
-    if (l->ofi->memory_mr)
-        return base_fail(-EOPNOTSUPP,
-                         "%s of libfabric needs all memory registered at the start, so it cannot reach nodes that join later: set "
-                         "WEFT_OFI_PROVIDER to another provider, on all nodes",
-                         l->ofi->info->fabric_attr->prov_name);
-    void *p = mmap(NULL, LINK_FRAMES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return base_fail(-ENOMEM, "no memory for the frames of the link to node %u" BASE_MEMORY_HINT, l->r.link->node);
-    l->frames = p;
-    return 0;
+    base_spin_lock(&l->ofi->calls);
+    int rc = ofi_frames_take_locked(l->ofi, &l->frames);
+    base_spin_unlock(&l->ofi->calls);
+    return rc ? base_context(rc, "link to node %u", l->r.link->node) : 0;
 }
 
 int ofi_link_ready(struct ofi_link *l, uint32_t session)
@@ -250,7 +243,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
         .here = (uint16_t)w->rank,
         .node = (uint16_t)node,
         .session = session,
-        .frames = l->frames ? l->frames : o->link_frames + place * LINK_FRAMES,
+        .frames = l->frames ? l->frames->at : o->link_frames + place * OFI_LINK_FRAMES,
         .pool = w->pool_base,
         .pool_bytes = w->pool_bytes,
         .first_byte = FAB_NULL_BYTES,

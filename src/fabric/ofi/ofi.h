@@ -48,6 +48,7 @@
 #define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
 #define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u
+#define OFI_LINK_FRAMES   ((size_t)TB_SLOTS * TB_FRAME_BYTES) /* bytes of the frames that a link sends */
 /* After so long the progress thread tries again to send a frame for which the provider had no room. */
 #define OFI_RETRY (WEFT_MS)
 
@@ -91,12 +92,12 @@ struct ofi_link {
     uint64_t base;                /* the address of the peer's pool; 0: RMA addresses are offsets in a segment */
     uint32_t shift;               /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
-    uint64_t *keys;         /* the keys of the peer's segments, as the peer has sent them (ofi_key()) */
-    uint64_t keys_shift;    /* what is added to the peer's keys now; under the link's lock */
-    bool fixed;             /* the peer's keys do not change */
-    uint8_t *frames;        /* memory for frames to send, if one of the two nodes joined later; NULL: a part of ofi->memory */
-    struct ofi_regions own; /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
-    char name[64];          /* the peer's address as text */
+    uint64_t *keys;            /* the keys of the peer's segments, as the peer has sent them (ofi_key()) */
+    uint64_t keys_shift;       /* what is added to the peer's keys now; under the link's lock */
+    bool fixed;                /* the peer's keys do not change */
+    struct ofi_frames *frames; /* for frames to send, if one of the two nodes joined later; NULL: a part of ofi->memory */
+    struct ofi_regions own;    /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
+    char name[64];             /* the peer's address as text */
     /* When the provider has refused an operation, nothing is sent before retry_at. Each refusal doubles `pause`. Under the link's lock. */
     int64_t retry_at, pause;
     char error[160]; /* the reason of the last refusal; "": there was none */
@@ -130,10 +131,13 @@ struct ofi_link {
     int64_t open_at;     /* when the link opens again, even if nothing has come from the peer; 0: no time is set */
 };
 
-struct ofi_late {
-    struct ofi_late *next;
-    uint8_t *frames;
-    size_t bytes;
+/* Memory for the frames of one link: of a link that was made after the start. It is freed with the device, because a provider may need long
+ * to end its sends; links that are made later use it again. Under `calls`. */
+struct ofi_frames {
+    struct ofi_frames *next; /* in ofi->frames */
+    uint8_t *at;             /* [OFI_LINK_FRAMES] */
+    struct fid_mr *mr;       /* if the provider needs local memory registered */
+    bool used;               /* by a link, or the provider may still be sending from it */
 };
 
 /* A device: one provider, with one endpoint. */
@@ -156,8 +160,8 @@ struct ofi {
     uint8_t *memory; /* frames to send and to receive */
     uint64_t memory_bytes;
     uint8_t *link_frames, *receive_frames;
-    struct ofi_late *late;    /* frames of links that have been freed, until the endpoint is closed */
-    struct fid_mr *memory_mr; /* if the provider needs local memory registered */
+    struct ofi_frames *frames; /* list of the frames of links that were made after the start; under `calls` */
+    struct fid_mr *memory_mr;  /* if the provider needs local memory registered */
     struct ofi_request *receives, *requests;
     uint32_t receives_count, requests_count;
     struct ofi_request *free, *owed; /* free requests; receives that the provider had no room for. Under `calls` */
@@ -219,8 +223,10 @@ static inline uint64_t ofi_key_shift(uint32_t number)
 {
     return number * UINT64_C(0x9e3779b97f4a7c15);
 }
-/* The descriptor of local memory; NULL if the provider needs none. Under `calls`. */
+/* The descriptor of memory of the pool or of o->memory; NULL if the provider needs none. Under `calls`. */
 void *ofi_descriptor_locked(const struct ofi *o, const void *at);
+/* Memory for the frames of a link, registered if the provider needs that. Under `calls`. */
+int ofi_frames_take_locked(struct ofi *o, struct ofi_frames **out);
 /* Replace the provider's objects. Between the two calls there is no endpoint. Under `receiving` and `calls`. */
 void ofi_device_shut_locked(struct ofi *o);
 int ofi_device_again_locked(struct ofi *o);

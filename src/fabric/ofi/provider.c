@@ -59,6 +59,15 @@ bool ofi_is_fast(const char *provider)
     return k && k->rank < OFI_NEVER && !(k->traits & PLAIN);
 }
 
+/* If each connection has its own receive queue, ofi_rxm over verbs crashes, because it posts receives to connections that it has closed
+ * (libfabric 1.17 to 2.4, libfabric's issue 11828). weft does not set the environment variable that avoids this, because the program may
+ * have threads. */
+bool ofi_lacks_srx(const char *provider)
+{
+    const char *shared = getenv("FI_OFI_RXM_USE_SRX");
+    return strcmp(provider, OFI_VERBS_RXM) == 0 && (!shared || strcmp(shared, "1") != 0);
+}
+
 struct ofi_traits ofi_traits_of(const struct fi_info *info)
 {
     const struct known *k = provider_known(info->fabric_attr->prov_name);
@@ -284,6 +293,89 @@ void ofi_print_address(const struct fi_info *info, const void *address, size_t l
         snprintf(out, room, at.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
+/* --- the list for `weft devices` --- */
+
+struct listing {
+    const struct ofi_library *lib;
+    const struct ofi_want *want;
+    struct ofi_listed *list;
+    uint32_t count;
+    int refused; /* libfabric's first error; 0: there was none */
+};
+
+static bool listed_same(const struct ofi_listed *a, const struct ofi_listed *b)
+{
+    return strcmp(a->provider, b->provider) == 0 && strcmp(a->interface, b->interface) == 0 && strcmp(a->address, b->address) == 0;
+}
+
+/* The row of this provider and address, which is added if it is new. NULL: no memory. */
+static struct ofi_listed *listing_row(struct listing *l, const struct fi_info *info)
+{
+    struct ofi_listed e = {.traits = ofi_traits_of(info), .order = OFI_UNNAMED};
+    snprintf(e.provider, sizeof e.provider, "%s", info->fabric_attr->prov_name);
+    snprintf(e.interface, sizeof e.interface, "%s", info->domain_attr->name ? info->domain_attr->name : "");
+    if (e.traits.inet)
+        ofi_print_address(info, info->src_addr, info->src_addrlen, e.address, sizeof e.address);
+    size_t end = strlen(e.address);
+    if (end > 2 && strcmp(e.address + end - 2, ":0") == 0)
+        e.address[end - 2] = 0;
+    for (uint32_t i = 0; i < l->count; i++)
+        if (listed_same(&l->list[i], &e))
+            return &l->list[i];
+    struct ofi_listed *more = realloc(l->list, (l->count + 1) * sizeof *more);
+    if (!more)
+        return NULL;
+    l->list = more;
+    l->list[l->count] = e;
+    return &l->list[l->count++];
+}
+
+/* Adds what libfabric has under the name that is number `place` in WEFT_OFI_PROVIDER; or everything, if `name` is empty. */
+static int listing_ask(struct listing *l, const char *name, uint32_t place)
+{
+    struct fi_info *all = NULL;
+    uint32_t order = place * OFI_PLACE;
+    int rc = 0, err = provider_ask(l->lib, name, NULL, &all);
+    l->refused = l->refused ? l->refused : err;
+    for (const struct fi_info *i = err ? NULL : all; i && !rc; i = i->next) {
+        struct ofi_listed *e = listing_row(l, i);
+        rc = e ? 0 : base_fail(-ENOMEM, "no memory for the list of networks" BASE_MEMORY_HINT);
+        if (e && *name && e->order == OFI_UNNAMED)
+            e->order = order++;
+    }
+    if (!err)
+        l->lib->freeinfo(all);
+    return rc;
+}
+
+/* Whether the address in a row, such as "[fe80::1%eth0]", is this numeric address. */
+static bool listed_at(const struct ofi_listed *e, const char *host)
+{
+    char text[64];
+    uint8_t mine[16], wanted[16];
+    snprintf(text, sizeof text, "%s", e->address + (e->address[0] == '['));
+    text[strcspn(text, "]")] = '\0';
+    size_t n = address_bytes(text, mine);
+    return n && n == address_bytes(host, wanted) && memcmp(mine, wanted, n) == 0;
+}
+
+/* The same decisions as in choices_ask(), for one row. `host`: the address of WEFT_OFI_INTERFACE. */
+static enum ofi_use listed_use(const struct listing *l, const struct ofi_listed *e, const char *host)
+{
+    bool named = *l->want->provider != '\0', bound = *l->want->interface != '\0';
+    if (named ? e->order == OFI_UNNAMED : e->traits.rank >= OFI_NEVER)
+        return named ? OFI_OTHER_PROVIDER : OFI_BY_NAME;
+    if (bound && e->traits.inet && !listed_at(e, host))
+        return OFI_OTHER_INTERFACE;
+    for (uint32_t i = 0; bound && !e->traits.inet && i < l->count; i++) {
+        const struct ofi_listed *other = &l->list[i];
+        bool counts = named ? other->order / OFI_PLACE <= e->order / OFI_PLACE : other->traits.rank < OFI_NEVER;
+        if (other->traits.inet && counts && listed_at(other, host))
+            return OFI_OTHER_INTERFACE;
+    }
+    return ofi_lacks_srx(e->provider) ? OFI_LACKS_SRX : OFI_USED;
+}
+
 static int by_rank(const void *a, const void *b)
 {
     const struct ofi_listed *x = a, *y = b;
@@ -293,32 +385,27 @@ static int by_rank(const void *a, const void *b)
     return p ? p : strcmp(x->address, y->address);
 }
 
-int ofi_list(const struct ofi_library *lib, struct ofi_listed list[OFI_LISTED_MAX])
+int ofi_list(const struct ofi_library *lib, const struct ofi_want *want, struct ofi_listed **list)
 {
-    struct fi_info *all;
-    uint32_t n = 0;
-    memset(list, 0, OFI_LISTED_MAX * sizeof *list);
-    int rc = provider_ask(lib, "", NULL, &all);
-    if (rc)
-        return base_fail(-ENODEV, "libfabric (%s) has no provider that weft could use: %s; set WEFT_OFI_LIBRARY to another libfabric",
-                         lib->path, lib->strerror(-rc));
-    for (struct fi_info *i = all; i && n + 1 < OFI_LISTED_MAX; i = i->next) {
-        struct ofi_listed e = {.traits = ofi_traits_of(i)};
-        bool seen = false;
-        snprintf(e.provider, sizeof e.provider, "%s", i->fabric_attr->prov_name);
-        snprintf(e.interface, sizeof e.interface, "%s", i->domain_attr->name ? i->domain_attr->name : "");
-        if (e.traits.inet)
-            ofi_print_address(i, i->src_addr, i->src_addrlen, e.address, sizeof e.address);
-        size_t end = strlen(e.address);
-        if (end > 2 && strcmp(e.address + end - 2, ":0") == 0)
-            e.address[end - 2] = 0;
-        for (uint32_t k = 0; k < n && !seen; k++)
-            seen = strcmp(list[k].provider, e.provider) == 0 && strcmp(list[k].interface, e.interface) == 0 &&
-                   strcmp(list[k].address, e.address) == 0;
-        if (!seen)
-            list[n++] = e;
+    struct listing l = {.lib = lib, .want = want};
+    char host[128] = "", name[OFI_PROVIDER_NAME];
+    const char *p = want->provider;
+    int rc = *want->interface ? choose_host(want, host, sizeof host) : 0;
+    rc = rc ? rc : listing_ask(&l, "", 0);
+    for (uint32_t place = 0; *p && !rc; place++, p += strcspn(p, ","), p += *p == ',') {
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(p, ","), p);
+        rc = *name ? listing_ask(&l, name, place) : 0;
     }
-    lib->freeinfo(all);
-    qsort(list, n, sizeof *list, by_rank);
-    return 0;
+    if (!rc && !l.count)
+        rc = base_fail(-ENODEV, "libfabric (%s) has no provider that weft could use: %s; set WEFT_OFI_LIBRARY to another libfabric",
+                       lib->path, lib->strerror(-l.refused));
+    if (rc) {
+        free(l.list);
+        return rc;
+    }
+    qsort(l.list, l.count, sizeof *l.list, by_rank);
+    for (uint32_t i = 0; i < l.count; i++)
+        l.list[i].use = listed_use(&l, &l.list[i], host);
+    *list = l.list;
+    return (int)l.count;
 }

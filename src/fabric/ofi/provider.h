@@ -11,7 +11,7 @@
 #include <rdma/fabric.h>
 
 struct ofi_library {
-    char path[256];
+    char path[256]; /* the file, if the system tells it; else the name by which it was loaded */
     uint32_t (*version)(void);
     int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
                    struct fi_info **info);
@@ -53,14 +53,29 @@ struct ofi_want {
 int ofi_choose(const struct ofi_library *lib, const struct ofi_want *want, struct fi_info *found[OFI_CHOICES]);
 struct ofi_traits ofi_traits_of(const struct fi_info *info);
 
-/* For `weft devices`: every provider that weft could use, best first, each once. Ends with provider "". */
+#define OFI_VERBS_RXM "verbs;ofi_rxm"
+bool ofi_lacks_srx(const char *provider); /* weft refuses this provider, because FI_OFI_RXM_USE_SRX=1 is not set */
+
+/* For `weft devices`: what the settings say about a provider at one of its addresses. */
+enum ofi_use {
+    OFI_USED,
+    OFI_BY_NAME,         /* only if WEFT_OFI_PROVIDER names the provider, and it is not set */
+    OFI_OTHER_PROVIDER,  /* WEFT_OFI_PROVIDER names only others */
+    OFI_OTHER_INTERFACE, /* WEFT_OFI_INTERFACE has another address */
+    OFI_LACKS_SRX        /* see ofi_lacks_srx() */
+};
 struct ofi_listed {
     char provider[OFI_PROVIDER_NAME];
     char interface[48], address[64];
     struct ofi_traits traits;
+    enum ofi_use use;
+    uint32_t order; /* the provider's place in WEFT_OFI_PROVIDER, times OFI_PLACE, and a number below OFI_PLACE; OFI_UNNAMED: not there */
 };
-#define OFI_LISTED_MAX 32u
-int ofi_list(const struct ofi_library *lib, struct ofi_listed list[OFI_LISTED_MAX]);
+#define OFI_PLACE   (UINT32_C(1) << 16)
+#define OFI_UNNAMED UINT32_MAX
+/* Lists every provider that weft could use, best first, with each of its addresses. `want` has the settings; its address is not used. The
+ * caller frees *list. Returns how many, at least 1, or a negative errno with base_fail(). */
+int ofi_list(const struct ofi_library *lib, const struct ofi_want *want, struct ofi_listed **list);
 /* Prints an address as text, such as "tcp over eth0 10.0.0.1". */
 void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room);
 
