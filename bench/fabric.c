@@ -15,6 +15,8 @@
 #include "spec.h"
 #include "weft.h"
 
+#define WIDE 64u /* blocks in a test with "wide" */
+
 enum { WORDS = 4096, AT_PING = 0, AT_CSWAP = 512, AT_SIGNAL = 1024, AT_SUM = 1536 };
 enum { ON_TURN, ON_PING, ON_PONG };
 
@@ -197,13 +199,15 @@ static int compare_swap(struct bench *b, uint64_t n, uint64_t first)
     return 0;
 }
 
-static int stream(struct bench *b, uint64_t n, size_t len, bool put)
+/* `blocks`: how many blocks of memory take turns, on both nodes. One block stays in the processor's caches. */
+static int stream(struct bench *b, uint64_t n, size_t len, bool put, uint64_t blocks)
 {
-    weft_gaddr far = b->theirs + WORDS;
-    for (uint64_t i = 0; i < n; i++)
-        if (failed(put ? "put" : "get",
-                   put ? weft_put(b->w, far, b->memory + WORDS, len, NULL) : weft_get(b->w, b->memory + WORDS, far, len, NULL)))
+    for (uint64_t i = 0; i < n; i++) {
+        uint8_t *here = b->memory + WORDS + i % blocks * len;
+        weft_gaddr far = b->theirs + WORDS + i % blocks * len;
+        if (failed(put ? "put" : "get", put ? weft_put(b->w, far, here, len, NULL) : weft_get(b->w, here, far, len, NULL)))
             return -1;
+    }
     return failed("flush", weft_flush(b->w, b->peer, WEFT_TIMEOUT_DEFAULT)) ? -1 : 0;
 }
 
@@ -237,6 +241,11 @@ static int copy_limit(const struct spec *spec)
 }
 
 /* Rank 0's part of a test; rank 1 takes part in the ping-pongs, else it makes progress. */
+static uint64_t blocks_of(const struct spec *spec)
+{
+    return strstr(spec->test, "_wide_bw") ? WIDE : 1;
+}
+
 static int part(struct bench *b, const struct spec *spec, uint64_t n, uint64_t first)
 {
     const char *t = spec->test;
@@ -254,7 +263,7 @@ static int part(struct bench *b, const struct spec *spec, uint64_t n, uint64_t f
         return get_latency(b, n);
     if (!strcmp(t, "cswap_lat"))
         return compare_swap(b, n, first);
-    return stream(b, n, spec->bytes, *t == 'p');
+    return stream(b, n, spec->bytes, *t == 'p', blocks_of(spec));
 }
 
 static int ascending(const void *a, const void *b)
@@ -331,8 +340,9 @@ static int test(struct bench *b, const struct spec *spec, uint64_t number)
 
 int main(int argc, char **argv)
 {
-    static const char *known[] = {"put_lat",  "line_lat",    "msg_lat",     "cswap_lat",   "put_bw",         "get_bw",     "copy_bw",
-                                  "put_rate", "put_typical", "get_typical", "msg_typical", "signal_typical", "add_typical"};
+    static const char *known[] = {"put_lat",     "line_lat",    "msg_lat",     "cswap_lat",      "put_bw",
+                                  "get_bw",      "copy_bw",     "put_wide_bw", "get_wide_bw",    "put_rate",
+                                  "put_typical", "get_typical", "msg_typical", "signal_typical", "add_typical"};
     static struct spec specs[64];
     uint64_t largest = 0;
     if (argc < 2 || argc > 65) {
@@ -349,7 +359,8 @@ int main(int argc, char **argv)
             fprintf(stderr, "fabric: no test '%s'\n", specs[i - 1].test);
             return 2;
         }
-        largest = specs[i - 1].bytes > largest ? specs[i - 1].bytes : largest;
+        uint64_t bytes = specs[i - 1].bytes * blocks_of(&specs[i - 1]);
+        largest = bytes > largest ? bytes : largest;
     }
 
     struct bench b = {.pauses = 1};

@@ -2,8 +2,8 @@
 //
 // Requests of kernels to their node; beside them the limits without weft: two words in host memory that a kernel and a thread set in turns,
 // and rings of 16-byte slots that a thread only reads. Tasks done by one persistent kernel, and by a kernel for each task. Stores of a
-// kernel to another node's pool. Puts and gets of the processor to arenas, beside copies by CUDA. `bytes` of a test is the number of
-// blocks, or of bytes for arenas. Started as two nodes; node 0 measures.
+// kernel to another node's pool. Puts, gets and atomics of the processor to arenas, beside copies by CUDA. `bytes` of a test is the number
+// of blocks; for arenas the number of bytes, or of atomics at a time. Started as two nodes; node 0 measures.
 #include <cuda_runtime.h>
 #include <pthread.h>
 #include <sched.h>
@@ -255,6 +255,51 @@ static double arena_gbs(const struct spec *s, uint32_t node, bool get)
         OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
     }
     return spec_gbs(spec_now_ns() - start, s->bytes, s->iterations);
+}
+
+#define ATOMICS_MOST 1024u
+
+/* Microseconds of one of the processor's atomic additions to words of such an arena, with s->bytes of them under way. */
+static double arena_atomic_us(const struct spec *s, uint32_t node)
+{
+    static weft_op op[ATOMICS_MOST];
+    static uint64_t old[ATOMICS_MOST];
+    uint64_t start = 0, all = s->warmup + s->iterations, many = s->bytes < ATOMICS_MOST ? s->bytes : ATOMICS_MOST;
+    for (uint64_t i = 0; i < all + many; i++) {
+        if (i == s->warmup)
+            start = spec_now_ns();
+        uint64_t k = i % many;
+        if (i >= many)
+            OK(weft_wait(w, &op[k], WEFT_TIMEOUT_DEFAULT));
+        if (i < all)
+            OK(weft_fetch_add(w, ends[1 + node] + 8 * k, 1, &old[k], &op[k]));
+    }
+    return (double)(spec_now_ns() - start) / 1e3 / (double)s->iterations;
+}
+
+/* The same by CUDA for one processor: a copy of the word from the GPU, and one back. */
+static double bare_atomic_us(const struct spec *s)
+{
+    uint64_t *host, *there, start = 0;
+    cudaStream_t stream;
+    CUDA(cudaHostAlloc(&host, 8, cudaHostAllocDefault));
+    CUDA(cudaMalloc(&there, 8));
+    CUDA(cudaMemset(there, 0, 8));
+    CUDA(cudaStreamCreate(&stream));
+    for (uint64_t i = 0; i < s->warmup + s->iterations; i++) {
+        if (i == s->warmup)
+            start = spec_now_ns();
+        CUDA(cudaMemcpyAsync(host, there, 8, cudaMemcpyDeviceToHost, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        ++*host;
+        CUDA(cudaMemcpyAsync(there, host, 8, cudaMemcpyHostToDevice, stream));
+        CUDA(cudaStreamSynchronize(stream));
+    }
+    double us = (double)(spec_now_ns() - start) / 1e3 / (double)s->iterations;
+    CUDA(cudaStreamDestroy(stream));
+    CUDA(cudaFree(there));
+    CUDA(cudaFreeHost(host));
+    return us;
 }
 
 /* Puts or gets between the pools of the two nodes: the limit of the link. */
@@ -587,6 +632,10 @@ int main(int argc, char **argv)
                 store_pong(&s);
         } else if (strcmp(s.test, "bare_put") == 0 || strcmp(s.test, "bare_get") == 0)
             spec_value(&s, bare_copy_gbs(&s, get));
+        else if (strcmp(s.test, "bare_atomic") == 0)
+            spec_value(&s, 1 / bare_atomic_us(&s));
+        else if (strcmp(s.test, "arena_atomic") == 0 || strcmp(s.test, "remote_atomic") == 0)
+            spec_value(&s, 1 / arena_atomic_us(&s, s.test[0] == 'r'));
         else if (strncmp(s.test, "arena_", 6) == 0)
             spec_value(&s, arena_gbs(&s, 0, get));
         else if (strncmp(s.test, "remote_", 7) == 0)

@@ -3,7 +3,7 @@
  * kernels: GPU kernels on all nodes pass a number around in a ring, and each adds 1 to it.
  *
  * It shows how to open a GPU (weft_gpu_open()), how to run a kernel on the GPU `host`, whose blocks are threads (weft_gpu_run()), and the
- * functions that kernels call (weft/device.h). A kernel for CUDA calls the same functions (tests/gpu/kernels.cu).
+ * functions that kernels call (weft/device.h). A kernel for CUDA calls the same functions (cuda_put.cu).
  *
  * Run:
  *     weft run -n 3 -- ./kernels

@@ -5,7 +5,7 @@
  * kernel for all steps. At the end node 0 computes the plate alone and compares.
  *
  * It shows weft_device_put_signal() and weft_device_wait_at_least(), by which kernels synchronise, and weft_device_ptr(). On the GPU `host`
- * blocks are threads; tests/gpu/stencil.cu is the same for CUDA.
+ * blocks are threads; cuda_stencil.cu is the same for CUDA.
  *
  * Run:
  *     weft run -n 3 -- ./stencil

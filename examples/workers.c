@@ -4,7 +4,7 @@
  * up the results. Each task is to square a number.
  *
  * It shows persistent workers (weft_gpu_worker_open(), weft_device_next_task(), weft_device_task_done()): each node starts one kernel for
- * all tasks. On the GPU `host` blocks are threads; a kernel for CUDA calls the same functions (tests/gpu/farm.cu).
+ * all tasks. On the GPU `host` blocks are threads; a kernel for CUDA calls the same functions (cuda_workers.cu).
  *
  * Run:
  *     weft run -n 2 -- ./workers

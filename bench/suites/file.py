@@ -144,11 +144,17 @@ class Puts(Far):
         return values(out, lambda line: group)
 
 
-class GetsUnderWay(Puts):
-    """The same by gets: whether it is the gets that keep a reader from that bandwidth."""
-    peer = "gets of the same"
-    test = "get_bw"
+class WidePuts(Puts):
+    """Puts from and to as much memory as the file has. The blocks of weft topo stay in the processor's caches, a file does not."""
+    peer = "puts of 64 MiB"
+    test = "put_wide_bw"
     limit = True
+
+
+class WideGets(WidePuts):
+    """The same by gets: whether it is the gets that keep a reader from that bandwidth."""
+    peer = "gets of 64 MiB"
+    test = "get_wide_bw"
 
 
 class Gets(Far):
@@ -246,4 +252,4 @@ def sides(context):
     system, one, get = System(context, "pread", "read"), OneNode(context), Get(context)
     if nfs.inside():
         return [Weft(context), system, one, Nfs(context), get]
-    return [Weft(context), Far(context), OneHost(context), Puts(context), GetsUnderWay(context), Gets(context), system, System(context, "mmap", "map"), one, Sshfs(context), get]
+    return [Weft(context), Far(context), OneHost(context), Puts(context), WidePuts(context), WideGets(context), Gets(context), system, System(context, "mmap", "map"), one, Sshfs(context), get]

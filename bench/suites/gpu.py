@@ -18,6 +18,10 @@ TESTS = {"request": ("request_lat", "bare_lat", 0, 20000, 1000), "request given"
          "requests 8": ("requests", "bare_rate", 8, 20000000, 1), "requests 64": ("requests", "bare_rate", 64, 20000000, 1),
          "puts 8": ("puts", "bare_rate", 8, 5000000, 1), "puts 64": ("puts", "bare_rate", 64, 5000000, 1),
          "tasks": ("tasks", None, 64, 2000000, 1)}
+# Puts and gets of the processor to an arena of its own GPU, beside copies by CUDA between pinned memory and the GPU.
+ARENA = {"64 KiB": (65536, 20000, 1000), "1 MiB": (1 << 20, 4000, 200), "16 MiB": (16 << 20, 400, 20)}
+# Atomics of the processor on an arena: how many at a time, and how many in all.
+ATOMIC = (64, 20000, 1000)
 # Kernels of weft map, on text: in memory, and of a file that is in the page cache. Iterations are MiB of a bare copy.
 KERNELS = {"histogram": "histogram", "wc": "wc", "grep": "grep:needle", "xxh64": "xxh64"}
 COPY = ("bare_copy", 65536, 4096)
@@ -38,6 +42,10 @@ def rows(context):
             *[Row(f"requests {n}", f"empty requests, {n} blocks on 8 rings", "M/s", "higher") for n in (8, 64)],
             *[Row(f"puts {n}", f"puts of 8 B to another node's pool, {n} blocks", "M/s", "higher") for n in (8, 64)],
             Row("tasks", "tasks submitted, done by 64 blocks, and reaped", "M/s", "higher", 1.0, ["a launch a task"]),
+            *[Row(f"arena {way} {n}", f"{way} of {n} by a processor, its GPU's arena", "GB/s", "higher", 0.8 if n == "64 KiB" else 0.95, ["bare"])
+              for way in ("put", "get") for n in ARENA],
+            Row("atomics", "atomics of a processor on its GPU's arena, 64 at a time", "M/s", "higher"),
+            Row("atomics remote", "the same on the other node's arena", "M/s", "higher"),
             *[Row(f"staged {n}", f"put of {n} to another node's arena, staged, over TCP", "GB/s", "higher", 0.9, ["bare"]) for n in STAGED],
             *[Row(f"spans {k}", f"kernel {k}, bytes in memory", "GB/s", "higher", *wanted(k)) for k in KERNELS],
             *[Row(f"map {k}", f"weft map --gpu --kernel {k}, a file in the page cache", "GB/s", "higher", *wanted(k)) for k in KERNELS]]
@@ -48,7 +56,8 @@ def wanted(kernel):
 
 
 def groups(context):
-    return list(TESTS) + [f"staged {n}" for n in STAGED] + [f"{what} {k}" for what in ("spans", "map") for k in KERNELS]
+    arena = [f"arena {way} {n}" for way in ("put", "get") for n in ARENA]
+    return list(TESTS) + arena + ["atomics", "atomics remote"] + [f"staged {n}" for n in STAGED] + [f"{what} {k}" for what in ("spans", "map") for k in KERNELS]
 
 
 def text(scale):
@@ -85,8 +94,19 @@ class Weft(Ours):
     WHICH = 0
 
     STAGED_TEST = "staged_put"
+    ATOMICS = {"atomics": "arena_atomic", "atomics remote": "remote_atomic"}
+    ARENA_TEST = "arena"
+
+    def arena(self, group, test, size, iterations, warmup, scale):
+        """A test of the processor with the GPU's memory."""
+        return values(nodes(2, [self.program, f"{test}:{size}:{scaled(iterations, scale)}:{scaled(warmup, scale, 1)}"]), lambda line: group)
 
     def measure(self, group, scale):
+        if group.startswith("arena "):
+            way, size = group.removeprefix("arena ").split(" ", 1)
+            return self.arena(group, f"{self.ARENA_TEST}_{way}", *ARENA[size], scale)
+        if group.startswith("atomics"):
+            return self.arena(group, self.ATOMICS[group], *ATOMIC, scale)
         if group.startswith("staged "):
             test = f"{self.STAGED_TEST}:{STAGED[group.removeprefix('staged ')]}"
             return values(nodes(2, [self.context.program("bench_gpu_staged"), "cuda:0", test], env=OVER_TCP), lambda line: group)
@@ -120,6 +140,8 @@ class Bare(Weft, Side):
     limit = True
     WHICH = 1
     STAGED_TEST = "pool_put"
+    ATOMICS = {"atomics": "bare_atomic", "atomics remote": "bare_atomic"}
+    ARENA_TEST = "bare"
 
     def measure_map(self, what, kernel, scale):
         test, copied, warm = COPY

@@ -372,4 +372,4 @@ class Iperf(OnNetwork):
 
 def sides(context):
     return [Weft(context), *(Other(context, p) for p in PROVIDERS), *(Pingpong(context, p) for p in PROVIDERS), UCX(context),
-            *(Libfabric(context, p) for p in PROVIDERS), Libfabric(context, "net", confirmed=True), Iperf(context), Link()]
+            *(Libfabric(context, p) for p in PROVIDERS), *(Libfabric(context, p, confirmed=True) for p in PROVIDERS), Iperf(context), Link()]

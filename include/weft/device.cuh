@@ -14,7 +14,9 @@
  *   - Local memory (`src` of a put, `dst` of a get) must be memory of this node; otherwise the call returns -WEFT_DEVICE_EINVAL.
  *
  * Only the op of the first thread (weft_device_first()) is used; the other threads may pass any pointer. Either all threads pass NULL, or
- * no thread does. If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the other calls wait.
+ * no thread does. If the ring is full, `_nowait` calls return -WEFT_DEVICE_EAGAIN, and the other calls wait, or return -WEFT_DEVICE_EAGAIN
+ * if weft_device.nowait is set. If weft_device_put_signal_warp() or weft_device_put_signal_block() returns this error, the bytes may have
+ * been copied already, but not the signal: call again.
  *
  * For all other calls of weft/device.h, let the first thread make the call and share the result with weft_device_by_warp() or
  * weft_device_by_block():
@@ -217,50 +219,71 @@ template <typename G> static __device__ __forceinline__ int weft_device_test_by(
     return rc;
 }
 
+/* All threads get the last value of the word, unless `seen` is NULL, which then all threads pass. */
+template <typename G>
+static __device__ __forceinline__ int weft_device_watch_by(const weft_device *d, uint32_t node, uint64_t word, weft_cmp cmp, uint64_t value,
+                                                           uint64_t *seen, int64_t timeout_ns)
+{
+    uint64_t last = 0;
+    int rc = weft_device_by<G>([&] { return weft_device_watch(d, node, word, cmp, value, &last, timeout_ns); });
+    weft_device_follow();
+    if (seen)
+        *seen = G::share(last);
+    return rc;
+}
+
 /* The public calls. Each does, for a warp or a block, the same as the call of weft/device.h without the suffix. */
-#define WEFT_DEVICE_TOGETHER(name, group)                                                                                      \
-    static __device__ inline int weft_device_put_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,        \
-                                                        weft_device_op *op)                                                    \
-    {                                                                                                                          \
-        return weft_device_move_by<group>(d, WEFT_DEVICE_PUT, dst, src, len, true, op);                                        \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_put_nowait_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, \
-                                                               weft_device_op *op)                                             \
-    {                                                                                                                          \
-        return weft_device_move_by<group>(d, WEFT_DEVICE_PUT, dst, src, len, false, op);                                       \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_get_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,        \
-                                                        weft_device_op *op)                                                    \
-    {                                                                                                                          \
-        return weft_device_move_by<group>(d, WEFT_DEVICE_GET, dst, src, len, true, op);                                        \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_get_nowait_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, \
-                                                               weft_device_op *op)                                             \
-    {                                                                                                                          \
-        return weft_device_move_by<group>(d, WEFT_DEVICE_GET, dst, src, len, false, op);                                       \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_put_signal_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, \
-                                                               uint64_t signal, uint64_t add, weft_device_op *op)              \
-    {                                                                                                                          \
-        return weft_device_put_signal_by<group>(d, dst, src, len, signal, add, op);                                            \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_wait_##name(const weft_device *d, weft_device_op *op)                             \
-    {                                                                                                                          \
-        return weft_device_wait_by<group>(d, op);                                                                              \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_test_##name(const weft_device *d, weft_device_op *op)                             \
-    {                                                                                                                          \
-        return weft_device_test_by<group>(d, op);                                                                              \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_flush_##name(const weft_device *d, uint32_t node)                                 \
-    {                                                                                                                          \
-        return weft_device_by<group>([&] { return weft_device_flush(d, node); });                                              \
-    }                                                                                                                          \
-    static __device__ inline int weft_device_wait_at_least_##name(const weft_device *d, uint64_t word, uint64_t value)         \
-    {                                                                                                                          \
-        int rc = weft_device_by<group>([&] { return weft_device_wait_at_least(d, word, value, NULL); });                       \
-        weft_device_follow();                                                                                                  \
-        return rc;                                                                                                             \
+#define WEFT_DEVICE_TOGETHER(name, group)                                                                                         \
+    static __device__ inline int weft_device_put_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,           \
+                                                        weft_device_op *op)                                                       \
+    {                                                                                                                             \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_PUT, dst, src, len, true, op);                                           \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_put_nowait_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,    \
+                                                               weft_device_op *op)                                                \
+    {                                                                                                                             \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_PUT, dst, src, len, false, op);                                          \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_get_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,           \
+                                                        weft_device_op *op)                                                       \
+    {                                                                                                                             \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_GET, dst, src, len, true, op);                                           \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_get_nowait_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,    \
+                                                               weft_device_op *op)                                                \
+    {                                                                                                                             \
+        return weft_device_move_by<group>(d, WEFT_DEVICE_GET, dst, src, len, false, op);                                          \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_put_signal_##name(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,    \
+                                                               uint64_t signal, uint64_t add, weft_device_op *op)                 \
+    {                                                                                                                             \
+        return weft_device_put_signal_by<group>(d, dst, src, len, signal, add, op);                                               \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_wait_##name(const weft_device *d, weft_device_op *op)                                \
+    {                                                                                                                             \
+        return weft_device_wait_by<group>(d, op);                                                                                 \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_test_##name(const weft_device *d, weft_device_op *op)                                \
+    {                                                                                                                             \
+        return weft_device_test_by<group>(d, op);                                                                                 \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_flush_##name(const weft_device *d, uint32_t node)                                    \
+    {                                                                                                                             \
+        return weft_device_by<group>([&] { return weft_device_flush(d, node); });                                                 \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_wait_until_##name(const weft_device *d, uint64_t word, weft_cmp cmp, uint64_t value, \
+                                                               uint64_t *seen, int64_t timeout_ns)                                \
+    {                                                                                                                             \
+        return weft_device_watch_by<group>(d, d->rank, word, cmp, value, seen, timeout_ns);                                       \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_wait_for_##name(const weft_device *d, uint32_t node, uint64_t word, uint64_t value,  \
+                                                             uint64_t *seen)                                                      \
+    {                                                                                                                             \
+        return weft_device_watch_by<group>(d, node, word, WEFT_GE, value, seen, -1);                                              \
+    }                                                                                                                             \
+    static __device__ inline int weft_device_wait_at_least_##name(const weft_device *d, uint64_t word, uint64_t value)            \
+    {                                                                                                                             \
+        return weft_device_watch_by<group>(d, d->rank, word, WEFT_GE, value, NULL, -1);                                           \
     }
 WEFT_DEVICE_TOGETHER(warp, weft_device_warp)
 WEFT_DEVICE_TOGETHER(block, weft_device_whole_block)

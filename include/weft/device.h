@@ -15,11 +15,21 @@
  * is complete after the block's next weft_device_flush() to the same node, which also returns the first error of such operations.
  * Operations of one block to one node begin in the order of the calls. Operations of different blocks are not ordered.
  *
+ * If the ring is full, a call waits for room. A thread that must not wait makes its calls with a copy of the weft_device:
+ *     weft_device now = *d;
+ *     now.nowait = true;
+ *     int rc = weft_device_get(&now, dst, src, len, &op);
+ * Then every call that posts a request, also those of weft/device_tasks.h and weft/device.cuh, returns -WEFT_DEVICE_EAGAIN instead of
+ * waiting, and has done nothing. weft_device_submit() and weft_device_claim() do the same if the queue has no free slot or no ready task.
+ * Calls with an answer still wait for the answer, and calls of services (weft/device_service.h) may wait for their service. In the same way
+ * a thread can use another deadline_ns.
+ *
  * weft/device.cuh has calls for threads of a warp or a block that work together.
  */
 #ifndef WEFT_DEVICE_H
 #define WEFT_DEVICE_H
 
+#include "cmp.h"
 #include "device_ring.h"
 #include "device_tasks.h"
 
@@ -34,7 +44,7 @@ WEFT_DEVICE_CALL int weft_device_put(WEFT_NEAR const weft_device *d, uint64_t ds
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, true, op);
 }
-/* Like weft_device_put(), but returns -WEFT_DEVICE_EAGAIN instead of waiting for room in the ring. */
+/* weft_device_put() with `nowait`, without a copy of the weft_device. */
 WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t src, uint64_t len,
                                             WEFT_NEAR weft_device_op *op)
 {
@@ -168,13 +178,26 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 #endif
 }
 
-/* Waits until the 8-byte word at `word`, in this node's own pool or an arena of this GPU, is at least `value`. The word is a signal or
-   counter to which only `node` adds. -WEFT_DEVICE_ECONNRESET: that node is gone. */
-WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
-                                          WEFT_NEAR uint64_t *seen)
+/* Whether the unsigned comparison of a word with `value` is true. */
+WEFT_DEVICE_CALL bool weft_device_compare(uint64_t word, weft_cmp cmp, uint64_t value)
+{
+    switch (cmp) {
+    case WEFT_EQ: return word == value;
+    case WEFT_NE: return word != value;
+    case WEFT_LT: return word < value;
+    case WEFT_LE: return word <= value;
+    case WEFT_GT: return word > value;
+    case WEFT_GE: return word >= value;
+    }
+    return false;
+}
+
+/* The wait of the next three calls: until the comparison is true, or `node` is gone, at most for `timeout_ns`. */
+WEFT_DEVICE_CALL int weft_device_watch(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, weft_cmp cmp, uint64_t value,
+                                       WEFT_NEAR uint64_t *seen, int64_t timeout_ns)
 {
     /* checked first, so that these reads of `d` overlap with the reads in the call */
-    bool wrong = (word & 7) || (word >> 48) != d->rank || node >= d->size;
+    bool wrong = (word & 7) || (word >> 48) != d->rank || node >= d->size || (uint32_t)cmp > (uint32_t)WEFT_GE;
     WEFT_FAR const uint64_t *p = (WEFT_FAR const uint64_t *)weft_device_ptr(d, word, 8);
     weft_device_patience patience = {0, 0};
     bool gone = false;
@@ -182,23 +205,39 @@ WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32
         return -WEFT_DEVICE_EINVAL;
     for (;;) {
         uint64_t now = weft_device_load(p); /* pairs with the signal's release */
-        if (now >= value) {
-            if (seen)
-                *seen = now;
+        if (seen)
+            *seen = now;
+        if (weft_device_compare(now, cmp, value))
             return 0;
-        }
         if (gone)
             return -WEFT_DEVICE_ECONNRESET;
-        if (weft_device_late(d, &patience))
+        if (timeout_ns == 0 || weft_device_late_after(d, &patience, timeout_ns))
             return -WEFT_DEVICE_ETIMEDOUT;
         gone = weft_device_now_and_then(&patience) &&
                weft_device_gone(d, node); /* read the word once more, because everything that the node has sent has arrived by now */
     }
 }
+
+/* Waits until an unsigned comparison of the 8-byte word at `word`, in this node's own pool or an arena of this GPU, with `value` is true.
+ * `*seen` (may be NULL) receives the last value of the word, also after an error. With a time-out of 0 the call compares once;
+ * WEFT_TIMEOUT_DEFAULT (-1): d->deadline_ns. Any node may change the word, so the call does not notice that a node is gone.
+ * -WEFT_DEVICE_EINVAL: the word is elsewhere or not aligned, or `cmp` is not a weft_cmp. */
+WEFT_DEVICE_CALL int weft_device_wait_until(WEFT_NEAR const weft_device *d, uint64_t word, weft_cmp cmp, uint64_t value,
+                                            WEFT_NEAR uint64_t *seen, int64_t timeout_ns)
+{
+    return weft_device_watch(d, d->rank, word, cmp, value, seen, timeout_ns);
+}
+/* Waits until the word is at least `value`, at most for d->deadline_ns. The word is a signal or counter to which only `node` adds.
+ * -WEFT_DEVICE_ECONNRESET: that node is gone. */
+WEFT_DEVICE_CALL int weft_device_wait_for(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, uint64_t value,
+                                          WEFT_NEAR uint64_t *seen)
+{
+    return weft_device_watch(d, node, word, WEFT_GE, value, seen, -1);
+}
 /* Like weft_device_wait_for(), but for a word to which any node may add. Ends only when the value is reached, or at the deadline. */
 WEFT_DEVICE_CALL int weft_device_wait_at_least(WEFT_NEAR const weft_device *d, uint64_t word, uint64_t value, WEFT_NEAR uint64_t *seen)
 {
-    return weft_device_wait_for(d, d->rank, word, value, seen);
+    return weft_device_watch(d, d->rank, word, WEFT_GE, value, seen, -1);
 }
 
 #if defined(__cplusplus) && !defined(WEFT_DEVICE_METAL)

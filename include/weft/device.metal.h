@@ -31,7 +31,7 @@
  * Differences from weft/device.h:
  *   - No call waits. Like the `_nowait` forms, calls return -WEFT_DEVICE_EAGAIN if the ring is full, or if the place of the answer is still
  *     in use. So one kernel can post at most as many requests as its blocks' rings have slots. weft_device_wait() and
- *     weft_device_wait_at_least() poll once.
+ *     the waits for a word (weft_device_wait_until() and the like) poll once.
  *   - Calls that need an answer before they return fail with -WEFT_DEVICE_ENOTSUP: weft_device_flush(), weft_device_fetch_add(),
  *     weft_device_swap(), weft_device_compare_swap(), weft_device_ask(), weft_device_submit(), weft_device_claim(), weft_device_renew(),
  *     weft_device_complete(), and weft_device_nothing() with an answer. Use the `_start` calls with an op instead.
@@ -62,8 +62,8 @@
 /* The weft_device that a thread passes to the calls: `given` is the kernel's buffer 0, `block` the number of the threadgroup. */
 WEFT_DEVICE_CALL weft_device weft_device_of(WEFT_FAR const weft_device *given, uint32_t block)
 {
-    weft_device d = {given->rank, given->size, given->rings,      given->block + block, given->deadline_ns,
-                     given->ring, given->pool, given->pool_bytes, given->arena,         given->notice};
+    weft_device d = {given->rank, given->size,       given->rings, given->block + block, given->deadline_ns, given->ring,
+                     given->pool, given->pool_bytes, given->arena, given->notice,        given->nowait};
     return d;
 }
 

@@ -22,19 +22,25 @@ extern "C" {
 
 /* The errors of kernels' calls. They have Linux's numbers on every system. */
 #define WEFT_DEVICE_ENOENT       2   /* there is no such service or queue */
+#define WEFT_DEVICE_EIO          5   /* the driver of the GPU has failed */
 #define WEFT_DEVICE_EBADF        9   /* the queue is closed */
 #define WEFT_DEVICE_EAGAIN       11  /* the call cannot succeed now, and does not wait */
+#define WEFT_DEVICE_ENOMEM       12  /* a node has not enough memory for the operation */
 #define WEFT_DEVICE_EACCES       13  /* a rule of the gateway or the permissions of the file forbid the access */
 #define WEFT_DEVICE_EFAULT       14  /* the address is invalid */
 #define WEFT_DEVICE_EBUSY        16  /* another thread uses the same socket or file */
 #define WEFT_DEVICE_EINVAL       22  /* a wrong argument */
 #define WEFT_DEVICE_EPIPE        32  /* the peer accepts no more bytes */
-#define WEFT_DEVICE_EMSGSIZE     90  /* the datagram is too large */
+#define WEFT_DEVICE_EPROTO       71  /* a kernel has written an invalid request, or another node has sent an invalid answer */
+#define WEFT_DEVICE_EMSGSIZE     90  /* the message or the datagram is too large */
 #define WEFT_DEVICE_ENOTSUP      95  /* a kernel of this kind of GPU cannot wait (weft/device.metal.h) */
 #define WEFT_DEVICE_EOPNOTSUPP   95  /* the node does not offer that service */
+#define WEFT_DEVICE_ENETDOWN     100 /* the other node is alive, but out of reach (weft/fabric.h) */
+#define WEFT_DEVICE_ECONNABORTED 103 /* the link broke: the operation may or may not have happened */
 #define WEFT_DEVICE_ECONNRESET   104 /* the other node is gone, or the peer has reset the connection */
+#define WEFT_DEVICE_ENOBUFS      105 /* too many operations on a node's GPU memory are under way */
 #define WEFT_DEVICE_ESHUTDOWN    108 /* there will be no more tasks */
-#define WEFT_DEVICE_ETIMEDOUT    110 /* weft_device.deadline_ns has passed */
+#define WEFT_DEVICE_ETIMEDOUT    110 /* weft_device.deadline_ns or the call's time-out has passed */
 #define WEFT_DEVICE_ECONNREFUSED 111 /* no program listens at that address */
 #define WEFT_DEVICE_EINPROGRESS  115 /* the operation is under way */
 #define WEFT_DEVICE_ESTALE       116 /* the file has changed since it was opened */
@@ -122,6 +128,7 @@ typedef struct weft_device {
                                         kernel cannot load and store there */
     WEFT_FAR const uint64_t *notice; /* written by the node. Word 0: not 0 when the GPU is being closed. From word 1 on: one bit for each
                                         node, 1 if the node is gone */
+    bool nowait; /* false from the node. In a copy that is true, calls do not wait for room in the ring (weft/device.h) */
 } weft_device;
 
 /* An operation under way. Fields are private. */
@@ -146,7 +153,7 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
 /* --- requests --- */
 
 /* The clock of a wait. Initialize it with zeros, and call weft_device_late() between polls: that returns true if the deadline has passed or
- * the GPU is being closed. */
+ * the GPU is being closed. weft_device_late_after() is for waits with a time-out of their own; below 0: the deadline. */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
@@ -156,10 +163,10 @@ WEFT_DEVICE_CALL bool weft_device_now_and_then(WEFT_NEAR const weft_device_patie
 {
     return p->looks % 16 == 0;
 }
-WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p)
+WEFT_DEVICE_CALL bool weft_device_late_after(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p, int64_t timeout_ns)
 {
 #if defined(WEFT_DEVICE_METAL)
-    (void)d, (void)p;
+    (void)d, (void)p, (void)timeout_ns;
     return true; /* nothing changes while a kernel runs */
 #else
     p->looks++;
@@ -171,8 +178,12 @@ WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR
     if (p->since == 0)
         p->since = now;
     weft_device_pause();
-    return now - p->since > d->deadline_ns || (weft_device_now_and_then(p) && weft_device_load(d->notice));
+    return now - p->since > (timeout_ns < 0 ? d->deadline_ns : timeout_ns) || (weft_device_now_and_then(p) && weft_device_load(d->notice));
 #endif
+}
+WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR weft_device_patience *p)
+{
+    return weft_device_late_after(d, p, -1);
 }
 
 /* Whether that node has left or died. The kernel's node reports it within about 1 ms. */
@@ -325,7 +336,8 @@ WEFT_DEVICE_CALL bool weft_device_reads(uint32_t kind)
            kind >= WEFT_DEVICE_RECORD;
 }
 
-/* Puts a request into the ring. With an op, the node answers. */
+/* Puts a request into the ring. With an op, the node answers. -WEFT_DEVICE_EAGAIN: there is no room in the ring, or
+ * the place of the answer is in use, and `wait` is false or d->nowait is true. */
 WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q, bool wait,
                                       WEFT_NEAR weft_device_op *op)
 {
@@ -333,6 +345,7 @@ WEFT_DEVICE_CALL int weft_device_post(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     uint32_t number = block < d->rings ? block : block % d->rings; /* avoids a division, which is slow on a GPU */
     uint64_t ticket;
     bool place = false;
+    wait = wait && !d->nowait;
 #if defined(WEFT_DEVICE_METAL)
     WEFT_FAR const weft_device_ring *r = &d->ring[number];
     wait = false;

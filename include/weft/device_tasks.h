@@ -29,7 +29,7 @@ extern "C" {
  * with `wait` until the ring has a free slot; without `wait` it returns -WEFT_DEVICE_EAGAIN.
  *
  * The other calls wait until the queue has a free slot or a ready task, at most for weft_device.deadline_ns. They wait for each answer at
- * most as long again. */
+ * most as long again. With weft_device.nowait they make a single attempt, which may end with -WEFT_DEVICE_EAGAIN. */
 
 /* The node that claims a task sees payloads that the kernel has stored before this call. If the kernel has put a payload to another node,
  * first call weft_device_flush(). */
@@ -59,14 +59,14 @@ WEFT_DEVICE_CALL int weft_device_complete_start(WEFT_NEAR const weft_device *d, 
     weft_device_request q = {WEFT_DEVICE_COMPLETE, {leases, results, 0}, {count, queue, 0}};
     return weft_device_post(d, &q, wait, op);
 }
-/* Repeats the request until its answer is not -WEFT_DEVICE_EAGAIN. Returns the number of tasks. */
+/* Repeats the request until its answer is not -WEFT_DEVICE_EAGAIN; with d->nowait makes it once. Returns the number of tasks. */
 WEFT_DEVICE_CALL int weft_device_ask_queue(WEFT_NEAR const weft_device *d, WEFT_NEAR const weft_device_request *q)
 {
     weft_device_patience p = {0, 0};
     for (;;) {
         uint64_t n = 0;
         int rc = weft_device_call(d, q, &n);
-        if (rc != -WEFT_DEVICE_EAGAIN)
+        if (rc != -WEFT_DEVICE_EAGAIN || d->nowait)
             return rc ? rc : (int)n;
         if (weft_device_late(d, &p))
             return -WEFT_DEVICE_ETIMEDOUT;

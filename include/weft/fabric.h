@@ -46,6 +46,7 @@
 #ifndef WEFT_FABRIC_H
 #define WEFT_FABRIC_H
 
+#include "cmp.h"
 #include "types.h"
 
 #ifdef __cplusplus
@@ -153,8 +154,6 @@ WEFT_API int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns);
  * call does nothing, and returns 0. A program need not make this call, because a thread of weft does the same, but calls in a loop deliver
  * messages sooner. Errors: none. */
 WEFT_API int weft_progress(weft_node *w);
-
-typedef enum weft_cmp { WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE } weft_cmp;
 
 /* Wait until an unsigned comparison of the 8-byte word at `word`, in this node's own pool, with `value` is true. `cmp` selects the
  * comparison, for example WEFT_GE: greater or equal. `*seen` (may be NULL) receives the last value of the word, also after a time-out. A

@@ -35,7 +35,7 @@
 #define WEFT_FILE_H
 
 #include "request.h"
-#if !defined(__METAL_VERSION__) /* kernels of Metal use the constants */
+#if !defined(__METAL_VERSION__) /* Metal kernels use only the constants of this file */
 #include "fabric.h"
 #include "types.h"
 #endif
@@ -106,9 +106,9 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
  * ahead.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
- * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes came before the
- * deadline (over rc, tb and ofi, do not use `buf` again before weft_flush() returns); -ENETDOWN no route (tb); -EDEADLK the call would
- * wait in a handler. */
+ * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes arrived before the
+ * deadline (over rc, tb and ofi, do not use `buf` again before weft_flush() returns); -ENETDOWN no route (tb); -EDEADLK the call would wait
+ * in a handler. */
 WEFT_API int weft_file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got, int64_t timeout_ns);
 
 /* Like weft_file_read(), but does not wait: the op is complete when the bytes are in `buf` and `*got` is set, or after an error. Do not use

@@ -51,8 +51,9 @@ typedef struct weft_gpu_info {
     char no_rdma_remedy[160]; /* what to do about no_rdma; "": nothing helps */
 } weft_gpu_info;
 
-/* Describe the GPU with the number `index`. Numbers start at 0: first the usable GPUs, then GPUs on PCI that weft cannot use, each with the
- * reason, and last `host`. `bytes` is sizeof *out; fields that this library does not know are set to 0.
+/* Describe the GPU with the number `index`. Numbers start at 0: first the GPUs that a driver offers, then GPUs on PCI that weft cannot use,
+ * and last `host`. `why` has the reason for each GPU that is not usable. `bytes` is sizeof *out; fields that this library does not know are
+ * set to 0.
  * Errors: -ENOENT there are not so many GPUs. */
 WEFT_API int weft_gpu_look(uint32_t index, weft_gpu_info *out, size_t bytes);
 
@@ -71,10 +72,11 @@ typedef struct weft_gpu_config {
  * driver has failed; -EAGAIN no thread can be started to serve the GPU; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out);
 
-/* Close the GPU with its workers and arenas. The call first carries out the requests that kernels have made, and waits for kernels of
- * weft_gpu_run(), at most until the default deadline. Waits inside these kernels end. Other kernels must have ended before the call.
- * Operations that are under way at the deadline, for example to a stopped node, keep their memory until weft_close(). NULL is allowed.
- * weft_close() closes the GPUs that are still open.
+/* Close the GPU with its workers and arenas. The call first carries out the requests that kernels have made. Waits inside kernels end, and
+ * the call waits until the kernels have ended, at most until the default deadline. On a CUDA GPU these are all kernels of this process,
+ * also those that do not use weft. No kernel may be started from then on. If kernels still run at the deadline, or operations are under
+ * way, for example to a stopped node, the GPU keeps its memory until weft_close(). NULL is allowed. weft_close() closes the GPUs that are
+ * still open.
  * Errors: -EINVAL the GPU is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 
@@ -177,7 +179,8 @@ typedef struct weft_gpu_worker_config {
     size_t bytes;     /* sizeof(weft_gpu_worker_config) */
     uint32_t ahead;   /* maximum number of tasks claimed ahead: a power of two, at most 65536; 0: 1024 */
     int64_t task_ns;  /* the longest time that a block may work on one task; 0: 10 s */
-    int64_t renew_ns; /* the interval at which the worker renews leases; must be well below the queue's lease; 0: 10 s */
+    int64_t renew_ns; /* the interval at which the worker renews leases; must be well below the lease of all tasks that it claims; 0: a
+                         quarter of the lease with which this node has opened the queue, and at most 10 s */
 } weft_gpu_worker_config;
 
 /* Open a worker for the queue `q`, which must stay open until the worker is closed. `config` may be NULL.

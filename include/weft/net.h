@@ -30,7 +30,7 @@
 #define WEFT_NET_H
 
 #include "request.h"
-#if !defined(__METAL_VERSION__) /* kernels of Metal use the constants */
+#if !defined(__METAL_VERSION__) /* Metal kernels use only the constants of this file */
 #include "fabric.h"
 #include "types.h"
 #endif
@@ -101,10 +101,10 @@ WEFT_API int weft_net_connect_start(weft_node *w, uint32_t node, const weft_net_
 WEFT_API int weft_net_listen(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Waits for a client, and stores its connection in `*out`. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive, unless
- * WEFT_DEADLINE is set. If a client comes after a time-out, the next call accepts it.
- * Errors: -EINVAL `listener` is not a listener; -ETIMEDOUT no connection came before the deadline; -EMFILE the gateway has too many
- * sockets; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EAGAIN too many requests are outstanding at the
- * gateway; -ECONNRESET the gateway is gone; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * WEFT_DEADLINE is set. If a client arrives after a time-out, the next call accepts it. Errors: -EINVAL `listener` is not a listener;
+ * -ETIMEDOUT no connection arrived before the deadline; -EMFILE the gateway has too many sockets; -ENOMEM no memory at this node or at the
+ * gateway, or no room in the pool; -EAGAIN too many requests are outstanding at the gateway; -ECONNRESET the gateway is gone; -ENETDOWN no
+ * route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_accept(), but does not wait: the op is complete when a client has connected, or the listener is gone. It has no deadline.
@@ -132,9 +132,9 @@ WEFT_API int weft_net_error(weft_socket *s);
  * thread at a time may receive. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive, unless WEFT_DEADLINE is set. With
  * datagrams: receives one datagram, which may have 0 bytes.
  * Errors: -EINVAL the socket is a listener; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size; -ETIMEDOUT
- * nothing came before the deadline; -ECONNRESET the peer has reset the connection, or the gateway is gone; -EBUSY another thread receives;
- * -EPROTO the gateway has sent invalid data; -EDEADLK the call would wait in a handler. Other errors of recv(2) may be returned, too. If
- * the socket could not be opened: the error of opening it. */
+ * nothing arrived before the deadline; -ECONNRESET the peer has reset the connection, or the gateway is gone; -EBUSY another thread
+ * receives; -EPROTO the gateway has sent invalid data; -EDEADLK the call would wait in a handler. Other errors of recv(2) may be returned,
+ * too. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_receive(weft_socket *s, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
 /* Sends `len` bytes. Returns when all bytes are in the send ring, from which the gateway takes them. `*put` (may be NULL) is the number of
@@ -156,7 +156,7 @@ WEFT_API int weft_net_send_to(weft_socket *s, const char *to, const void *buf, s
 /* Receives a datagram, and stores the sender's address in `from` (may be NULL). Otherwise as weft_net_receive() with datagrams, but this
  * call does not check that only one thread receives.
  * Errors: -EINVAL the socket is not one for datagrams; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size;
- * -ETIMEDOUT nothing came before the deadline; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent invalid data; -EDEADLK the
+ * -ETIMEDOUT nothing arrived before the deadline; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent invalid data; -EDEADLK the
  * call would wait in a handler. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_receive_from(weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 

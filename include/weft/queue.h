@@ -51,8 +51,8 @@ typedef struct weft_lease {
 
 /* A completion, as the submitter gets it: one for each task. */
 typedef struct weft_done {
-    uint64_t tag;        /* of the task */
-    uint64_t id;         /* from weft_submit() */
+    uint64_t tag;        /* tag of the task */
+    uint64_t id;         /* id of the task, from weft_submit() */
     int32_t status;      /* from weft_complete() */
     uint32_t worker;     /* node that did the task */
     weft_gaddr result;   /* from weft_complete() */
@@ -144,6 +144,7 @@ typedef struct weft_queue_stats {
     uint64_t resubmitted; /* tasks of this node that were submitted again, because the node with their shard died */
     uint64_t duplicates;  /* dropped completions of this node's tasks that were already complete */
     uint64_t ready;       /* tasks that are ready in this node's shard, approximately */
+    int64_t lease_ns;     /* how long a claim of a task in this node's shard lasts without renewal */
 } weft_queue_stats;
 
 /* Fill `*out`, with counts since the queue was opened. `bytes` is sizeof *out; fields that this library does not know are set to 0.

@@ -24,7 +24,7 @@
  * arg[i] is at byte 56 + 8 i, and result[i] at byte 192 + 8 i. Numbers are little-endian. Memory is given by address (weft/types.h), not by
  * pointer. A record is aligned to 8 bytes. Align it to 64 bytes where you can: then the asker and its node never write to the same cache
  * line. Do not change the record until the request is answered. weft reads the asker's fields and `data` while the request is submitted; if
- * `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has come, the asker's
+ * `data` has more than WEFT_REQUEST_INLINE bytes, weft may read it until the request is answered. When the answer has arrived, the asker's
  * node writes `result` and `status`, and after them `answered`: a reader that sees the new `answered` also sees `result` and `status`. The
  * result of the op is `status`, with this system's error number.
  */
@@ -80,24 +80,25 @@ typedef struct weft_request {
  * Answered when the program runs. result[0]: a handle, which only the asker's node can use; result[1]: the process ID on the server. The
  * other requests about the program take this handle in `handle`. */
 #define WEFT_PROCESS_SPAWN 1u
-/* Checks once whether the process has ended; -EAGAIN: it still runs. result[0]: the exit status; result[1]: Linux's number of the signal
- * that ended the process, or 0; result[2]: bit 0 is set if the server killed the process because its time was over (arg[2] of the start).
- * result[3]: ns of user time; result[4]: ns of system time; result[5]: bytes of the largest resident set. The last three results include
- * the children that the process has waited for. */
+/* Checks once whether the process has ended. The status is -EAGAIN while it still runs. result[0]: the exit status; result[1]: Linux's
+ * number of the signal that ended the process, or 0; result[2]: bit 0 is set if the server killed the process because its time was over
+ * (arg[2] of the start). result[3]: ns of user time; result[4]: ns of system time; result[5]: bytes of the largest resident set. The last
+ * three results include the children that the process has waited for. */
 #define WEFT_PROCESS_WAIT 2u
-/* Finds output that has arrived; -EAGAIN: there is no output now. arg[0]: 1 for standard output, 2 for standard error. result[0]: address
- * of the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
+/* Finds output that has arrived. The status is -EAGAIN if there is no output now. arg[0]: 1 for standard output, 2 for standard error.
+ * result[0]: address of the output, in the asker's own pool; result[1]: its length; 0: the output has ended. */
 #define WEFT_PROCESS_OUTPUT 3u
 /* Frees output that was read, so that new output can overwrite it. arg[0]: 1 for standard output, 2 for standard error; arg[1]: number of
  * bytes. */
 #define WEFT_PROCESS_TAKE 4u
-/* Writes the bytes at `data` to the standard input (WEFT_SPAWN_STDIN): as many of the `data_bytes` as there is room for. -EAGAIN: no room
- * now. result[0]: number of bytes written. If `data_bytes` is 0, the input ends. */
+/* Writes the bytes at `data` to the standard input (WEFT_SPAWN_STDIN): as many of the `data_bytes` as there is room for. The status is
+ * -EAGAIN if there is no room now. result[0]: number of bytes written. If `data_bytes` is 0, the input ends. */
 #define WEFT_PROCESS_WRITE 5u
 /* Sends signal arg[0], which has Linux's number, to the process group, and with WEFT_SPAWN_TERMINAL also to the terminal's foreground
  * process group. */
 #define WEFT_PROCESS_SIGNAL 6u
-/* Frees the handle. Kills a running process unless it is detached. -EBUSY: another request is writing to the process or closing it. */
+/* Frees the handle. Kills a running process unless it is detached. The status is -EBUSY if another request is writing to the process or
+ * closing it. */
 #define WEFT_PROCESS_CLOSE 7u
 /* Sets the size of the terminal (WEFT_SPAWN_TERMINAL): arg[0] rows and arg[1] columns, each at most 65535. The foreground process group
  * gets SIGWINCH if the size has changed. */
@@ -137,13 +138,13 @@ typedef struct weft_process_limit {
 
 #define WEFT_NAME_BYTES 64u /* a name has 1 to 63 bytes and ends with a zero byte. In requests it is in arg[4] to arg[11] */
 
-/* Publishes memory under the name. arg[0]: the memory's address; arg[1]: the memory's length. -EEXIST: another node has published that
- * name. */
+/* Publishes memory under the name. arg[0]: the memory's address; arg[1]: the memory's length. The status is -EEXIST if another node has
+ * published that name. */
 #define WEFT_NAME_PUBLISH 1u
-/* Looks up the name. result[0]: address; result[1]: length; result[2]: the node that published the name. -ENOENT: there is no such name.
- * With the flag WEFT_NAME_WAIT the server answers when the name is published. */
+/* Looks up the name. result[0]: address; result[1]: length; result[2]: the node that published the name. The status is -ENOENT if there is
+ * no such name. With the flag WEFT_NAME_WAIT the server answers when the name is published. */
 #define WEFT_NAME_LOOKUP 2u
-/* Removes the name. -EPERM: another node has published it. */
+/* Removes the name. The status is -EPERM if another node has published it. */
 #define WEFT_NAME_WITHDRAW 3u
 /* Lists names: fills `data`, which has room for arg[1] structs weft_name, with at most 40 names. arg[0]: 0 in the first request; later,
  * result[1] of the previous answer. result[0]: number of names; result[1]: 0 if there are no more. */
@@ -186,13 +187,13 @@ typedef struct weft_name {
  * port; arg[1] to arg[4] are for the connections that are accepted.
  *   arg[5]  connections that wait to be accepted; 0: 128 */
 #define WEFT_NET_LISTEN 2u
-/* Accepts a connection of a listener. -EAGAIN: no connection waits now. result[0]: a handle. */
+/* Accepts a connection of a listener. The status is -EAGAIN if no connection waits now. result[0]: a handle. */
 #define WEFT_NET_ACCEPT 3u
 /* Closes a socket; the handle is invalid from then on. Bytes in the ring are still sent. If arg[0] is 1, these bytes are dropped instead,
  * and the connection is reset. */
 #define WEFT_NET_CLOSE 4u
-/* Checks once whether the socket is open. -EAGAIN: not yet; other errors: why it could not be opened. result[0] to result[2]: the socket's
- * own address at the gateway. result[3] to result[5]: the peer's address. */
+/* Checks once whether the socket is open. The status is -EAGAIN if it is not open yet; any other error says why it could not be opened.
+ * result[0] to result[2]: the socket's own address at the gateway. result[3] to result[5]: the peer's address. */
 #define WEFT_NET_OPENED 5u
 /* Receives at most arg[1] bytes (not 0) to the address arg[0]. -EAGAIN: no bytes have arrived. result[0]: number of bytes; 0: the peer will
  * send no more. With datagrams: receives one datagram, which may have 0 bytes; result[1] to result[3]: the address of the sender.
@@ -203,8 +204,8 @@ typedef struct weft_name {
  * datagrams: sends all bytes as one datagram; arg[2] to arg[4]: the receiver's address, for a socket without a peer. -EBUSY: another
  * request is sending on this socket. */
 #define WEFT_NET_SEND 7u
-/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving remains possible. -EAGAIN: the connection is not open
- * yet, or another request is sending. */
+/* Ends sending: after the last byte, the peer sees the end of the stream. Receiving remains possible. The status is -EAGAIN if the
+ * connection is not open yet, or another request is sending. */
 #define WEFT_NET_SHUTDOWN 8u
 /* Finds contiguous received bytes in the ring; not for datagrams. -EAGAIN: nothing has arrived. result[0]: address of the bytes, in the
  * asker's own pool; result[1]: number of bytes; 0: the peer will send no more. The bytes stay in the ring until TAKEN. */
@@ -230,7 +231,8 @@ typedef struct weft_name {
 /* Writes arg[1] bytes, from 1 to WEFT_FILE_PIECE, from the address arg[0] to the file's offset arg[2]. Answered when the bytes are in the
  * file. result[0]: number of bytes written; result[1] to result[5]: as for OPEN. */
 #define WEFT_FILE_WRITE_RANGE 3u
-/* Reads the file's size and times from the disk. result[1] to result[5]: as for OPEN. -ESTALE: the file has changed since it was opened. */
+/* Reads the file's size and times from the disk. result[1] to result[5]: as for OPEN. The status is -ESTALE if the file has changed since
+ * it was opened. */
 #define WEFT_FILE_STAT 4u
 /* Answered when all earlier writes are on the disk. */
 #define WEFT_FILE_SYNC 5u

@@ -128,9 +128,9 @@ WEFT_API int weft_process_wait_start(weft_process *p, weft_op *op);
 
 /* Reads output of the process: `which` is 1 for standard output, 2 for standard error. Waits for at least one byte. `*got` is the number of
  * bytes read; 0: the output has ended. Only one thread at a time may read a stream.
- * Errors: -EINVAL this output is not sent to this node (WEFT_SPAWN_STDOUT, WEFT_SPAWN_STDERR); -ETIMEDOUT nothing came before the deadline;
- * -ECONNRESET the server is gone, and all that had arrived was read; -EPROTO the server sent invalid data; -EBUSY another read of this
- * stream is under way; -EDEADLK the call would wait in a handler. */
+ * Errors: -EINVAL this output is not sent to this node (WEFT_SPAWN_STDOUT, WEFT_SPAWN_STDERR); -ETIMEDOUT nothing arrived before the
+ * deadline; -ECONNRESET the server is gone, and all that had arrived was read; -EPROTO the server sent invalid data; -EBUSY another read of
+ * this stream is under way; -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, size_t *got, int64_t timeout_ns);
 
 /* Like weft_process_read(), but does not wait. Do not use `buf` and `got` before the op is complete.

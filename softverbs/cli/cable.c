@@ -18,7 +18,7 @@ static uint32_t cable_top(const _Atomic uint32_t *reached, uint32_t most)
     return n < most ? n : most;
 }
 
-/* Sends an event to every process that has opened the device. With the fabric's lock, so that entries do not get new owners. */
+/* Sends an event to every process that has opened the device. The caller holds the fabric's lock, so that entries do not get new owners. */
 static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type type)
 {
     struct sf_fabric *f = v->fabric;
@@ -28,7 +28,7 @@ static void cable_tell(struct sf_view *v, uint32_t device, enum ibv_event_type t
         if (!owner || f->contexts[i].device != device)
             continue;
         int error = sf_signal(v, owner, f->contexts[i].async_fd, &event, sizeof event);
-        /* -ESRCH, -EINVAL: the process has ended, or it is just opening or closing the device */
+        /* ignore -ESRCH and -EINVAL: the process has ended, or is just opening or closing the device */
         if (error && error != -ESRCH && error != -EINVAL)
             cli_error("fault", "process %d did not get an asynchronous event: %s", (int)f->processes[(owner - 1) % SF_PROCESSES].pid,
                       error == -EAGAIN ? "it has not read thousands of earlier events" : strerror(-error));

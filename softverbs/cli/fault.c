@@ -138,7 +138,7 @@ void cli_fault_text(const struct sf_fabric *f, uint32_t entry, char *text, size_
     fclose(to);
 }
 
-/* Writes a rule into a free entry of the table. With the fabric's lock. */
+/* Writes a rule into a free entry of the table. The caller holds the fabric's lock. */
 static int fault_put(struct sf_fabric *f, const struct sf_fault *rule, bool seeded, uint32_t *id)
 {
     struct sf_fault *place = NULL;
@@ -248,7 +248,7 @@ static int fault_list(const struct request *q, struct sf_view *v, int words, cha
     return q->json ? cli_json_print("fault", all) : cli_flush("fault");
 }
 
-/* Removes rule `id`; 0: all rules. Returns how many were removed. With the fabric's lock. */
+/* Removes rule `id`, or all rules if `id` is 0. Returns how many were removed. The caller holds the fabric's lock. */
 static unsigned fault_take(struct sf_fabric *f, uint32_t id)
 {
     unsigned gone = 0;

@@ -51,7 +51,7 @@ void sf_know_self(uint64_t *space, uint64_t *started)
     atomic_store_explicit(&own_space, *space, memory_order_relaxed);
 }
 
-/* Whether the process with this number started at the time in the entry. If this is unknown: true. */
+/* Whether the process with this number started at the time in the entry. Returns true if this is unknown. */
 static bool same_start(const struct sf_process *p)
 {
     char path[32];

@@ -25,7 +25,7 @@ static uint32_t pages_of(size_t bytes)
     return (uint32_t)((bytes + SF_PAGE - 1) / SF_PAGE);
 }
 
-/* Returns the first run of `count` free pages from `from` on; SF_PAGES: none. */
+/* Returns the first run of `count` free pages from `from` on, or SF_PAGES if there is none. */
 static uint32_t arena_find_run(struct sf_fabric *f, uint32_t from, uint32_t count)
 {
     uint32_t length = 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Marks entries of the tables and pages of the arena as free, when their owner gives them back or has died. With the fabric's lock.
+ * Marks entries of the tables and pages of the arena as free, when their owner gives them back or has died. The caller holds the fabric's
+ * lock.
  */
 #include "shared.h"
 

@@ -45,8 +45,8 @@ static void release_locks(struct sf_view *v, uint32_t process)
 #undef TAKEN
 }
 
-/* Frees everything that belongs to a process. Queue pairs come first, so that no more messages arrive. Each object is freed under the locks
- * that other processes hold while they use it. With the fabric's lock. */
+/* Frees everything that belongs to a process. Queue pairs come first, so that no more messages arrive. Each object is freed while its own
+ * locks are held: other processes hold these while they use the object. The caller holds the fabric's lock. */
 static void process_bury(struct sf_view *v, uint32_t process)
 {
     struct sf_fabric *f = v->fabric;

@@ -99,14 +99,14 @@ struct sf_cqe {
     uint32_t qp;        /* entry number in qps */
     uint32_t qp_num, source_qp;
     uint32_t byte_len;
-    uint32_t imm;  /* as on the wire */
+    uint32_t imm;  /* immediate data, as on the wire */
     uint32_t slot; /* low bits of the request's position in its queue; polling this completion frees the slots up to that position */
     /* status: enum ibv_wc_status; opcode: enum ibv_wc_opcode without its receive bit; receive: 1 for a receive */
     uint8_t status, opcode, wc_flags, receive;
     uint8_t solicited;
     uint8_t service_level; /* datagrams: see lib/finish.c */
     uint8_t pad[2];
-    uint16_t source_lid; /* of the sender, for messages received on InfiniBand */
+    uint16_t source_lid; /* LID of the sender, for messages received on InfiniBand */
     uint16_t srq;        /* entry + 1 of the shared receive queue of the receive; 0: none */
     uint32_t vendor_error;
     /* Position of this completion + 1, written last. To find a new completion, a consumer reads only this word. The structure is one cache
@@ -118,8 +118,8 @@ _Static_assert(sizeof(struct sf_cqe) == 64, "a completion is one cache line");
 /* What a process is doing while it publishes a completion. If the process dies, another one finishes the step, so that no request is used
  * twice or lost. */
 struct sf_intent {
-    /* 0: nothing; 1: a send queue; 2: a receive queue; 3: a shared receive queue; 4: a shared receive queue, without room for the
-     * completion, so that the slot becomes free at once */
+    /* The work queue: 0: none; 1: a send queue; 2: a receive queue; 3: a shared receive queue; 4: a shared receive queue, without room for
+     * the completion, so that the slot becomes free at once */
     _Atomic uint32_t kind;
     uint32_t index;    /* entry in qps or srqs */
     uint64_t produced; /* the completion queue's `produced` before this completion */
@@ -132,13 +132,13 @@ struct sf_cq {
     uint32_t generation;
     uint32_t device;
     uint32_t capacity;      /* a power of two */
-    uint32_t limit;         /* the most unpolled completions; one more is an overrun */
+    uint32_t limit;         /* maximum number of unpolled completions; one more is an overrun */
     _Atomic uint32_t dead;  /* 1: the queue has overrun */
-    uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; a resize changes it under `lock` */
+    uint64_t ring;          /* offset of struct sf_cqe [capacity] in the file; a resize changes it while `lock` is held */
     int32_t channel_fd;     /* the writing end of the channel's pipe, a descriptor of the owner; -1: none */
     int32_t context;        /* entry of the context that gets the event of an overrun */
     uint32_t timed;         /* 1: completions have a timestamp */
-    _Atomic uint32_t armed; /* 0: not armed; 1: armed for any completion; 2: for a solicited completion or an error. Written under `lock` */
+    _Atomic uint32_t armed; /* 0: not armed; 1: for any completion; 2: for a solicited completion or an error. Guarded by `lock` */
     /* From here on there are three cache lines: one that producers write, one that the consumer polls, and one that the consumer writes. In
      * a common line, each reader would take the line away from the processor that writes it. */
     struct sf_lock lock __attribute__((aligned(64))); /* held by producers */
@@ -161,13 +161,13 @@ struct sf_receive {
     uint32_t length;
     struct sf_sge sge[];
 };
-enum { SF_UD_GLOBAL = 1 << 28 }; /* in ud_hop: the datagram has a global header */
+enum { SF_UD_GLOBAL = 1 << 28 }; /* flag in ud_hop: the datagram has a global header */
 struct sf_send {
     uint64_t wr_id;
     uint32_t opcode; /* enum ibv_wr_opcode */
     uint32_t flags;  /* enum ibv_send_flags, and SF_SEND_MOVED */
     uint32_t imm;
-    uint32_t length; /* of all elements */
+    uint32_t length; /* length of all elements together */
     uint32_t sge_count;
     uint32_t rkey;
     uint64_t remote;
@@ -188,7 +188,7 @@ struct sf_send {
 struct sf_receive_queue {
     uint64_t ring;                                        /* offset in the file */
     uint32_t capacity, stride;                            /* slots (a power of two), bytes of a slot */
-    uint32_t limit, sge_limit;                            /* the most unpolled requests; the most elements of a request */
+    uint32_t limit, sge_limit;                            /* maximum number of unpolled requests; maximum number of elements of a request */
     _Atomic uint64_t posted __attribute__((aligned(64))); /* written only by the owner */
     struct sf_lock lock __attribute__((aligned(64)));     /* held to take requests */
     _Atomic uint64_t done;
@@ -225,8 +225,8 @@ struct sf_qp {
     uint32_t send_capacity, send_stride, send_limit, send_sge_limit;
     uint32_t frame_depth_send, frame_depth_receive; /* depths in frames, if the profile counts frames */
 
-    /* Attributes of ibv_modify_qp(). The owner writes them with the locks of the send queue and the receive queue. Atomic, because peers
-     * read them without a lock; where it matters, they check again with the lock. */
+    /* Attributes of ibv_modify_qp(). The owner holds the locks of the send queue and the receive queue while writing. The fields are
+     * atomic, because peers read them without a lock. Where it matters, peers check again while holding the lock. */
     _Atomic uint32_t state __attribute__((aligned(64))); /* enum ibv_qp_state */
     _Atomic uint32_t access;
     _Atomic uint32_t qkey;
@@ -284,7 +284,7 @@ struct sf_device {
     /* messages sent; bytes sent; messages lost */
     _Atomic uint64_t sent __attribute__((aligned(64)));
     _Atomic uint64_t sent_bytes, dropped;
-    /* on another cache line, because senders on other devices write it */
+    /* these words are on another cache line, because senders on other devices write them */
     _Atomic uint64_t received __attribute__((aligned(64))), received_bytes;
 };
 
@@ -344,7 +344,7 @@ struct sf_fabric {
     uint64_t magic;
     uint64_t layout; /* sf_layout(): computed from the sizes of these structures, so that files of other builds are refused */
     uint64_t bytes;
-    uint64_t seed;    /* for the profile's losses, and for faults without a seed */
+    uint64_t seed;    /* seed for the profile's losses, and for faults without a seed */
     uint64_t created; /* CLOCK_REALTIME seconds */
     char name[SV_NAME];
     _Atomic uint32_t down; /* 1: `softverbs down` has removed the fabric; no process can join */
@@ -366,11 +366,11 @@ struct sf_fabric {
     struct sf_srq srqs[SF_SRQS];
     struct sf_cq cqs[SF_CQS];
     struct sf_qp qps[SF_QPS];
-    _Atomic uint32_t pages[SF_PAGES]; /* by page of the arena: the owning process's number + 1, or 0 */
+    _Atomic uint32_t pages[SF_PAGES]; /* for each page of the arena: the owning process's number + 1, or 0 */
     uint8_t arena[] __attribute__((aligned(4096)));
 };
 
-#define SF_BYTES (sizeof(struct sf_fabric) + (uint64_t)SF_PAGES * SF_PAGE) /* of the file */
+#define SF_BYTES (sizeof(struct sf_fabric) + (uint64_t)SF_PAGES * SF_PAGE) /* size of the file */
 
 /* ---- A process's view ------------------------------------------------------------------------------------------ */
 struct sf_view {
@@ -390,16 +390,17 @@ uint64_t sf_layout(void);
 
 /* Whether there is a file of this name that belongs to this user and is a fabric, of any version. */
 bool sf_is_fabric(const char *name);
-/* Makes the file `name`; -EEXIST: there is one. Other processes see the complete file or none. */
+/* Makes the file `name`. Returns -EEXIST if there is one. Other processes see the complete file or none. */
 int sf_create(const char *name, const struct sv_model *, uint64_t seed, struct sv_why *);
-/* Sets the other end of a device's cable: a device, or SV_NO_CABLE. With the fabric's lock, while the ports of both are down. */
+/* Sets the other end of a device's cable: a device, or SV_NO_CABLE. The caller holds the fabric's lock, and the ports of both are down. */
 int sf_set_cable(struct sf_fabric *, uint32_t device, int32_t cable);
-/* Maps a fabric. -ENOENT; -EPROTO: another build made it; -EACCES. With `join`, this process takes an entry in `processes`. */
+/* Maps a fabric. Returns 0, -ENOENT, -EACCES, or -EPROTO if another build made the fabric. With `join`, this process takes an entry in
+ * `processes`. */
 int sf_attach(struct sf_view *, const char *name, bool join, uint16_t host, struct sv_why *);
 /* Frees all that this process has on the fabric, and unmaps it. Protection domains leak if the profile says so. */
 void sf_detach(struct sf_view *);
-/* Removes the fabric's name, and marks its file as down. -EBUSY: programs use the fabric, and `force` is false. *live gets the number of
- * living processes. */
+/* Removes the fabric's name, and marks its file as down. Returns -EBUSY if programs use the fabric, and `force` is false. *live gets the
+ * number of living processes. */
 int sf_remove(const char *name, bool force, unsigned *live, struct sv_why *);
 
 /* alive.c */
@@ -416,11 +417,11 @@ unsigned sf_reap_all(struct sf_view *);           /* sf_reap() for all dead proc
 void sf_leave(struct sf_view *);
 void sf_inherit(struct sf_view *); /* frees the objects of a dead process whose entry this process has taken over */
 
-/* lock.c. True: the last holder died with the lock, so the protected data may need repair. */
+/* lock.c. Takes the lock. Returns true if the last holder died while holding the lock, so the protected data may need repair. */
 bool sf_lock(struct sf_view *, struct sf_lock *);
-bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false: another thread holds the lock; does not take over locks of dead holders */
+bool sf_try_lock(struct sf_view *, struct sf_lock *); /* false if another thread holds the lock; never takes over a dead holder's lock */
 void sf_unlock(struct sf_view *, struct sf_lock *);
-void sf_recount(struct sf_fabric *); /* counts the devices' entries anew; with the fabric's lock */
+void sf_recount(struct sf_fabric *); /* counts the devices' entries anew; the caller holds the fabric's lock */
 /* These take a lock, and repair its data if the last holder died. */
 void sf_lock_fabric(struct sf_view *);
 void sf_lock_cq(struct sf_view *, struct sf_cq *);
@@ -429,11 +430,11 @@ void sf_lock_send(struct sf_view *, struct sf_qp *);
 void sf_wake_cq(struct sf_view *, struct sf_cq *); /* wakes the queue's owner, which finishes what a dead process has begun */
 /* advances the work queue of a completion; may be repeated */
 void sf_advance(struct sf_fabric *, const struct sf_intent *);
-void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* after the lock was taken over from a dead holder */
+void sf_mend_cq(struct sf_fabric *, struct sf_cq *); /* repairs the queue after its lock was taken over from a dead holder */
 void sf_mend_send(struct sf_qp *);
 
-/* table.c: takes a free entry for this process, and increases the entry's generation and the device's count. -ENOMEM: no free entry;
- * -EBUSY: the count is at `limit`; both only after dead processes were reaped. */
+/* table.c: takes a free entry for this process, and increases the entry's generation and the device's count. Returns -ENOMEM if no entry is
+ * free, or -EBUSY if the count is at `limit`, but only after dead processes were reaped. */
 int sf_take_context(struct sf_view *, uint32_t device);
 int sf_take_pd(struct sf_view *, uint32_t device, uint32_t limit);
 int sf_take_mr(struct sf_view *, uint32_t device, uint32_t limit);
@@ -447,7 +448,7 @@ void sf_give_cq(struct sf_view *, uint32_t);
 void sf_give_qp(struct sf_view *, uint32_t);
 void sf_give_srq(struct sf_view *, uint32_t);
 
-/* free.c: for any owner; with the fabric's lock. */
+/* free.c: frees an object of any owner. The caller holds the fabric's lock. */
 void sf_free_mr(struct sf_fabric *, uint32_t);
 void sf_free_pd(struct sf_fabric *, uint32_t);
 void sf_free_cq(struct sf_fabric *, uint32_t);
@@ -501,8 +502,8 @@ struct sv_event {
     uint32_t type;       /* enum ibv_event_type, which says whether `entry` is a device, cq, qp or srq */
     uint32_t connection; /* the queue pair's sf_qp.connection when the event was sent */
 };
-/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), which may be this one. Does not block. 0; -ESRCH:
- * the process has died; -EAGAIN: the pipe is full; or another negative errno. */
+/* Writes into the pipe whose writing end is descriptor `fd` of a process (number + 1), which may be this one. Does not block. Returns 0,
+ * -ESRCH if the process has died, -EAGAIN if the pipe is full, or another negative errno. */
 int sf_signal(struct sf_view *, uint32_t process, int fd, const void *event, size_t bytes);
 
 uint64_t sf_now(void); /* CLOCK_MONOTONIC, ns */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Takes entries of the tables and gives them back, under the fabric's lock. An entry has its owner from the beginning, so it can be freed
- * if the owner dies.
+ * Takes entries of the tables and gives them back. The caller holds the fabric's lock. An entry has its owner from the beginning, so it can
+ * be freed if the owner dies.
  *
  * Locks and access counters in an entry keep their values when the entry gets a new owner, because another process may still be using them.
  */

@@ -34,8 +34,8 @@ void sv_wake_at(uint32_t entry, uint64_t until)
     if (shared->channel_fd < 0)
         return;
     if (owner == sv_lib.view.process) {
-        /* Under this mutex the channel exists, because its queue is first removed from the table under the same mutex. Lock order: a
-         * queue's lock, then this mutex. */
+        /* While this mutex is held, the channel exists: before a channel is freed, its queue is removed from the table, which needs the
+         * same mutex. Lock order: a queue's lock, then this mutex. */
         pthread_mutex_lock(&sv_lib.mutex);
         if (sv_lib.cqs[entry] && sv_lib.cqs[entry]->channel)
             sv_alarm_set(sv_lib.cqs[entry]->channel, until);

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-/* Counts an event that the program must acknowledge. Destroying the object waits, under the same lock, until all are acknowledged. */
+/* Counts an event that the program must acknowledge. Destroying the object waits, with the same mutex, until all are acknowledged. */
 static void async_event_delivered(pthread_mutex_t *mutex, uint32_t *count)
 {
     pthread_mutex_lock(mutex);
@@ -30,7 +30,8 @@ static bool told_before(struct sv_qp *qp, uint32_t connection, uint32_t bit)
     return false;
 }
 
-/* Sets event->element. False: the object was destroyed. The caller holds sv_lib.mutex, under which objects are removed from the tables. */
+/* Sets event->element. Returns false if the object was destroyed. The caller holds sv_lib.mutex, so no object is removed from the tables
+ * meanwhile. */
 static bool async_event_find(const struct sv_event *e, struct ibv_async_event *event)
 {
     uint32_t bit = e->type < 32 ? UINT32_C(1) << e->type : 0;

@@ -89,7 +89,7 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     int used;
 
     pthread_mutex_lock(&sv_lib.mutex);
-    used = ch->base.refcnt; /* cq.c counts users under the same lock */
+    used = ch->base.refcnt; /* cq.c holds the same lock when it counts users */
     pthread_mutex_unlock(&sv_lib.mutex);
     if (used)
         return EBUSY;
@@ -103,7 +103,8 @@ SV_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
     return 0;
 }
 
-/* Returns the queue of an event, and counts the event as delivered: the program must acknowledge it. NULL: the queue was destroyed. */
+/* Returns the queue of an event, and counts the event as delivered: the program must acknowledge it. Returns NULL if the queue was
+ * destroyed. */
 static struct sv_cq *channel_deliver(struct sv_channel *ch, const struct sv_event *event)
 {
     struct sv_cq *cq = NULL;
@@ -168,7 +169,7 @@ SV_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *base, struct ibv_cq **cq
             return -1;
         if (!looked && sv_alarm_rang(ch)) {
             look_at_clock(ch);
-            looked = true; /* once for each call, because it takes time */
+            looked = true; /* do this once for each call, because it takes time */
             continue;
         }
         /* There is no event. O_NONBLOCK on the program's descriptor says whether to wait. */

@@ -34,7 +34,7 @@ static bool complete_wanted(uint32_t armed, const struct sf_cqe *e)
 }
 
 /* Sends the event for a completion, before the completion is written. In the other order, if this process were killed in between, a
- * completion would be in the queue while its owner sleeps. With cq->lock, which protects `armed`. */
+ * completion would be in the queue while its owner sleeps. The caller holds cq->lock, which protects `armed`. */
 static void complete_tell(uint32_t index, struct sf_cq *cq, uint32_t owner, const struct sf_cqe *e)
 {
     if (cq->channel_fd < 0 || !complete_wanted(atomic_load_explicit(&cq->armed, memory_order_relaxed), e))
@@ -95,8 +95,8 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_unlock(v, &cq->lock);
 }
 
-/* Whether one of the unpolled completions wants an event. With the queue's lock, under which no slot is written. Does not take the
- * consumers' lock, because a program may arm a queue between ibv_start_poll and ibv_end_poll. */
+/* Whether one of the unpolled completions wants an event. The caller holds the queue's lock, so no slot is written meanwhile. This does not
+ * take the consumers' lock, because a program may arm a queue between ibv_start_poll and ibv_end_poll. */
 static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 {
     bool found = false;

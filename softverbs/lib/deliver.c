@@ -70,7 +70,7 @@ static bool found_target(const struct sv_job *j)
            t->qkey == j->s->ud_qkey;
 }
 
-/* Locks the target's receive queue, and finds a receive. False: there is none, and the queue is not locked. */
+/* Locks the target's receive queue, and finds a receive. Returns false if there is none, and the queue is not locked. */
 static bool take_receive(struct sv_job *j, bool *gone)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -79,7 +79,7 @@ static bool take_receive(struct sv_job *j, bool *gone)
     struct sf_receive_queue *rq = srq ? &srq->queue : &t->receive;
     sf_lock_receive(&sv_lib.view, rq, &f->cqs[t->receive_cq % SF_CQS]);
     j->rq = rq;
-    /* check again, because the owner resets, connects and destroys the queue pair under this lock */
+    /* check again with the lock held: the owner holds it to reset, connect or destroy the queue pair */
     *gone = (j->qp->type != IBV_QPT_UD ? !deliver_connected(j->qp, t) : !deliver_hears(t) || t->owner == 0 || t->number != j->s->ud_qp) ||
             !sv_receive_ring_sane(rq);
     uint64_t done = atomic_load_explicit(&rq->done, memory_order_relaxed);
@@ -215,7 +215,7 @@ static enum sv_step deliver_arrived(struct sv_job *j, uint64_t received)
     bool receive_waits = j->target->srq == 0 && j->qp->type != IBV_QPT_UD;
     if (j->rq && !(j->qp->hold_ns && receive_waits))
         sv_end_receive(j, IBV_WC_SUCCESS, received);
-    count_sent(j); /* late, because these words are in other cores' caches, and the receiver does not wait for them */
+    count_sent(j); /* count late, because these words are in other cores' caches, and the receiver does not wait for them */
     if (j->qp->hold_ns)
         return sv_stall(j, SF_WAIT_HELD, sf_now() + j->qp->hold_ns);
     return sv_end(j, IBV_WC_SUCCESS);
@@ -460,7 +460,7 @@ static bool loses_frame(const struct sv_job *j, uint64_t message)
     return lost;
 }
 
-/* Decides, once for each attempt, what faults and the profile's losses do to the message. True: the message must wait first. */
+/* Decides, once for each attempt, what faults and the profile's losses do to the message. Returns true if the message must wait first. */
 static bool deliver_judge(struct sv_job *j)
 {
     struct sf_fabric *f = sv_lib.fabric;

@@ -42,7 +42,7 @@ static void device_describe(struct sv_device *device, uint32_t entry, uint32_t i
     snprintf(base->ibdev_path, sizeof base->ibdev_path, "/sys/class/infiniband/%.*s", SV_NAME - 1, model->name);
 }
 
-/* With sv_lib.mutex. */
+/* The caller holds sv_lib.mutex. */
 static int find_devices(void)
 {
     const struct sv_topology *topology = &sv_lib.fabric->model.topology;

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-enum { SV_PIECES = 128 }; /* the most pieces of a message on one side: an element may have two pieces */
+enum { SV_PIECES = 128 }; /* maximum number of pieces of a message on one side: an element may have two pieces */
 
 /* The memory of a message on one side, as pieces of one process's memory. `process` is that process's number + 1. */
 struct sv_place {
@@ -35,12 +35,13 @@ enum sv_moved {
     SV_MOVED_DENIED, /* this machine does not let processes access each other's memory */
 };
 
-/* move.c. Appends a range to a place, if its key, owner, domain, bounds and rights are right and the region is live. False: refused. */
+/* move.c. Appends a range to a place, if its key, owner, domain, bounds and rights are right and the region is live. Returns false if the
+ * range is refused. */
 bool sv_place_add(struct sv_place *, uint32_t process, uint32_t pd, uint32_t key, uint64_t address, uint64_t bytes, uint32_t access);
 /* Copies the first `bytes` of the source to the target. One of the two is in this process. Both places are empty afterwards. `one_sided`:
  * an RDMA write or read. */
 enum sv_moved sv_move(struct sv_place *source, struct sv_place *target, uint64_t bytes, bool one_sided);
-/* Executes an atomic on a 64-bit word of the target's memory, under the device's lock for atomics. *old gets the old value. */
+/* Executes an atomic on a 64-bit word of the target's memory, while holding the device's lock for atomics. *old gets the old value. */
 enum sv_moved sv_move_atomic(uint32_t process, uint32_t device, uint64_t address, bool compare, uint64_t compare_add, uint64_t swap,
                              uint64_t *old);
 /* Flips a bit of the byte at `offset` of a place. Call this before sv_move(). */
@@ -128,11 +129,11 @@ enum sv_step sv_step(uint32_t qp, struct sv_later *);
 void sv_end_send(uint32_t qp, enum ibv_wc_status, struct sv_later *);
 /* Ends the receive at `done` of the locked receive queue. */
 void sv_end_receive(struct sv_job *, enum ibv_wc_status, uint64_t bytes);
-/* Sends the limit event of a shared receive queue if fewer receives are left than its armed limit. With the queue's lock. */
+/* Sends the limit event of a shared receive queue if fewer receives are left than its armed limit. The caller holds the queue's lock. */
 void sv_tell_limit(uint32_t srq);
 /* Brings a queue pair to ERR: sends `event`, unless it is IBV_EVENT_CQ_ERR, and adds the queue pair to `later` for flushing. */
 void sv_fail_qp(uint32_t qp, enum ibv_event_type event, struct sv_later *);
-/* Sets the state to ERR. False: the state does not allow this, or the owner has reset the queue pair. */
+/* Sets the state to ERR. Returns false if the state does not allow this, or if the owner has reset the queue pair. */
 bool sv_to_error(struct sf_qp *);
 
 /* wait.c */
@@ -140,7 +141,7 @@ bool sv_to_error(struct sf_qp *);
 enum sv_step sv_stall(struct sv_job *, enum sf_wait, uint64_t until);
 enum sv_step sv_end(struct sv_job *, enum ibv_wc_status);
 enum sv_step sv_lost(struct sv_job *); /* ends the request with success: the type is unreliable, so its sender is not told of a loss */
-/* the queue pair does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
+/* for a queue pair that does not exist, is not connected to this one, belongs to a dead process, or cannot be reached */
 enum sv_step sv_no_answer(struct sv_job *);
 enum sv_step sv_not_ready(struct sv_job *);              /* the receiver has posted no receive */
 enum sv_step sv_died(struct sv_job *, uint32_t process); /* the other process died during the access */

@@ -8,7 +8,7 @@
 
 enum { LOOK_AGAIN_NS = 20000 };
 
-/* Executes the requests of a queue in order. True: the first remaining request waits, and a process must check it again later. */
+/* Executes the requests of a queue in order. Returns true if the first remaining request waits, and a process must check it again later. */
 static bool execute_drain(uint32_t q, struct sv_later *later)
 {
     struct sf_qp *qp = &sv_lib.fabric->qps[q];
@@ -53,7 +53,7 @@ static void run_one(uint32_t q, struct sv_later *later)
     if (mine)
         sf_lock_send(v, qp);
     else {
-        /* before trying the lock, because the holder checks `kick` after it has released the lock */
+        /* set this before trying the lock, because the holder checks `kick` after it has released the lock */
         atomic_store_explicit(&qp->kick, 1, memory_order_seq_cst);
         if (!sf_try_lock(v, &qp->lock))
             return;
@@ -133,7 +133,7 @@ void sv_finish_failing(uint32_t q)
     /* acquire: pairs with the release in sv_fail_qp */
     if (atomic_load_explicit(&qp->failing, memory_order_acquire) != qp->connection)
         return;
-    /* under this lock no other thread can reset and reconnect the queue pair */
+    /* while this lock is held, no other thread can reset and reconnect the queue pair */
     sf_lock_send(&sv_lib.view, qp);
     bool meant = atomic_load_explicit(&qp->failing, memory_order_relaxed) == qp->connection, fails = meant && sv_to_error(qp);
     if (meant)

@@ -73,7 +73,7 @@ void sv_judge_slow(uint32_t entry, uint64_t message, struct sv_verdict *verdict)
             continue;
         if (!fault_concerns(r, device, host) || (r->qp_num && r->qp_num != qp->number))
             continue;
-        /* with the kind, because otherwise rules of two kinds with the same seed would select the same messages */
+        /* the kind is added to the seed, so that rules of two kinds with the same seed select different messages */
         uint64_t dice = sv_dice(r->seed + ((uint64_t)kind << 56), device, qp->ordinal, message);
         if (!fault_strikes(r, dice))
             continue;

@@ -25,9 +25,9 @@ struct sv_library {
     struct sf_fabric *fabric;
     const struct sv_profile *profile;
     uint32_t host;
-    struct sv_qp **qps;   /* [SF_QPS], by entry; may be NULL. Written under mutex; pollers read with acquire. */
-    struct sv_cq **cqs;   /* by entry */
-    struct sv_srq **srqs; /* by entry */
+    struct sv_qp **qps;   /* [SF_QPS], by entry; may be NULL. Guarded by `mutex`, except that pollers read with acquire and without it. */
+    struct sv_cq **cqs;   /* [SF_CQS], by entry */
+    struct sv_srq **srqs; /* [SF_SRQS], by entry */
 };
 extern struct sv_library sv_lib;
 
@@ -81,9 +81,9 @@ static inline bool sv_mine(struct ibv_context *context, _Atomic uint32_t *owner)
  * slots even if another process overwrites those values. */
 struct sv_ring {
     char *base;
-    uint64_t offset;           /* in the fabric's file; 0: no queue */
+    uint64_t offset;           /* offset in the fabric's file; 0: no queue */
     uint32_t mask, stride;     /* slots minus 1; bytes of a slot */
-    uint32_t limit, sge_limit; /* the most unpolled requests; the most elements of a request */
+    uint32_t limit, sge_limit; /* maximum number of unpolled requests; maximum number of elements of a request */
 };
 static inline void *sv_ring_slot(const struct sv_ring *r, uint64_t position)
 {
@@ -111,7 +111,7 @@ struct sv_channel {
     struct ibv_comp_channel base; /* base.fd is an epoll set of the pipe and the timer */
     int pipe_read, pipe_write, timer;
     pthread_mutex_t mutex;
-    uint64_t timer_at; /* when the timer expires, ns; 0: not set. Under mutex */
+    uint64_t timer_at; /* when the timer expires, ns; 0: not set. Guarded by `mutex` */
     uint32_t life;     /* sv_lib.life when the channel was made */
 };
 
@@ -122,7 +122,7 @@ struct sv_cq {
     };
     uint32_t entry, generation, life;
     struct sf_cq *shared;
-    struct sv_ring ring; /* its slots are struct sf_cqe; changed under `poll` */
+    struct sv_ring ring; /* its slots are struct sf_cqe; changed while `poll` is held */
     struct sv_channel *channel;
     pthread_mutex_t poll;  /* held by consumers */
     uint64_t look_again;   /* ns; guarded by `poll`: when to check waiting queue pairs again */
@@ -133,9 +133,9 @@ struct sv_cq {
     uint64_t wc_flags;         /* as given to ibv_create_cq_ex */
     uint64_t wall_ahead;       /* ns: how far the wall clock is ahead of CLOCK_MONOTONIC */
     _Atomic uint32_t told;     /* 1: the queue had completions when it was armed; the event for these was sent, and is still unread */
-    uint32_t events_delivered; /* under base.mutex */
+    uint32_t events_delivered; /* guarded by base.mutex */
     uint32_t async_delivered;
-    bool failed;            /* the event for the queue's overrun was delivered; under sv_lib.mutex */
+    bool failed;            /* the event for the queue's overrun was delivered; guarded by sv_lib.mutex */
     _Atomic uint32_t users; /* number of queue pairs that use this queue */
 };
 
@@ -143,7 +143,7 @@ struct sv_srq {
     struct ibv_srq base;
     uint32_t entry, generation, life;
     struct sf_srq *shared;
-    struct sv_ring ring; /* changed under `post` */
+    struct sv_ring ring; /* changed only by a thread that holds `post` */
     pthread_mutex_t post;
     _Atomic uint64_t polled; /* requests whose completions were polled, so that their slots are free */
     uint32_t async_delivered;
@@ -170,7 +170,7 @@ struct sv_qp {
     _Atomic uint64_t receive_polled;
     _Atomic uint64_t frames_send, frames_receive; /* outstanding frames, if the profile counts frames */
     uint32_t async_delivered;
-    /* told: the events of SV_ONCE_EVENTS that the program has read; told_in: in which connection. Under sv_lib.mutex */
+    /* told: the events of SV_ONCE_EVENTS that the program has read; told_in: in which connection. Guarded by sv_lib.mutex */
     uint32_t told, told_in;
     struct ibv_qp_attr attr; /* as last modified, for ibv_query_qp */
     struct ibv_qp_init_attr init;
@@ -189,13 +189,13 @@ int sv_resize_cq(struct ibv_cq *, int cqe);
 int sv_destroy_cq(struct ibv_cq *);
 int sv_req_notify_cq(struct ibv_cq *, int solicited_only);     /* complete.c */
 int sv_poll_cq(struct ibv_cq *, int entries, struct ibv_wc *); /* poll.c: ibv_context_ops.poll_cq */
-/* poll.c: takes the next completion, and frees its slots. If there is no completion, first runs queue pairs whose time has come. False:
- * still no completion. With cq->poll. */
+/* poll.c: takes the next completion, and frees its slots. If there is no completion, first runs queue pairs whose time has come. Returns
+ * false if there is still no completion. The caller holds cq->poll. */
 bool sv_take_cqe(struct sv_cq *, struct sf_cqe *);
-/* poll.c: removes the unpolled completions of a queue pair. With cq->poll and the queue pair's locks. */
+/* poll.c: removes the unpolled completions of a queue pair. The caller holds cq->poll and the queue pair's locks. */
 void sv_forget_completions(struct sv_cq *, uint32_t qp_num);
 /* Whether a thread whose poll found nothing should yield: after some tens of microseconds without a completion, the peer may need this
- * core. With cq->poll; yield after releasing it. */
+ * core. The caller holds cq->poll, and yields after releasing it. */
 static inline bool sv_tired(struct sv_cq *cq, bool found)
 {
     enum { PATIENCE = 1000 };
@@ -215,9 +215,9 @@ bool sv_pipe_ours(int write_end); /* whether the descriptor is the writing end o
 /* Removes from a pipe the events of an object that is being destroyed: only events of this `kind` (struct sv_event), and for kind 3 only
  * the types whose bits are set in `types`. */
 void sv_pipe_forget(int read_end, int write_end, uint32_t kind, uint32_t types, uint32_t entry, uint32_t generation);
-/* sf_signal() (fabric/signal.c) with this process's view. Logs failures. False: not sent. */
+/* sf_signal() (fabric/signal.c) with this process's view. Logs failures. Returns false if nothing was sent. */
 bool sv_signal(uint32_t process, int fd, const struct sv_event *);
-bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* all with one write, or none */
+bool sv_signal_all(uint32_t process, int fd, const struct sv_event *, size_t count); /* sends all events with one write, or none */
 /* Sends an asynchronous event to the process that opened a context (an entry in contexts). */
 void sv_async(uint32_t context, enum ibv_event_type, uint32_t entry, uint32_t generation);
 /* Sends events of a queue pair (`types`: bits) with one write, so that a killed process has sent all or none. The program reads each of
@@ -276,8 +276,8 @@ static inline uint32_t sv_receive_stride(uint32_t sges)
 int sv_sysfs_text(const char *path, char *text, size_t bytes);
 /* Whether the path is /sys/class/infiniband, or a directory below it of a device of this host. */
 bool sv_sysfs_directory(const char *path);
-/* Returns the name of entry `index` of a directory, counted from 0 without "." and "..". The path has passed sv_sysfs_directory(). False:
- * no more entries. */
+/* Returns the name of entry `index` of a directory, counted from 0 without "." and "..". The path has passed sv_sysfs_directory(). Returns
+ * false if there are no more entries. */
 bool sv_sysfs_entry(const char *path, uint32_t index, char *name, size_t bytes, bool *folder);
 /* Whether a device of this host has the device node `name` ("uverbs0"); `number` gets its number. */
 bool sv_device_node(const char *name, uint32_t *number);

@@ -4,8 +4,8 @@
  * distinguish memory from mmap and from malloc, because Apple's library refuses the heap. Apple's library recognizes the heap by the tag of
  * a mapping. Here it is recognized by the mapping itself, and by what the C library's allocator writes before its blocks.
  *
- * Heap is: the mapping called [heap]; blocks for which glibc's malloc has made their own mappings; arenas of other threads than the first.
- * Memory of other allocators (musl's, jemalloc's, a sanitizer's) counts as mapped memory.
+ * The following counts as heap: the mapping called [heap]; blocks for which glibc's malloc has made their own mappings; arenas of other
+ * threads than the first. Memory of other allocators (musl's, jemalloc's, a sanitizer's) counts as mapped memory.
  */
 #include "lib.h"
 

@@ -46,7 +46,7 @@ bool sv_place_add(struct sv_place *p, uint32_t process, uint32_t pd, uint32_t ke
     if (index >= SF_MRS)
         return false;
     struct sf_mr *mr = &sv_lib.fabric->mrs[index];
-    /* after this queue was marked busy (deliver.c); pairs with `live` = 0 before sv_quiesce() in ibv_dereg_mr() */
+    /* this load comes after the queue was marked busy (deliver.c); pairs with `live` = 0 before sv_quiesce() in ibv_dereg_mr() */
     if (atomic_load_explicit(&mr->live, memory_order_seq_cst) == 0 || atomic_load_explicit(&mr->owner, memory_order_relaxed) != process)
         return false;
     if ((mr->generation & 0xff) != (key & 0xff) || mr->pd != pd || (mr->access & access) != access)

@@ -110,7 +110,7 @@ static void go_dead(struct sf_mr *e)
     sv_quiesce();
 }
 
-/* Makes a region. The caller has made all checks except the device's limit. NULL: see errno. */
+/* Makes a region. The caller has made all checks except the device's limit. Returns NULL on an error, with errno set. */
 static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access)
 {
     const struct sv_profile *p = sv_lib.profile;
@@ -155,7 +155,7 @@ static struct sv_mr *mr_make(struct ibv_pd *pd, void *address, size_t length, ui
     return mr;
 }
 
-/* The first checks of every registration. True: refused, and errno is set. */
+/* The first checks of every registration. Returns true if it is refused, with errno set. */
 static bool mr_refused(struct ibv_pd *pd)
 {
     uint32_t device = sv_context_of(pd->context)->device;

@@ -24,7 +24,7 @@ static _Atomic uint64_t ours[NUMBERS / 64];
 static pid_t owner; /* the process that made the list; in a forked child the pipes belong to its parent */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Opens a pipe a second time, with O_NONBLOCK, because the program's descriptor must keep its flags. -1: the pipe is empty. */
+/* Opens a pipe a second time, with O_NONBLOCK, because the program's descriptor must keep its flags. Returns -1 if the pipe is empty. */
 static int look_into(int fd)
 {
     char path[32];

@@ -107,12 +107,12 @@ void sv_forget_completions(struct sv_cq *cq, uint32_t qp_num)
     sf_unlock(&sv_lib.view, &s->lock);
 }
 
-/* Runs queue pairs whose time has come. True: there is a new completion. */
+/* Runs queue pairs whose time has come. Returns true if there is a new completion. */
 static bool anything_new(struct sv_cq *cq, uint64_t consumed)
 {
     if (atomic_load_explicit(&cq->shared->waiting, memory_order_relaxed) == 0)
         return false;
-    /* not in each poll, because it takes longer than a poll */
+    /* not done in each poll, because it takes longer than a poll */
     uint64_t now = sf_now(), after;
     if (now < cq->look_again)
         return false;

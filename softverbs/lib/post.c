@@ -30,8 +30,8 @@ static uint32_t post_operation(uint32_t type, uint32_t opcode)
     }
 }
 
-/* Checks the depth in frames. 0: there is room, or the profile says that the request is accepted and lost (*lose). A lost request is not
- * visible to the program, so the first one is logged at any log level. */
+/* Checks the depth in frames. Returns 0 if there is room, or if the profile says that the request is accepted and lost (*lose). A lost
+ * request is not visible to the program, so the first one is logged at any log level. */
 static int post_overdepth(const struct sv_qp *qp, bool send, uint64_t outstanding, uint64_t length, uint32_t depth, bool *lose)
 {
     static _Atomic int said;

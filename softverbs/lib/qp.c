@@ -366,8 +366,8 @@ SV_PUBLIC int ibv_destroy_qp(struct ibv_qp *base)
             qp_publish(qp, NULL); /* another process has overwritten the entry's owner; pollers must not find the freed queue pair */
         goto gone;
     }
-    /* No thread works on the queue pair while its locks are held, and in RESET no thread begins to. Pollers look it up under a lock that is
-     * held here, too. */
+    /* While its locks are held, no thread works on the queue pair, and in RESET none begins. Pollers find the queue pair only while holding
+     * a lock that this thread now holds. */
     sv_enter_qp(qp, true);
     sv_reset_qp(qp);
     qp_publish(qp, NULL);

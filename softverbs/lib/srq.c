@@ -229,7 +229,8 @@ SV_PUBLIC int ibv_destroy_srq(struct ibv_srq *base)
         pthread_cond_wait(&base->cond, &base->mutex);
     pthread_mutex_unlock(&base->mutex);
 
-    /* No queue pair uses this queue any more, but a process that has not noticed this may still be reading it under this lock. */
+    /* No queue pair uses this queue any more. A process that has not noticed this may still be reading the queue, but it holds this lock
+     * while it reads. */
     sf_lock_receive(&sv_lib.view, q, NULL);
     q->ring = 0;
     sf_unlock(&sv_lib.view, &q->lock);

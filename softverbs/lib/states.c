@@ -113,7 +113,7 @@ void sv_enter_qp(struct sv_qp *qp, bool pollers)
     pthread_mutex_lock(&qp->post_send);
     pthread_mutex_lock(&qp->post_receive);
     if (pollers)
-        /* before the queues' locks, because a poller runs queues while it holds its lock */
+        /* lock the pollers before the queues, because a poller runs queues while it holds its lock */
         lock_polls(send_cq(qp), receive_cq(qp));
     sf_lock_send(&sv_lib.view, qp->shared);
     sf_lock_receive(&sv_lib.view, &qp->shared->receive, receive_cq(qp)->shared);
@@ -142,7 +142,7 @@ void sv_leave_qp(struct sv_qp *qp, bool pollers)
 void sv_reset_qp(struct sv_qp *qp)
 {
     struct sf_qp *q = qp->shared;
-    /* first, because a process that waits for a lock checks the state when it has the lock */
+    /* set the state first, because a process that waits for a lock checks the state when it has the lock */
     atomic_store_explicit(&q->state, IBV_QPS_RESET, memory_order_release);
     q->connection = q->connection == UINT32_MAX ? 1 : q->connection + 1;
     q->broken = 0;
@@ -345,7 +345,7 @@ static void write_attributes(struct sv_qp *qp, const struct ibv_qp_attr *a, int 
         said->en_sqd_async_notify = a->en_sqd_async_notify;
 }
 
-/* Checks whether the transition is allowed. With the queue pair's locks. */
+/* Checks whether the transition is allowed. The caller holds the queue pair's locks. */
 static int check_step(const struct sf_qp *q, uint32_t now, uint32_t next, const struct ibv_qp_attr *a, int mask)
 {
     const struct step *s = &steps[now][next];
@@ -382,7 +382,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         return;
     sv_run(qp->entry); /* flushes */
     sv_flush_receives(qp->entry);
-    if (was != IBV_QPS_ERR && q->srq != 0) /* only once, even if a peer's request brings the queue pair to ERR at the same time */
+    if (was != IBV_QPS_ERR && q->srq != 0) /* send this only once, even if a peer's request brings the queue pair to ERR at the same time */
         sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);

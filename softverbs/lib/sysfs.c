@@ -33,7 +33,8 @@ static bool sysfs_there(uint32_t device)
     return !atomic_load_explicit(&sv_lib.fabric->devices[device].removed, memory_order_relaxed);
 }
 
-/* Returns the device in whose directory the path is, and the rest of the path. NULL: the path is not in a directory of this host's devices.
+/* Returns the device in whose directory the path is, and the rest of the path. Returns NULL if the path is not in a directory of this
+ * host's devices.
  */
 static const struct sv_device_model *sysfs_model(const char *path, const char **rest)
 {

@@ -28,11 +28,12 @@ void sv_gid_text(const uint8_t raw[16], char text[SV_ADDRESS_TEXT]);
 uint64_t sv_eui64(const uint8_t mac[6]);
 
 /* Fills the device's GID table by the profile's rules. `mac` and `guid` are set. On InfiniBand there is only the GID of the GUID. Otherwise
- * there may be the GID of the MAC, IPv4-mapped GIDs, a second fe80:: address, and other IPv6 addresses. False: more than SV_GIDS entries.
+ * there may be the GID of the MAC, IPv4-mapped GIDs, a second fe80:: address, and other IPv6 addresses. Returns false if there are more
+ * than SV_GIDS entries.
  */
 bool sv_gids_derive(struct sv_device_model *, const struct sv_addresses *, const struct sv_profile *);
 
-/* Makes a device's name by the profile's pattern; false: it is too long. */
+/* Makes a device's name by the profile's pattern. Returns false if the name is too long. */
 bool sv_device_name(const struct sv_profile *, unsigned index, const char *interface, char name[SV_NAME]);
 
 #endif

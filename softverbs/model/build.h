@@ -7,7 +7,8 @@
 
 #include "address.h"
 
-/* Makes switch N and the other built-in topologies. -ENOENT, without a text in `why`: word[0] is not the name of a built-in topology. */
+/* Makes switch N and the other built-in topologies. Returns -ENOENT, without a text in `why`, if word[0] is not the name of a built-in
+ * topology. */
 int sv_topology_builtin(int words, const char *const *word, const struct sv_profile *, struct sv_topology *, struct sv_why *);
 
 /* Checks a whole topology: names, addresses and GUIDs are unique, and cables have two ends. Zeroes what is not used. */

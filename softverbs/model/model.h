@@ -16,8 +16,8 @@ enum {
     SV_NAME = 32, /* bytes of a name of a profile, fabric, host or device, with its final 0 */
     SV_HOSTS = 256,
     SV_DEVICES = 1024,
-    SV_GIDS = 16, /* the most entries of a device's GID table */
-    SV_STEPS = 8, /* the most steps of depth_steps */
+    SV_GIDS = 16, /* maximum number of entries of a device's GID table */
+    SV_STEPS = 8, /* maximum number of steps of depth_steps */
     SV_TEXT = 64,
 };
 
@@ -94,8 +94,8 @@ struct sv_profile {
 
     /* What a device supports. */
     uint32_t transports, operations;
-    int32_t transport_errno; /* of ibv_create_qp() for an unsupported type */
-    int32_t operation_errno; /* for posting an unsupported operation */
+    int32_t transport_errno; /* errno of ibv_create_qp() for an unsupported type */
+    int32_t operation_errno; /* errno of posting an unsupported operation */
     uint8_t atomics;         /* enum ibv_atomic_cap */
     uint8_t inline_grows;    /* 1: grants more inline data than requested, in steps, up to max_inline */
     uint8_t dmabuf;          /* 1: ibv_reg_dmabuf_mr() is supported */
@@ -115,7 +115,7 @@ struct sv_profile {
     uint32_t max_ah;
     uint32_t max_qp_wr, max_sge, max_sge_rd, max_inline;
     uint32_t max_rd_atomic, max_res_rd_atomic;
-    uint64_t max_message; /* the most bytes of a message */
+    uint64_t max_message; /* maximum number of bytes of a message */
     int32_t message_errno;
 
     /* The depth of a queue counts requests, or frames of frame_bytes if that is not 0. Frames are rounded up to one of the steps. */
@@ -146,8 +146,8 @@ struct sv_profile {
     int32_t dereg_errno, down_pd_errno;
 
     /* The transition INIT -> RTR. */
-    int32_t bad_gid_errno;         /* for a GID that was never set, or that no port has */
-    int32_t unreachable_gid_errno; /* for a port's GID that does not work on this link; 0: requests time out */
+    int32_t bad_gid_errno;         /* errno for a GID that was never set, or that no port has */
+    int32_t unreachable_gid_errno; /* errno for a port's GID that does not work on this link; 0: requests time out */
     uint8_t first_gid_unreachable; /* entry 0 (fe80:: from the MAC) does not work on any port */
     uint8_t private_gid;           /* the table also has the interface's second fe80:: address */
 };
@@ -159,7 +159,7 @@ struct sv_device_model {
     uint16_t host;      /* index into sv_topology.hosts */
     uint16_t gid_count;
     uint8_t mac[6];
-    uint8_t port_up; /* at the start */
+    uint8_t port_up; /* state at the start */
     uint8_t reserved;
     int32_t cable; /* the device at the other end; SV_SWITCH; SV_NO_CABLE */
     uint64_t guid; /* in host order */

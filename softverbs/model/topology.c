@@ -153,7 +153,7 @@ static int read_device(struct reader *r, const json_t *value, unsigned index, ui
     const bool short_form = json_is_string(value);
     d->host = (uint16_t)host;
     d->cable = SV_NO_CABLE;
-    d->port_up = 2; /* not given */
+    d->port_up = 2; /* 2: the file does not say */
     if (!short_form && !json_is_object(value))
         return topology_wrong(r, where, "", value, "an object, or the name of its interface");
     const json_t *o = short_form ? NULL : value;

@@ -20,7 +20,7 @@
 
 #define BASE_LIKELY(x)    __builtin_expect(!!(x), 1)
 #define BASE_UNLIKELY(x)  __builtin_expect(!!(x), 0)
-#define BASE_INLINE       static inline __attribute__((always_inline)) /* for the fast path of operations */
+#define BASE_INLINE       static inline __attribute__((always_inline)) /* for functions on the fast path of operations */
 #define BASE_COLD         __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #if defined(__ELF__)
@@ -232,8 +232,8 @@ void base_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t timeout_ns);
 void base_futex_wake(_Atomic uint32_t *word, int count);
 /* Create anonymous shared memory of a fixed size. No process can shrink this memory. Returns a close-on-exec file descriptor. */
 int base_memory_fd(const char *name, uint64_t bytes, bool huge);
-/* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor; -ENODEV: the system is not Linux,
- * or its kernel was built without CONFIG_UDMABUF. */
+/* Make a dmabuf of the first `bytes` of memory from base_memory_fd(). Returns a close-on-exec descriptor, or -ENODEV if the system is not
+ * Linux, or its kernel was built without CONFIG_UDMABUF. */
 int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Check that a descriptor from another process is memory from base_memory_fd(), of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
@@ -262,25 +262,25 @@ int base_socketpair(int fd[2]);
 /* --- descriptors over a Unix socket (descriptors.c) ---
  * Both functions send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's
  * buffer. Received descriptors are close-on-exec, and the caller closes them. Missing descriptors are set to -1. `deadline` is from
- * base_deadline(). Return 0, or a negative errno without base_fail(); on an error no received descriptor stays open. -EMFILE: the bytes
- * have arrived, but this process has too many open files for the descriptors. */
+ * base_deadline(). Return 0, or a negative errno without base_fail(); on an error no received descriptor stays open. After -EMFILE the
+ * bytes have arrived, but this process has too many open files for the descriptors. */
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
 /* As base_send_fds(), but returns -EAGAIN if the socket is full. */
 int base_send_fds_nowait(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
-/* recv() without waiting. `*passed` is the descriptor that came with these bytes, or -1. One call receives at most one descriptor, because
- * the kernel ends a read behind bytes that came with a descriptor. */
+/* recv() without waiting. `*passed` is the descriptor that arrived with these bytes, or -1. One call receives at most one descriptor,
+ * because the kernel ends a read behind bytes that arrived with a descriptor. */
 ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 /* A place is a non-blocking listening socket with a random abstract name that contains `kind`. Processes of the same user and host connect
- * to the place and send descriptors. These functions return -EAGAIN instead of waiting. -EPERM: the other process belongs to another user.
- * -ENOTSUP: the system has no abstract names. They do not call base_fail(). */
+ * to the place and send descriptors. These functions return -EAGAIN instead of waiting. They return -EPERM if the other process belongs to
+ * another user, and -ENOTSUP if the system has no abstract names. They set no error text. */
 #define BASE_PLACE_NAME 64u
 int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
 int base_place_take(int place);      /* accept a connection: returns a socket to receive from */
 int base_place_go(const char *name); /* connect to a place: returns a socket to send on */
-/* Finds the user and the process at the other end of a Unix socket, as reported by the kernel. *pid 0: not known. -ENOTSUP: not a Unix
- * socket. */
+/* Finds the user and the process at the other end of a Unix socket, as reported by the kernel. *pid 0: not known. Returns -ENOTSUP if it is
+ * not a Unix socket. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
 /* Returns how many bytes that were written to a TCP socket have not been acknowledged by the peer yet; or a negative errno. */
 int base_unacknowledged(int fd);
@@ -289,7 +289,8 @@ int64_t base_round_trip_ns(int fd); /* round-trip time of a TCP connection, as m
  * memory. */
 void base_host_id(uint8_t id[16]);
 
-/* Parse a whole number from `least` to `most`, as in "12" or "-1". -EINVAL without base_fail(): the caller knows what the number is for. */
+/* Parse a whole number from `least` to `most`, as in "12" or "-1". Returns 0, or -EINVAL without an error text, because the caller knows
+ * what the number is for. */
 int base_parse_number(const char *text, int64_t least, int64_t most, int64_t *out);
 /* base_parse_bytes() parses a size such as "64K", "1.5G" or "4096" to bytes. base_parse_duration() parses a duration such as "500ms", "2s",
  * "1m" or plain seconds to nanoseconds. Both return -EINVAL with base_fail(). */
@@ -307,9 +308,9 @@ const char *base_strings_take(const char *at, const char **list, uint32_t count)
 
 /* --- grow.c: versioned structs of the public interface. Later versions may add fields --- */
 /* Copy a caller's struct `in` to `out`. The first field of `in` is the size of the struct in the caller's version of the header; fields
- * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. -EINVAL: the
- * size is below `least` or implausibly large. -E2BIG: a field that this version does not know is not zero. `name`: the struct's name, for
- * the error text. */
+ * that the caller's version lacks become 0. `least`: the size of the struct in the first version; `full`: in this version. Returns -EINVAL
+ * if the size is below `least` or implausibly large, and -E2BIG if a field that this version does not know is not zero. `name`: the
+ * struct's name, for the error text. */
 int base_take_struct(void *out, size_t full, const void *in, size_t least, const char *name);
 /* Copy a struct to a caller's struct of `bytes`: as many fields as fit. Fields that this version lacks become 0. */
 void base_give_struct(void *out, size_t bytes, const void *full, size_t full_bytes);

@@ -15,8 +15,8 @@
 
 /* --- programs --- */
 /* Find a program as a shell does. A name with a slash is a path. Other names are looked up in the directories of PATH, or in /bin and
- * /usr/bin if PATH is not set. An empty entry of PATH is the current directory. Returns 0 with the path in `out`, or a negative errno
- * without base_fail(): -ENOENT: not found; -EACCES: not executable; -EISDIR: a directory. */
+ * /usr/bin if PATH is not set. An empty entry of PATH is the current directory. Returns 0 with the path in `out`, or, without an error
+ * text, -ENOENT (not found), -EACCES (not executable), -EISDIR (a directory) or another negative errno. */
 int base_process_find(const char *name, char *out, size_t len);
 /* Check that the interpreter in the first line of a script exists. Without this check, exec fails with ENOENT as if the script did not
  * exist. Returns 0 or -ENOENT, and the error text names the interpreter. */
@@ -82,7 +82,7 @@ pid_t base_process_fork(void);
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
-/* Called in a new process: request `signal` for the time when `parent` ends (Linux). False: the parent has already ended. */
+/* Called in a new process: request `signal` for the time when `parent` ends (Linux). Returns false if the parent has already ended. */
 bool base_end_with(pid_t parent, int signal);
 void base_name_process(const char *name);
 

@@ -20,9 +20,9 @@ int64_t base_cpu_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* base_recent_ns() reads the clock again after ticks_recent() ticks of the time-stamp counter. On x86-64 so many ticks take 6 us at 5 GHz
- * and 33 us at 1 GHz. On arm64, where the frequency is known, they take 15 us. If the counter stops while the processor sleeps, the result
- * is older by the duration of the sleep. */
+/* base_recent_ns() reads the clock again after ticks_recent() ticks of the time-stamp counter. On x86-64 that number of ticks takes 6 us at
+ * 5 GHz and 33 us at 1 GHz. On arm64, where the frequency is known, they take 15 us. If the counter stops while the processor sleeps, the
+ * result is older by the duration of the sleep. */
 #if defined(__x86_64__)
 static uint64_t time_ticks(void)
 {

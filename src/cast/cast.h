@@ -46,7 +46,7 @@
 
 /* --- wire.c. All numbers are little-endian: weft_open() fails on big-endian hosts --- */
 
-#define CAST_PIECE       (1u << 20)                 /* the most bytes of a file in one record */
+#define CAST_PIECE       (1u << 20)                 /* maximum number of bytes of a file in one record */
 #define CAST_BLOCK       (CAST_PIECE + (64u << 10)) /* the largest block, in bytes */
 #define CAST_SLOTS       8u                         /* how many blocks the ring of a node has */
 #define CAST_ROUNDS      200u
@@ -134,11 +134,11 @@ int cast_record_next(const uint8_t *records, uint32_t bytes, uint32_t *at, struc
 
 /* The kinds of messages. Each message has a struct cast_word as its header. */
 enum cast_kind {
-    /* from the source to targets */
+    /* --- from the source to targets --- */
     /* begin a round. payload: the ranks of the chain, as uint32_t. a = 1: the list is sent again. b = 1: verify all files */
     CAST_BEGIN = 1,
     CAST_QUIT,
-    /* from targets to the source */
+    /* --- from targets to the source --- */
     CAST_NEED,  /* payload: struct cast_need[] */
     CAST_LINKS, /* payload: for each node, a byte with the cost of the link from this target (order.c) */
     /* this target has reached stage `a` of the round: 0: begun, 1: the list is compared, 2: all files are written. b: number of files that
@@ -146,7 +146,7 @@ enum cast_kind {
     CAST_READY,
     CAST_BROKEN, /* a block was damaged or could not be sent to the next node, so the source must begin another round */
     CAST_FAILED, /* this target can write no more files */
-    /* from any node to node 0 */
+    /* --- from any node to node 0 --- */
     /* payload: a sentence for the user. a: 1 for an error, 0 for a note. b: if the sentence begins with a path that the source does not
        send: the length of the path; otherwise 0 */
     CAST_SAY,
@@ -355,7 +355,7 @@ void cast_source_word(struct cast *c, uint32_t from, const struct cast_word *w, 
 /* The name of the temporary file for `name`, in the same folder. */
 void cast_disk_part(const char *name, char out[CAST_PART_NAME]);
 /* Open and lock the temporary file of `name` in folder `at`. If there is no usable file, creates one and sets `*new`. Returns the
- * descriptor, or a negative errno without base_fail(): -EBUSY: another cast is writing the file. */
+ * descriptor, or a negative errno without an error text: -EBUSY if another cast is writing the file. */
 int cast_part_open(int at, const char *name, bool *new);
 bool cast_part_is(int at, const char *part, int fd); /* whether the name `part` still leads to the open file `fd` */
 bool cast_part_is_live(int at, const char *part);    /* whether a cast is writing this temporary file now */
@@ -386,7 +386,7 @@ struct cast_disk {
         uint32_t index;
         int fd;
     } naming[CAST_NAMING];
-    uint32_t naming_count, naming_max; /* naming_max: the most such files, because the number of open files is limited */
+    uint32_t naming_count, naming_max; /* naming_max: maximum number of such files, because the number of open files is limited */
     uint64_t naming_bytes;
     uint64_t flushed; /* writeback was started for the open file's pages before this offset */
     uint8_t *piece;   /* buffer for the bytes of an existing file that are compared */
@@ -409,8 +409,8 @@ void cast_disk_verify(struct cast_disk *d); /* mark all right files for another 
 /* Handle a record about a file. `payload`: the bytes of a CAST_DATA record. */
 void cast_disk_record(struct cast_disk *d, const struct cast_record *r, const uint8_t *payload);
 void cast_disk_settle(struct cast_disk *d); /* at the end of a round: rename complete files to their final names, and close the open file */
-/* The descriptor of the folder that an entry lies in; the caller must not close it. -1: the folder could not be opened; the reason was
- * printed. */
+/* Returns the descriptor of the folder that an entry lies in; the caller must not close it. Returns -1, after printing the reason, if the
+ * folder could not be opened. */
 int cast_disk_folder(struct cast_disk *d, uint32_t index);
 void cast_disk_give_up(struct cast_disk *d, uint32_t index, int error, const char *what);
 /* Whether a device, a socket or a pipe has this entry's name. If so, gives the entry up, because cast never replaces such files. */

@@ -95,7 +95,7 @@ static void *relay_thread(void *arg)
             weft_wait_until(c->w, credit_word(c, r->round), WEFT_GT, put - CAST_SLOTS, NULL, LOOK_NS);
             continue;
         }
-        /* -EPROTO: the next node's slot is not free, so `op` is still in use */
+        /* -EPROTO if the next node's slot is not free: then `op` is still in use */
         int rc = put >= r->given + CAST_SLOTS ? -EPROTO : put_block(r, put, &r->op[put % CAST_SLOTS]);
         /* end the round, because the next node would wait for this block for ever. (If the next node is gone, the source notices that by
          * itself) */

@@ -147,7 +147,7 @@ static bool is_listed(const struct deletion *x, int at, uint32_t folder, const c
     return false;
 }
 
-/* Append a name to the path in x->below. Returns the length that the path had before; SIZE_MAX: the new path is too long. */
+/* Append a name to the path in x->below. Returns the length that the path had before, or SIZE_MAX if the new path is too long. */
 static size_t enter(struct deletion *x, const char *name)
 {
     size_t at = strlen(x->below), n = strlen(name) + (at > 0);
@@ -162,7 +162,7 @@ static bool is_name(const char *name)
     return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-/* Open a folder. *other: another file system is mounted at the folder. NULL: opening has failed, see errno. */
+/* Open a folder. *other: another file system is mounted at the folder. Returns NULL if opening has failed, with errno set. */
 static DIR *open_names(int at, const char *name, bool *other)
 {
     struct stat above, st;

@@ -200,11 +200,12 @@ static int is_complete(struct cast_source *s, const struct stat *st, bool rename
         return 1;
     if (base_now_ns() - grown < (int64_t)limit * WEFT_SECOND)
         return 0;
-    return f->unnamed ? base_fail(-ETIMEDOUT,
-                                  "%s has not grown for %u s and has not got its name: not sent; give the same command again when it "
-                                  "grows, to send the rest",
-                                  f->path, limit)
-                      : 1;
+    return f->unnamed
+               ? base_fail(-ETIMEDOUT,
+                           "%s has not grown for %u s and does not have its final name: not sent; give the same command again when it "
+                           "grows, to send the rest",
+                           f->path, limit)
+               : 1;
 }
 
 static bool same_stat(const struct stat *a, const struct stat *b)

@@ -9,7 +9,7 @@
 
 #define REPLACEMENT "\xef\xbf\xbd" /* U+FFFD */
 
-/* The length of the UTF-8 character at `text`; 0: invalid UTF-8. */
+/* Returns the length of the UTF-8 character at `text`, or 0 if there is no valid one. */
 static size_t character(const char *text, size_t left)
 {
     if ((unsigned char)*text < 0x80)

@@ -14,7 +14,7 @@
 
 /* --- messages --- */
 
-/* Copy and check a message's header. False: the header is invalid. */
+/* Copy and check a message's header. Returns false if the header is invalid. */
 static bool word_take(struct cast_word *out, const void *header, size_t header_bytes, size_t payload_bytes)
 {
     if (header_bytes != sizeof *out)

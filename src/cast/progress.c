@@ -12,7 +12,7 @@
 #include "cast/show.h"
 
 #define EVERY_NS  (200 * WEFT_MS)
-#define LINES     24u                /* the most hosts that have a line of their own */
+#define LINES     24u                /* maximum number of hosts that have a line of their own */
 #define SILENT_NS (3 * WEFT_SECOND)  /* after this time without an answer, the host's line says that the host does not answer */
 #define TELL_NS   (10 * WEFT_SECOND) /* after this time without an answer, a message is printed, too */
 #define ASLEEP_NS WEFT_SECOND        /* if the main thread pauses for this time, the process was stopped or the machine was asleep */

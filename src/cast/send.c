@@ -68,7 +68,7 @@ void cast_send_flush(struct cast_source *s)
     wait_slot(s, s->number);
 }
 
-/* Reserve space in the current block for a record with a payload of at most `bytes`. NULL: the round has been aborted. */
+/* Reserve space in the current block for a record with a payload of at most `bytes`. Returns NULL if the round has been aborted. */
 static uint8_t *reserve(struct cast_source *s, uint64_t bytes)
 {
     const uint64_t room = CAST_BLOCK - sizeof(struct cast_block);
@@ -118,7 +118,7 @@ void cast_send_list(struct cast_source *s)
 /* --- files --- */
 
 /* What the targets of the chain need of a file. *verified: all targets have the right bytes before this offset. *have: all targets have
- * bytes before this offset, but these must be compared. False: no target needs the file. */
+ * bytes before this offset, but these must be compared. Returns false if no target needs the file. */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *verified, uint64_t *have)
 {
     bool any = false;

@@ -223,7 +223,7 @@ static bool has_all_sent(const struct cast_show *s, uint32_t node)
            t->failed == t->unsent;
 }
 
-/* False for all targets if the source could not send everything. */
+/* Whether the target has the whole copy. False for all targets if the source could not send everything. */
 static bool is_complete(const struct cast_show *s, uint32_t node)
 {
     return !s->unsent && has_all_sent(s, node) && s->state[node].unsent == 0;

@@ -9,7 +9,7 @@
 
 #include "cast/cast.h"
 
-#define CAST_NAMED 3u /* the most files that could not be sent and that the summary names */
+#define CAST_NAMED 3u /* maximum number of files that could not be sent and that the summary names */
 
 struct sentence {
     struct sentence *next;

@@ -151,7 +151,7 @@ static int choose_chain(struct cast_source *s, bool *list)
     return rc;
 }
 
-/* True: the round was completed. */
+/* Returns true if the round was completed. */
 static bool run_round(struct cast_source *s, bool list, bool verify)
 {
     struct cast *c = s->c;

@@ -64,8 +64,8 @@ void cast_send_file(struct cast_source *s, uint32_t file); /* send a file that i
  * `*have` for cast_send_content(). `rc` of cast_send_ended() is the result of cast_send_content(). */
 bool cast_send_needed(struct cast_source *s, uint32_t file, uint64_t *at, uint64_t *have);
 void cast_send_ended(struct cast_source *s, uint32_t file, int rc);
-/* Send a file's bytes from `at` to `size`, but only checksums of the bytes before `have`. Returns 0, or a negative errno; -ESTALE: the file
- * is shorter. */
+/* Send a file's bytes from `at` to `size`, but only checksums of the bytes before `have`. Returns 0, -ESTALE if the file is shorter, or
+ * another negative errno. */
 int cast_send_content(struct cast_source *s, int fd, uint32_t file, uint64_t at, uint64_t have, uint64_t size);
 int cast_read_all(int fd, uint8_t *to, uint64_t bytes, uint64_t at);
 

@@ -222,7 +222,7 @@ static void run_chain(struct target *t)
 
 /* --- rounds --- */
 
-/* Take over the round and chain that the source has announced. False: this target is not in the chain. */
+/* Take over the round and chain that the source has announced. Returns false if this target is not in the chain. */
 static bool begin_round(struct target *t)
 {
     struct cast *c = t->c;

@@ -114,7 +114,7 @@ bool cast_block_fits(const struct cast_block *b, uint64_t round, uint64_t number
     return b->magic == BLOCK_MAGIC && b->round == round && b->number == number && b->hash == block_hash(b) && b->bytes <= bytes - sizeof *b;
 }
 
-/* Size of a record's payload; UINT64_MAX: the record is invalid. */
+/* Size of a record's payload, or UINT64_MAX if the record is invalid. */
 static uint64_t payload_bytes(const struct cast_record *r)
 {
     switch (r->type) {

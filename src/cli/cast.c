@@ -15,7 +15,7 @@
 #include "cluster/cluster.h"
 
 #define SILENT_NS      (10 * WEFT_SECOND) /* how long to repeat a request to a node that does not answer */
-#define TARGETS_MAX    900u               /* the most targets, because their ranks must fit into one message */
+#define TARGETS_MAX    900u               /* maximum number of targets, because their ranks must fit into one message */
 #define POOL           "32M"
 #define BWLIMIT_MIN    1024u /* a smaller value is probably a mistake: a number without a unit means bytes */
 #define FOLLOW_SECONDS 60
@@ -144,7 +144,7 @@ static bool needs_silent(const struct cast_command *k, const struct standing_lis
     return found;
 }
 
-/* Lists the nodes. A node without a processor, or behind a slow network, may be silent for a moment, so asks again. */
+/* Lists the nodes. Asks again if a node is silent: it may have no processor for a moment, or be behind a slow network. */
 static int list_hosts(struct cast_command *k, struct standing_list *l)
 {
     int64_t deadline = base_deadline(SILENT_NS);
@@ -359,7 +359,7 @@ static int as_node(const char *sub, int argc, char **argv)
 
 /* --- the command line --- */
 
-/* Remove "HOST:" from the start of an argument. NULL: the argument has no "HOST:". */
+/* Remove "HOST:" from the start of an argument. Returns NULL if there is no "HOST:". */
 static char *cut_host(char *arg, char **rest)
 {
     size_t n = strcspn(arg, ":/");

@@ -56,7 +56,7 @@ struct control_frame {
 };
 #define CONTROL_PIECE_MAX   (64u << 10)  /* longest payload of a frame other than a request */
 #define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
-#define CONTROL_INPUT_MAX   (256u << 10) /* the most bytes of input that are sent and that the control node has not taken yet */
+#define CONTROL_INPUT_MAX   (256u << 10) /* maximum number of bytes of input that are sent and that the control node has not taken yet */
 
 enum control_what {
     CONTROL_STATUS = 1,
@@ -105,7 +105,7 @@ struct control_request {
 /* Check a request. All strings of `out` point into `payload`. Returns 0, or a negative errno with base_error(): -EPROTO, -ENOMEM. */
 int control_parse(struct control_request *out, const void *payload, size_t bytes);
 void control_request_free(struct control_request *r);
-/* Write a request as bytes to send. The caller frees `*payload`. -E2BIG: the request is larger than CONTROL_REQUEST_MAX. */
+/* Write a request as bytes to send. The caller frees `*payload`. Returns -E2BIG if the request is larger than CONTROL_REQUEST_MAX. */
 int control_write(const struct control_request *r, void **payload, size_t *bytes);
 /* Whether a frame is valid from a node (`from_node`), or from a command after its request. */
 static inline bool control_frame_fits(const struct control_frame *f, bool from_node)
@@ -127,8 +127,8 @@ static inline bool control_frame_fits(const struct control_frame *f, bool from_n
 /* Send a frame. Blocks while the other end does not read. A command blocks for at most CONTROL_SILENT_NS. Returns 0, or a negative errno
  * without base_fail(). After -ETIMEDOUT close the socket, because a part of the frame may have been sent. */
 int control_send(int fd, enum control_type type, uint32_t node, uint32_t number, const void *payload, size_t bytes);
-/* Read exactly `bytes` bytes. -ECONNRESET: the other end has closed the socket. -ETIMEDOUT: the bytes did not arrive before `deadline`.
- * Sets no base_fail(). */
+/* Read exactly `bytes` bytes. Returns -ECONNRESET if the other end has closed the socket. Returns -ETIMEDOUT if the bytes did not arrive
+ * before `deadline`. Sets no base_fail(). */
 int control_read(int fd, void *to, size_t bytes, int64_t deadline);
 
 #endif

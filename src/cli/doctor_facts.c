@@ -14,9 +14,10 @@
 #include "cli/doctor.h"
 #include "cluster/cluster.h"
 
-#define FACT_MAX (1u << 20) /* the most bytes of one fact */
+#define FACT_MAX (1u << 20) /* maximum number of bytes of one fact */
 
-/* Read a stream to its end, as text without zero bytes. NULL, with errno, on failure; EFBIG: the stream has more than FACT_MAX bytes. */
+/* Read a stream to its end, as text without zero bytes. Returns NULL on failure, with errno set: EFBIG if the stream has more than FACT_MAX
+ * bytes. */
 static char *facts_read_all(FILE *from)
 {
     char *text = malloc(FACT_MAX + 1);
@@ -186,7 +187,7 @@ static void system_facts(struct doctor_facts *f)
     f->text[DOCTOR_PCI] = output_of("/usr/sbin/system_profiler SPPCIDataType 2>/dev/null");
 }
 #else
-/* Read the first line of a file under /sys, with '_' in place of blanks. "-": there is no such line. */
+/* Read the first line of a file under /sys, with '_' in place of blanks. Returns "-" if there is no such line. */
 static const char *sys_word(const char *dir, const char *name, const char *file, char out[64])
 {
     char path[512];

@@ -19,7 +19,7 @@ static bool has(const struct doctor *d, const char *id)
 
 /* --- a fact that cannot be parsed is a finding, since it may hide a problem --- */
 
-/* Parse the list of devices; the caller frees it. NULL: there is no list. An invalid list is a finding. */
+/* Parse the list of devices; the caller frees it. Returns NULL if there is no list. An invalid list is a finding. */
 static json_t *doctor_read_devices(struct doctor *d)
 {
     static const char remedy[] = "Capture it again on that host: `weft devices --json >devices.json`, or `weft doctor --save DIR`";
@@ -151,7 +151,7 @@ static void check_library(struct doctor *d)
     }
 }
 
-/* The speed of the fastest port, in Gb/s. -1: the speed is not known, or there is no port. */
+/* The speed of the fastest port, in Gb/s. Returns -1 if the speed is not known, or if there is no port. */
 static int fastest_port(const char *text, char *line, size_t len)
 {
     char l[512];

@@ -35,7 +35,7 @@ struct doctor {
     unsigned count, usable, proposed; /* proposed: number of IP addresses that remedies have proposed so far */
     json_t *devices;                  /* the list of devices; NULL: not known */
     bool mac;
-    bool by_libfabric; /* by libfabric, nodes use a better network than TCP */
+    bool by_libfabric; /* nodes use a better network than TCP, by libfabric */
 };
 
 /* Add a finding, and return it for the caller to fill in. If there are too many findings, the new one overwrites the last one. */
@@ -51,7 +51,7 @@ const char *doctor_fact(const struct doctor *d, enum doctor_fact which);
 bool doctor_next_line(const char **at, char *line, size_t len);
 /* Get the text after "KEY:" in the line that starts with it; false if there is no such line. */
 bool doctor_value_of(const char *text, const char *key, char *out, size_t len);
-/* Get VALUE of the word "KEY=VALUE" in a line. "?": the line has no such word. */
+/* Get VALUE of the word "KEY=VALUE" in a line. Returns "?" if the line has no such word. */
 const char *doctor_word_of(const char *line, const char *key, char out[64]);
 bool doctor_is_number(const char *text);
 const char *doctor_text_of(const json_t *device, const char *key); /* "" if the device has no such text */

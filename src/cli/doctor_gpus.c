@@ -39,7 +39,7 @@ static void judge(const struct doctor_facts *f, const json_t *gpu, const json_t 
     } else if (doctor_text_of(gpu, "no_rdma")[0]) {
         const char *remedy = doctor_text_of(gpu, "no_rdma_remedy");
         SAY(out->why, "%s", doctor_text_of(gpu, "no_rdma"));
-        SAY(out->remedy, "%s", remedy[0] ? remedy : "Nothing helps with this GPU. Programs run all the same, with slower large transfers");
+        SAY(out->remedy, "%s", remedy[0] ? remedy : "Nothing can be done for this GPU: programs work, but large transfers are slower");
         out->remedy[0] = (char)toupper((unsigned char)out->remedy[0]);
     } else if (json_is_false(json_object_get(json_object_get(device, "traits"), "dmabuf"))) {
         SAY(out->why, "%s cannot register dmabufs, which are file descriptors of GPU memory", out->device);

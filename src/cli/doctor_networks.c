@@ -26,7 +26,8 @@ static bool is_provider(const char *provider, const char *name)
     return strncmp(provider, name, n) == 0 && (provider[n] == '\0' || provider[n] == ';' || provider[n] == ',');
 }
 
-/* The list of providers; the caller frees it. NULL: the list is not known. `failed` becomes the reason why libfabric cannot be used, or "".
+/* The list of providers; the caller frees it. Returns NULL if the list is not known. `failed` becomes the reason why libfabric cannot be
+ * used, or "".
  */
 static json_t *networks_read(struct doctor *d, char *failed, size_t room)
 {
@@ -57,7 +58,8 @@ static const json_t *provider_in(const json_t *list, const char *name)
     return NULL;
 }
 
-/* The provider that weft prefers to TCP, and uses without being told to. NULL: there is none. The best provider is first in the list. */
+/* The provider that weft prefers to TCP, and uses without being told to. Returns NULL if there is none. The best provider is first in the
+ * list. */
 static const json_t *better_than_tcp(const json_t *list)
 {
     const json_t *best = json_array_get(list, 0);
@@ -84,7 +86,7 @@ static bool names_provider(const char *setting, const char *name)
     return false;
 }
 
-/* Report a setting that leaves a better provider than TCP unused. True: there is no such setting. */
+/* Report a setting that leaves a better provider than TCP unused. Returns true if there is no such setting. */
 static bool check_settings(struct doctor *d, const json_t *list)
 {
     char provider[256] = "", interface[256] = "", name[64];
@@ -169,7 +171,7 @@ void doctor_check_networks(struct doctor *d)
     /* Otherwise nodes do not use libfabric, or prefer RDMA devices. */
     if (list && (transport[0] ? strcmp(transport, "ofi") == 0 : !has_rdma(d->devices))) {
         const json_t *best = better_than_tcp(list);
-        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* not psm3 on Ethernet */
+        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* false for psm3 on Ethernet */
         check_adapters(d, list, failed);
     }
     json_decref(list);

@@ -27,7 +27,8 @@ static bool is_there(const char *path)
     return stat(path, &st) == 0;
 }
 
-/* Length of the longest prefix that names a file, as "lab.json" in "lab.json:tb5". A path may contain colons. 0: no prefix names a file. */
+/* Length of the longest prefix that names a file, as "lab.json" in "lab.json:tb5". A path may contain colons. Returns 0 if no prefix names
+ * a file. */
 static size_t file_length(const char *text)
 {
     char path[4096];
@@ -76,7 +77,7 @@ static int read_file(struct emulation *e, bool *cables)
     return 0;
 }
 
-/* The kind of topology with which a text begins. NULL: it begins with no kind. */
+/* The kind of topology with which a text begins. Returns NULL if `text` begins with no kind. */
 static const char *emulate_kind_of(const char *text)
 {
     static const char *const kinds[] = {"switch", "mesh", "ring", "chain"};

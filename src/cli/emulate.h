@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EMULATE_HOSTS 256u /* the most hosts of one fabric */
+#define EMULATE_HOSTS 256u /* maximum number of hosts of one fabric */
 
 struct emulation {
     char command[4096];  /* path of the command softverbs */

@@ -73,7 +73,7 @@ struct exec_run {
     int status;       /* exit status of the first process that failed; 0: no process has failed */
     uint32_t written; /* with --connected: bytes of the next output that were written already */
     bool done;
-    int signalled;     /* the first signal; 0: no signal has come */
+    int signalled;     /* the first signal; 0: no signal has arrived */
     int64_t end_at;    /* when to end even if the job has not ended; INT64_MAX: never */
     bool tty, raw;     /* raw: the command has started, and the terminal is in raw mode */
     int64_t silent_ns; /* how long this command has waited for the next frame, not counting time in which it was stopped */
@@ -89,7 +89,8 @@ static volatile sig_atomic_t signals_are_read; /* exec_loop() is running */
 static volatile sig_atomic_t signal_came;
 static volatile sig_atomic_t exec_socket = -1; /* the connection to the control node, while signals are read */
 
-/* Makes a send to a control node that hangs end soon. The signal interrupts the send; the send begins again, with this shorter time-out. */
+/* If a send blocks because the control node hangs, makes the send end soon. The signal interrupts the send, which begins again with this
+ * shorter time-out. */
 static void on_second_signal(void)
 {
     const struct timeval most = {.tv_sec = KILLED_NS / WEFT_SECOND};

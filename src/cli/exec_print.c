@@ -23,7 +23,7 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form)
     return 0;
 }
 
-/* The entry of a node; a node gets its entry at its first frame. NULL: there are too many nodes, or there is no memory. */
+/* The entry of a node; a node gets its entry at its first frame. Returns NULL if there are too many nodes, or if there is no memory. */
 static struct exec_node *entry_of(struct exec_print *p, uint32_t node)
 {
     if (p->place[node])

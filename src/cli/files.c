@@ -46,7 +46,7 @@ static const char cat_help[] =
     "  weft cat node1:/data/results.csv\n"
     "  weft cat --range 0-1023 node1:model.bin | xxd    the first kilobyte of a file\n";
 
-/* Splits FIRST-LAST. False: the range is not valid. */
+/* Splits FIRST-LAST. Returns false if the range is not valid. */
 static bool take_range(char *text, const char **first, const char **last)
 {
     static char end[] = "9223372036854775807";

@@ -19,7 +19,7 @@
 #include "cli/control.h"
 #include "weft/node.h"
 
-#define FORWARD_CONNECTIONS_MAX 16384u /* the most connections of one forward; further connections wait to be accepted */
+#define FORWARD_CONNECTIONS_MAX 16384u /* maximum number of connections of one forward; further connections wait to be accepted */
 #define FORWARD_WORD_MAX        255u   /* longest host, path, user or password, in bytes */
 #define FORWARD_ADDRESS         80u
 
@@ -66,15 +66,16 @@ void forwards_alive(struct jobs *jobs); /* sends a sign of life to each command 
 void forwards_end(struct jobs *jobs);   /* ends the kept forwards; call this after jobs_end(), so that no new forwards begin */
 
 /* --- forward_command.c --- */
-/* Reads [ADDRESS:]PORT, with an IPv6 address in brackets. Without an address, `host` becomes "". -EINVAL with base_fail(). */
+/* Reads [ADDRESS:]PORT, with an IPv6 address in brackets. Without an address, `host` becomes "". Returns 0, or -EINVAL with an error
+ * text. */
 int forward_parse(const char *text, char host[FORWARD_WORD_MAX + 1], uint32_t *port);
 /* Sends the request to the control node, with the `count` descriptors in `passed`. Returns the connection to the control node, or -1 after
  * an error was printed. `address` becomes the address where a published port listens. */
 int forward_ask(const char *sub, const char *cluster, struct control_request *r, const int *passed, unsigned count, char host[64],
                 uint32_t *node, char address[FORWARD_ADDRESS]);
 /* Call this after each poll() of `control`, to notice when the control node is silent. `readable`: whether poll() has reported bytes;
- * `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. False: the forward has ended, or the control node does not answer; a
- * message was printed. */
+ * `waited_ns`: how long poll() has waited; `*silent_ns`: 0 at first. Returns false, after printing a message, if the forward has ended or
+ * the control node does not answer. */
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns);
 #define FORWARD_LISTEN_MS 1000 /* how long poll() may wait between two calls */
 /* Waits until the control node confirms that it keeps the forward. Returns the exit status. */

@@ -81,7 +81,8 @@ static int read_end(const char *sub, int control)
     return status;
 }
 
-/* Reads a frame that has begun to arrive. True: it is a sign of life. False: prints why the forward has ended. */
+/* Reads a frame that has begun to arrive. Returns true if the frame is a sign of life; otherwise prints why the forward has ended, and
+ * returns false. */
 static bool read_alive(const char *sub, int control)
 {
     struct control_frame f = {0};

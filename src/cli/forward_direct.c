@@ -12,7 +12,7 @@
 
 struct way {
     size_t at, end; /* the buffer's bytes `at` to `end` are not sent yet */
-    bool over;      /* no more bytes come */
+    bool over;      /* no more bytes arrive */
     uint8_t bytes[DIRECT_PIECE];
 };
 struct direct {
@@ -64,7 +64,7 @@ static bool would_wait(void)
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
 }
 
-/* Reads a piece if the previous piece was sent. False: the connection is broken. */
+/* Reads a piece if the previous piece was sent. Returns false if the connection is broken. */
 static bool way_read(struct direct *d, struct way *way, int from, int to)
 {
     if (way->over || way->at < way->end)
@@ -81,7 +81,7 @@ static bool way_read(struct direct *d, struct way *way, int from, int to)
     return true;
 }
 
-/* Returns how many bytes were sent. Negative: the connection is broken, or `to` reads no more (EPIPE). */
+/* Returns how many bytes were sent, or a negative errno if the connection is broken or `to` reads no more (EPIPE). */
 static ssize_t way_write(struct way *way, int to)
 {
     if (way->at == way->end)

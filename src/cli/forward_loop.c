@@ -36,7 +36,7 @@ void forward_list_add(struct forward_list *l, struct forward_changed *c)
         forward_wake(l->wake_fd);
 }
 
-/* Called with the lock held. */
+/* The caller holds the lock of the list. */
 static void list_unlink(struct forward_list *l, struct forward_changed **at)
 {
     struct forward_changed *c = *at;
@@ -94,7 +94,7 @@ int forward_loop_watch(struct forward_loop *l, struct gateway_watch *watch, int 
     return rc;
 }
 
-#define BRIEF_MAX 4u /* the most connections that the progress thread serves at a time */
+#define BRIEF_MAX 4u /* maximum number of connections that the progress thread serves at a time */
 
 static void loop_wake(struct gateway_turn *t)
 {

@@ -23,7 +23,7 @@ void forward_list_init(struct forward_list *l, int wake_fd);
 /* Adds a connection without waking the thread of the loop. Returns whether the list was empty. */
 bool forward_list_put(struct forward_list *l, struct forward_changed *c);
 void forward_list_add(struct forward_list *l, struct forward_changed *c); /* does nothing if the connection is in the list already */
-struct forward_changed *forward_list_take(struct forward_list *l);        /* NULL: the list is empty */
+struct forward_changed *forward_list_take(struct forward_list *l);        /* returns NULL if the list is empty */
 void forward_list_remove(struct forward_list *l, struct forward_changed *c);
 void forward_wake(int wake_fd);
 
@@ -36,7 +36,7 @@ struct forward_loop {
     struct gateway_watch control, wake;
     struct forward_list changed;
     struct gateway_turn turn;
-    bool (*go_on)(void *arg); /* serves one connection that has changed. False: no connection has changed */
+    bool (*go_on)(void *arg); /* serves one connection that has changed. Returns false if none has */
     void *arg;
     bool brief; /* the progress thread calls go_on(): it must move little, and leave the rest to the thread of the loop */
     bool over;  /* the other end of `control` was closed, so the forward must end */

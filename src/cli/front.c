@@ -28,7 +28,7 @@
 #include "weft/types.h"
 
 #define REQUEST_MAX  8192u /* a larger request is left to the whole command */
-#define WORDS_MAX    256u  /* with more arguments, too, the request is left to the whole command */
+#define WORDS_MAX    256u  /* a request with more arguments is left to the whole command */
 #define WRITE_MAX    4096u /* a write of at most this many bytes to a pipe that is ready does not block */
 #define HOLD_NS      (10 * WEFT_MS)
 #define HOLD_ROUNDS  4 /* after this many waits of HOLD_NS, the whole command takes over */
@@ -37,7 +37,7 @@
 #define STATUS_PIPE  (128 + SIGPIPE)
 #define ROOM_LEAST   (128u << 10) /* the kernel's least space for arguments and environment; usually the space is a quarter of the stack */
 #define ROOM_MOST    (6u << 20)
-#define ROOM_MORE    (PATH_MAX + 256u) /* the most space that hand_over() needs in addition */
+#define ROOM_MORE    (PATH_MAX + 256u) /* maximum space that hand_over() needs in addition */
 #define SIGNAL(n)    (UINT64_C(1) << ((n)-1))
 #define HELD_SIGNALS (SIGNAL(SIGINT) | SIGNAL(SIGTERM) | SIGNAL(SIGHUP) | SIGNAL(SIGQUIT) | SIGNAL(SIGPIPE))
 
@@ -124,7 +124,7 @@ static bool equal(const char *a, const char *b)
     return n == strlen(b) && memcmp(a, b, n) == 0;
 }
 
-/* What follows `start` in `s`; NULL: `s` does not begin with it. */
+/* Returns what follows `start` in `s`, or NULL if `s` does not begin with `start`. */
 static char *after(char *s, const char *start)
 {
     size_t n = strlen(start);
@@ -235,7 +235,7 @@ static char whole[PATH_MAX];
 
 static long find_whole(void)
 {
-    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* of an installed command; of one in the build folder */
+    static const char *const places[] = {WEFT_WHOLE, "whole/weft"}; /* paths of the whole command: when installed; in the build folder */
     struct text path = {.bytes = whole, .room = sizeof whole};
     long error = whole[0] ? 0 : -ENOENT;
     for (size_t i = 0; i < sizeof places / sizeof places[0] && error == -ENOENT; i++)
@@ -313,7 +313,7 @@ static struct {
     bool one_host;
 } given;
 
-/* The value of the option, which was given as `--name value` or `--name=value`. NULL: it is another option. */
+/* The value of the option, which was given as `--name value` or `--name=value`. Returns NULL if it is another option. */
 static char *value_of(const char *name, size_t *at)
 {
     char *rest = after(words[*at], name);
@@ -445,7 +445,7 @@ static int connect_to_node(void)
 /* The signals that were blocked before the job began. */
 static uint64_t blocked_before;
 
-/* Sends the request. Signals are blocked until the job is over or handed over. False: no job was started. */
+/* Sends the request. Signals are blocked until the job is over or handed over. Returns false if no job was started. */
 static bool begin_job(int fd, const struct text *request)
 {
     uint64_t held = HELD_SIGNALS;
@@ -469,7 +469,7 @@ static struct {
     bool over;
 } job;
 
-/* Reads the head of the frame at `at`. False: the frame, with its payload, has not come as a whole. */
+/* Reads the head of the frame at `at`. Returns false if the frame, with its payload, has not arrived as a whole. */
 static bool frame_at(size_t at, struct control_frame *f)
 {
     if (job.have - at < sizeof *f)
@@ -502,7 +502,7 @@ static bool takes_all(int fd)
            (S_ISREG(st.st_mode) || S_ISFIFO(st.st_mode) || (S_ISCHR(st.st_mode) && st.st_rdev == NULL_DEVICE)) && ready(fd, POLLOUT, 0);
 }
 
-/* Prints output. False: the output is left to the whole command. */
+/* Prints output. Returns false if the output is left to the whole command. */
 static bool print(const struct control_frame *f, const char *payload)
 {
     int fd = f->number == 2 ? 2 : 1;
@@ -512,11 +512,11 @@ static bool print(const struct control_frame *f, const char *payload)
     long n = SYS(write, fd, payload, f->bytes, 0, 0, 0);
     if (n == -EPIPE)
         end(job.status ? job.status : STATUS_PIPE);
-    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* on a full disk, the whole command writes the rest, or fails */
+    job.written = n > 0 && n < (long)f->bytes ? (size_t)n : 0; /* if the disk is full, the whole command writes the rest, or fails */
     return n == (long)f->bytes;
 }
 
-/* Handles a frame. False: the whole command must handle it. */
+/* Handles a frame. Returns false if the whole command must handle it. */
 static bool handle(const struct control_frame *f, const char *payload)
 {
     if (!control_frame_fits(f, true))
@@ -531,7 +531,7 @@ static bool handle(const struct control_frame *f, const char *payload)
     }
 }
 
-/* Handles the frames that are in the socket, and takes them out. False: frames are left for the whole command. */
+/* Handles the frames that are in the socket, and takes them out. Returns false if frames are left for the whole command. */
 static bool handle_frames(int fd)
 {
     struct control_frame f;
@@ -545,7 +545,7 @@ static bool handle_frames(int fd)
         if ((fine = handle(&f, job.bytes + job.done + sizeof f)))
             job.done += sizeof f + f.bytes;
     if (job.over) {
-        /* A signal that came during the job must have its effect now, so that Ctrl-C ends a loop of a shell. */
+        /* A signal that arrived during the job must have its effect now, so that Ctrl-C ends a loop of a shell. */
         SYS(rt_sigprocmask, SIG_SETMASK, &blocked_before, NULL, sizeof blocked_before, 0, 0);
         end(job.status);
     }
@@ -572,7 +572,7 @@ static void run_here(void)
     static char bytes[REQUEST_MAX];
     struct text request = {.bytes = bytes, .room = sizeof bytes};
     if (!is_for_here() || !write_request(&request) || !has_room() || find_whole())
-        return; /* without the whole command no job is begun here, because the job may need it */
+        return; /* begin no job if the whole command is missing, because the job may need it */
     int fd = connect_to_node();
     if (fd < 0)
         return;

@@ -13,7 +13,7 @@
 #define HOSTS_TOLD_MAX 128
 
 struct hosts {
-    /* [nodes] for hosts_apply_cluster(): the node of the standing cluster that starts each node; NULL: hosts_apply_cluster() chooses. */
+    /* [nodes], for hosts_apply_cluster(): which standing node starts each node. NULL: hosts_apply_cluster() chooses. */
     const uint32_t *pick;
     char **hosts;        /* [nodes] names of hosts, for struct launch.ssh */
     struct hosts_named { /* [nodes] the names of nodes in messages: host and number. If a standing node starts the node, the number is that
@@ -29,7 +29,7 @@ struct hosts {
     char self[4096];   /* path of this command */
     char hostfile[32]; /* path from which the nodes read the hostfile, if it was a pipe */
 };
-/* The hostfile of the option or, without one, of the environment. NULL: there is no hostfile. */
+/* The path of the hostfile: the option's or, without the option, the environment's. Returns NULL if there is no hostfile. */
 const char *hosts_file(const char *option);
 /* Set the members of `l` that follow from the hostfile, or to the defaults if there is no hostfile. `l` then points into `h`. Returns 0, or
  * the exit status after an error was printed. */

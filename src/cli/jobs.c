@@ -255,7 +255,7 @@ static int cluster_logs(const char *cluster, bool follow)
     while (follow && !status && !cli_stopped()) {
         base_sleep_ns(LOG_POLL_NS);
         bool same = same_file(f, p.log);
-        print_rest(f); /* after same_file(), so that all lines of a renamed file are printed */
+        print_rest(f); /* do this after same_file(), so that all lines of a renamed file are printed */
         FILE *next = same ? NULL : fopen(p.log, "re");
         if (next) {
             fclose(f);

@@ -16,10 +16,10 @@
 #include "cli/launch.h"
 #include "weft/types.h"
 
-#define ROUNDS   100 /* the most attempts to remove the directory */
+#define ROUNDS   100 /* maximum number of attempts to remove the directory */
 #define QUIET    20  /* this many attempts in a row must succeed, because a process that is being killed may still create files */
 #define ROUND_NS (10 * WEFT_MS)
-/* The most rounds to wait for the end of a launcher whose pipe was closed. */
+/* Maximum number of rounds to wait for the end of a launcher whose pipe was closed. */
 #define GONE_WITHIN 500
 
 bool keeper_remove_dir(const char *dir)

@@ -189,7 +189,7 @@ static void reap(struct launcher *s)
     }
 }
 
-/* Handle all pending signals. False: the launcher must end at once. */
+/* Handle all pending signals. Returns false if the launcher must end at once. */
 static bool handle_signals(struct launcher *s)
 {
     uint8_t sigs[64];
@@ -199,7 +199,7 @@ static bool handle_signals(struct launcher *s)
         for (ssize_t i = 0; i < n; i++) {
             int sig = sigs[i];
             switch (sig) {
-            case SIGCHLD: break; /* the main loop calls reap() in any case */
+            case SIGCHLD: break; /* nothing to do: the main loop always calls reap() */
             case SIGTSTP:
                 signal_nodes(s, SIGTSTP);
                 raise(SIGSTOP);
@@ -224,7 +224,7 @@ static bool handle_signals(struct launcher *s)
     return stay;
 }
 
-/* Handle time-outs. False: nodes have not ended after SIGKILL, so the launcher must end without them. */
+/* Handle time-outs. Returns false if nodes have not ended after SIGKILL; then the launcher must end without them. */
 static bool handle_time(struct launcher *s)
 {
     char who[256];

@@ -86,7 +86,7 @@ int keeper_start(struct keeper *k, const char *remove_dir);
 void keeper_add(struct keeper *k, pid_t group);
 void keeper_drop(struct keeper *k, pid_t group);
 void keeper_stop(struct keeper *k);
-bool keeper_remove_dir(const char *dir); /* true: it does not exist any more */
+bool keeper_remove_dir(const char *dir); /* returns true if the directory does not exist any more */
 
 /* --- relay.c --- */
 #define RELAY_LINE_MAX  (1u << 20)   /* a longer line is split */
@@ -118,7 +118,8 @@ static inline size_t relay_waiting(const struct relay_out *o)
     return o->end - o->start;
 }
 void relay_say(struct relay_out *o, const char *text, size_t len); /* print a line of the launcher itself */
-/* Read available bytes. 1: bytes were read; 0: no bytes were available; -1: the output has ended, and its last line was passed on. */
+/* Read available bytes. Returns 1 if bytes were read, 0 if no bytes were available, or -1 if the output has ended and its last line was
+ * passed on. */
 int relay_read(struct relay_in *in);
 /* Like relay_read(), for bytes that the caller has read itself. */
 void relay_feed(struct relay_in *in, const char *bytes, size_t len);

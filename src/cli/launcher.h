@@ -50,7 +50,7 @@ struct launcher {
 
     int status;          /* exit status of the first node that failed; 0: no node has failed */
     int output_status;   /* exit status because output was lost before any node failed; 0: no output was lost */
-    int interrupted;     /* the first signal that asked the launcher to end; 0: no signal has come */
+    int interrupted;     /* the first signal that asked the launcher to end; 0: no signal has arrived */
     bool hurried;        /* a second signal to end has come, so do not wait for readers of the output */
     bool ending, killed; /* ending: the nodes were asked to end; killed: the nodes were killed */
     bool timed_out;
@@ -90,16 +90,16 @@ const char *launch_signal_name(int sig, char *buf, size_t len);
 void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); /* prints "weft SUB: ..." on stderr */
 
 /* --- start.c --- */
-int launch_find_program(struct launcher *s); /* 0, or the exit status after an error was printed */
+int launch_find_program(struct launcher *s); /* returns 0, or the exit status after an error was printed */
 /* 0, or a negative errno with base_error(). */
 int launch_name_dir(struct launcher *s); /* chooses s->dir, but does not create it: the keeper must know the name before that */
 int launch_make_address(struct launcher *s);
 int launch_make_fabric(struct launcher *s);
 int launch_make_environment(struct launcher *s);
-int launch_start_node(struct launcher *s, uint32_t rank); /* 0, or the exit status after an error was printed */
+int launch_start_node(struct launcher *s, uint32_t rank); /* returns 0, or the exit status after an error was printed */
 
 /* --- revive.c: only with s->l->revive --- */
-/* Handle the end of a node. False: the cluster was not up yet, so the whole launch must end. */
+/* Handle the end of a node. Returns false if the cluster was not up yet; then the whole launch must end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
 void revive_round(struct launcher *s);        /* start the nodes whose time has come */

@@ -32,7 +32,7 @@ int probe_error(const struct probe *p, const char *format, ...) BASE_PRINTF(2, 3
 /* Print `t` as a table or as Markdown, or `j` as JSON, as the options say. Frees both. If the one to print is NULL, reports a lack of
  * memory. Returns the exit status. */
 int probe_print(const struct probe *p, struct cli_table *t, json_t *j);
-/* Map anonymous memory, without touching it; NULL: no memory. */
+/* Map anonymous memory, without touching it. Returns NULL if there is no memory. */
 void *probe_map(uint64_t bytes);
 
 #endif

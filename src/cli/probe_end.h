@@ -45,7 +45,7 @@ int probe_end_hear(struct probe_end *e, int64_t *value);
 /* Post a request on buffer `mine` and wait for its completion. WRITE and READ use buffer `theirs` of the other end. */
 int probe_end_do(struct probe_end *e, enum ibv_wr_opcode opcode, uint32_t mine, uint32_t theirs);
 int probe_end_post_receive(struct probe_end *e, uint32_t mine);
-/* Wait for the completion of a receive. -ETIMEDOUT: no message arrived. */
+/* Wait for the completion of a receive. Returns -ETIMEDOUT if no message arrived. */
 int probe_end_received(struct probe_end *e, int64_t timeout_ns);
 
 #endif

@@ -18,7 +18,7 @@
 #include "cli/probe_link.h"
 
 #define FRAME       4096u
-#define FRAMES_MOST 4095u       /* the most frames in a queue */
+#define FRAMES_MOST 4095u       /* maximum number of frames in a queue */
 #define MEMORY      (32u << 20) /* bytes of buffers at each end */
 #define LARGEST     (1u << 20)
 #define RECEIVES    256u
@@ -27,8 +27,8 @@
 #define STALL       INT64_C(10000000000)
 #define LOOK        INT64_C(5000000) /* the least time between two checks of the port's state, because a check may be a system call */
 #define PAUSE       INT64_C(500000)  /* if no message has arrived for this time, the port's state is checked at once */
-#define DONE        INT64_C(-1)      /* on the stream: no reports of posted receives follow any more, but the results */
-#define GIVEN_UP    INT64_C(-1)      /* on the stream, in place of a size and a depth: this end gives up */
+#define DONE        INT64_C(-1)      /* sent on the stream: no more reports of posted receives follow, but the results */
+#define GIVEN_UP    INT64_C(-1)      /* sent on the stream in place of a size and a depth: this end gives up */
 #define FILL_ROUNDS 50u
 #define LOSS_MOST   100u /* if more than 1/LOSS_MOST of the messages is lost, try no greater depth */
 enum { POLL = 16 };

@@ -236,7 +236,7 @@ static int try_rdma(const struct report *r, const struct piece *m, struct verbs_
     int rc = m->dmabuf < 0 ? verbs_register(region, r->device, m->at, m->bytes, 1)
                            : verbs_register_dmabuf(region, r->device, m->dmabuf, 0, m->at, m->bytes, 1);
     answer_is(a, rc, m->dmabuf < 0 ? "ibv_reg_mr" : "ibv_reg_dmabuf_mr",
-              m->far && m->dmabuf < 0 ? "by its address it needs a module such as nvidia_peermem" : base_strerror(rc));
+              m->far && m->dmabuf < 0 ? "registering it by its address needs a kernel module such as nvidia_peermem" : base_strerror(rc));
     return rc;
 }
 
@@ -275,7 +275,7 @@ static void try_kind(struct report *r, const struct kind *k, uint64_t bytes)
             struct answer together = gpu;
             try_gpu(r, &m, &gpu);
             if (good(&gpu))
-                snprintf(gpu.why, sizeof gpu.why, "not while the memory is a region: %.280s", together.why);
+                snprintf(gpu.why, sizeof gpu.why, "fails while the memory is registered: %.280s", together.why);
         }
         row(r, k->name, &rdma, access, &gpu, both);
     }
@@ -289,7 +289,7 @@ static void try_twice(struct report *r, uint64_t bytes)
     struct answer rdma, gpu = {0};
     uint8_t *at = probe_map(bytes);
     if (!at || verbs_register(&one, r->device, at, bytes, 1)) {
-        answer_not_tried(&rdma, "memory of mmap does not register");
+        answer_not_tried(&rdma, "memory from mmap() cannot be registered");
         row(r, "the same memory twice", &rdma, 0, &gpu, false);
     } else {
         int rc = verbs_register(&two, r->device, at, bytes, 1);

@@ -120,7 +120,7 @@ static void set_variables(const struct proxy_options *o, const char *address)
     setenv("NO_PROXY", getenv("no_proxy"), 1);
 }
 
-static volatile sig_atomic_t child, early; /* early: the signal that came before the command was started; 0: no signal */
+static volatile sig_atomic_t child, early; /* early: the signal that arrived before the command was started; 0: no signal */
 
 /* Passes signals on to the command. SIGINT and SIGQUIT of the terminal are not passed on, because the command gets them from the terminal.
  */
@@ -184,7 +184,8 @@ static bool is_loopback(int listener)
     return cluster_socket_host(listener, false, host, sizeof host) == 0 && (strncmp(host, "127.", 4) == 0 || strcmp(host, "[::1]") == 0);
 }
 
-/* Makes a UDP socket at the listener's address, if possible at the same port. -1: there is no socket, so the proxy offers no datagrams. */
+/* Makes a UDP socket at the listener's address, if possible at the same port. Returns -1 if there is no socket; then the proxy offers no
+ * datagrams. */
 static int datagrams_beside(int listener)
 {
     struct sockaddr_storage a;

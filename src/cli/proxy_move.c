@@ -81,8 +81,8 @@ static size_t take_body(struct client *c, const void *bytes, size_t n, bool *bro
     return right;
 }
 
-/* Moves one piece from the client to the network. False: nothing can be moved now. `*wants`: call this again when the client sends more;
- * `*broken`: the connection is lost. */
+/* Moves one piece from the client to the network. Returns false if nothing can be moved now. `*wants`: call this again when the client
+ * sends more; `*broken`: the connection is lost. */
 static bool move_up(struct client *c, bool *wants, bool *broken)
 {
     void *at;
@@ -115,15 +115,15 @@ static bool move_up(struct client *c, bool *wants, bool *broken)
     return false;
 }
 
-/* Moves one piece from the network to the client. False: nothing can be moved now. `*full`: call this again when the client can take more;
- * `*broken`: reset the connection. */
+/* Moves one piece from the network to the client. Returns false if nothing can be moved now. `*full`: call this again when the client can
+ * take more; `*broken`: reset the connection. */
 static bool move_down(struct client *c, bool *full, bool *broken)
 {
     const void *at;
     size_t bytes;
     int rc = weft_net_received(c->net, &at, &bytes);
     if (rc == -EAGAIN)
-        return false; /* notice() is called when bytes come */
+        return false; /* notice() is called when bytes arrive */
     if (rc) {
         *broken = true;
         return false;

@@ -160,7 +160,7 @@ static void client_associate(struct client *c)
     c->state = CLIENT_ASSOCIATED;
 }
 
-/* Reads and handles a part of the client's request. False: the connection was closed, or the request is complete. */
+/* Reads and handles a part of the client's request. Returns false if the connection was closed, or if the request is complete. */
 static bool client_hear(struct client *c)
 {
     struct speech *s = c->speech;
@@ -269,7 +269,7 @@ static bool client_new(struct proxy *p, int fd)
 static void on_listener(struct gateway_watch *watch)
 {
     struct proxy *p = watch->arg;
-    /* If a client also came in the last round, several clients are probably waiting. */
+    /* If a client also arrived in the last round, several clients are probably waiting. */
     const unsigned most = p->accepted_in + 1 == p->round ? ACCEPTS : 1;
     p->accepted_in = p->round;
     for (unsigned i = 0; i < most && p->count < FORWARD_CONNECTIONS_MAX; i++) {
@@ -285,7 +285,7 @@ static void on_listener(struct gateway_watch *watch)
         gateway_watch_events(p->loop.watches, watch, 0);
 }
 
-/* Serves one client whose connection has changed. False: there is no such client. */
+/* Serves one client whose connection has changed. Returns false if there is no such client. */
 static bool client_go_on(void *arg)
 {
     struct proxy *p = arg;
@@ -297,7 +297,7 @@ static bool client_go_on(void *arg)
     return c;
 }
 
-/* Serves clients whose connections have changed. False: some clients are left for later. */
+/* Serves clients whose connections have changed. Returns false if some clients are left for later. */
 static bool look_at_ready(struct proxy *p)
 {
     for (unsigned i = 0; i < READY_MAX; i++)

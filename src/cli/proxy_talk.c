@@ -111,8 +111,8 @@ static enum talk_next socks_refuse(struct talk_reply *reply, uint8_t code)
     return TALK_REFUSE;
 }
 
-/* Reads type, address and port of SOCKS5 at `in`. Returns the length of all three. 0: they are not complete; SIZE_MAX: they are invalid,
- * for example because the name is empty. */
+/* Reads type, address and port of SOCKS5 at `in`. Returns the length of all three, 0 if they are not complete, or SIZE_MAX if they are
+ * invalid, for example because the name is empty. */
 static size_t socks_address(const uint8_t *in, size_t bytes, char host[256], uint32_t *port)
 {
     if (bytes < 2)
@@ -202,7 +202,7 @@ static enum talk_next http_wrong(struct talk_reply *reply, const char *why)
     return http_refuse(reply, "400 Bad Request", "", why);
 }
 
-/* Returns the length of a request's head, including the empty line at its end. 0: the head is not complete. */
+/* Returns the length of a request's head, including the empty line at its end. Returns 0 if the head is not complete. */
 static size_t head_end(const uint8_t *in, size_t bytes)
 {
     const uint8_t *end = in + bytes;
@@ -289,7 +289,8 @@ static bool is_ours(const char *line, size_t len)
     return false;
 }
 
-/* If the line is a header with the body's length, reads the length. False: the length is invalid, or an earlier line was such a header. */
+/* If the line is a header with the body's length, reads the length. Returns false if the length is invalid, or if an earlier line was such
+ * a header. */
 static bool read_length(struct talk_body *b, const char *line, size_t len)
 {
     static const char chunked[] = "chunked";

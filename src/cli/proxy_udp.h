@@ -13,7 +13,7 @@
 #include "cli/forward_loop.h"
 
 #define ASSOCIATIONS_MAX 1024u
-#define FLOWS_MAX        256u /* the most flows of a proxy, each with 256 KiB of rings. A further flow replaces the least recently used one */
+#define FLOWS_MAX        256u /* maximum number of flows; each has 256 KiB of rings. A further flow replaces the least recently used one */
 
 struct proxy_udp;
 struct association;
@@ -21,10 +21,10 @@ struct association;
  * be called. */
 int proxy_udp_open(struct proxy_udp **out, struct forward *f, struct forward_loop *loop, int fd);
 void proxy_udp_close(struct proxy_udp *u); /* NULL is allowed */
-bool proxy_udp_go_on(struct proxy_udp *u); /* serves flows that have changed. False: some flows are left for later */
+bool proxy_udp_go_on(struct proxy_udp *u); /* serves flows that have changed. Returns false if some are left for later */
 void proxy_udp_tick(struct proxy_udp *u);  /* ends unused flows; call this about once a second */
 /* Makes an association for the client with the TCP connection `client`. `port`: the port from which the client's datagrams come; 0: the
- * port of the first datagram. `at` becomes the address to which the client must send datagrams. NULL: this is not possible. */
+ * port of the first datagram. `at` becomes the address to which the client must send datagrams. Returns NULL if this is not possible. */
 struct association *proxy_udp_associate(struct proxy_udp *u, int client, uint32_t port, char at[FORWARD_ADDRESS]);
 void proxy_udp_leave(struct association *a); /* NULL is allowed */
 

@@ -88,7 +88,7 @@ static void pair_reset(struct pair *c)
 
 /* --- moving bytes --- */
 
-/* Moves one piece from one side to the other. False: nothing can be moved now. `*broken`: reset both connections. */
+/* Moves one piece from one side to the other. Returns false if nothing can be moved now. `*broken`: reset both connections. */
 static bool move_one(struct pair *c, int from, bool *broken)
 {
     const void *at;
@@ -207,7 +207,7 @@ static void pair_accepted(struct pair *c)
     pair_connect(c);
 }
 
-/* Starts an accept at the gateway. False: this is not possible now. */
+/* Starts an accept at the gateway. Returns false if this is not possible now. */
 static bool pair_new(struct publish *p)
 {
     struct pair *c = calloc(1, sizeof *c);
@@ -224,13 +224,13 @@ static bool pair_new(struct publish *p)
     p->count++;
     p->accepting++;
     weft_net_notify(c->side[CLIENT], notice, c);
-    pair_again(c); /* a connection may have come already */
+    pair_again(c); /* a connection may have already arrived */
     return true;
 }
 
 /* --- the published port --- */
 
-/* Serves one pair that has changed. False: no pair has changed. */
+/* Serves one pair that has changed. Returns false if no pair has changed. */
 static bool pair_go_on(void *arg)
 {
     struct publish *p = arg;
@@ -246,7 +246,7 @@ static bool pair_go_on(void *arg)
     return c;
 }
 
-/* Serves pairs that have changed. False: some pairs are left for later. */
+/* Serves pairs that have changed. Returns false if some pairs are left for later. */
 static bool look_at_ready(struct publish *p)
 {
     for (unsigned i = 0; i < READY_MAX; i++)

@@ -48,7 +48,7 @@ const char *self_path(char *buf, size_t len)
 {
     program_path(buf, len);
 #if defined(WEFT_FRONT)
-    static const char *const places[] = {WEFT_FRONT, "../weft"}; /* of an installed small command; of one in the build folder */
+    static const char *const places[] = {WEFT_FRONT, "../weft"}; /* paths of the small command: when installed; in the build folder */
     char path[PATH_MAX];
     struct stat st;
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)

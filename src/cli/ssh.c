@@ -244,7 +244,7 @@ static int start_program(const struct job *job, const struct base_dispositions *
                                      .mask = &none,
                                      .number = keeper->starting};
     int rc = base_process_find(job->argv[0], path, sizeof path);
-    /* -EACCES, because execve() returns EACCES for a directory */
+    /* for a directory return -EACCES, as execve() does */
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, NULL);
 }
 

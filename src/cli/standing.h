@@ -40,24 +40,24 @@ struct standing_place {
     char down[STANDING_PATH];         /* while this file exists, the launchers of this host end their nodes */
     char members[STANDING_PATH];      /* addresses of members, from which nodes join again */
 };
-/* Find the folder of a cluster. `name`: NULL stands for WEFT_CLUSTER, or "default" if that is not set. `make`: create the folder. -EINVAL:
- * the name is not allowed. -EPERM: other users can reach the folder. -ENOENT: the folder does not exist. */
+/* Find the folder of a cluster. `name`: NULL stands for WEFT_CLUSTER, or "default" if that is not set. `make`: create the folder. Returns
+ * -EINVAL if the name is not allowed. Returns -EPERM if other users can reach the folder. Returns -ENOENT if the folder does not exist. */
 int standing_find(struct standing_place *p, const char *name, bool make);
 /* Take the cluster's lock, for a launcher. The lock is held until this process and all processes that it forks have ended. Returns the
- * lock's descriptor. `more`: the launcher adds nodes. -EBUSY, without `more`: the cluster is up. -ECONNREFUSED, with `more`: the cluster is
- * not up. */
+ * lock's descriptor. `more`: the launcher adds nodes. Returns -EBUSY if the cluster is up and `more` is false, and -ECONNREFUSED if it is
+ * not up and `more` is true. */
 int standing_lock(const struct standing_place *p, bool more);
 /* Whether a process holds the lock. */
 bool standing_locked(const struct standing_place *p);
 /* Try to become the control node of this host by taking the lock `control_lock`. Returns the lock's descriptor. This process holds the lock
- * until it closes the descriptor or ends. -EBUSY: another process holds the lock. */
+ * until it closes the descriptor or ends. Returns -EBUSY if another process holds the lock. */
 int standing_control(const struct standing_place *p);
 /* Make the file `down`. When it exists, the launchers of this host end their nodes, and start no new ones. */
 int standing_mark_down(const struct standing_place *p);
 /* Listen on the control socket, and remove an old socket on which nobody listens. Only the control node may do this. */
 int standing_listen(const struct standing_place *p);
 /* Connect to the control socket. `wait`: if the cluster is up but has no control node on this host, wait up to CONTROL_NODE_NS for one.
- * -ECONNREFUSED: the cluster is not up. */
+ * Returns -ECONNREFUSED if the cluster is not up. */
 #define CONTROL_NODE_NS (5 * WEFT_SECOND)
 int standing_connect(const struct standing_place *p, bool wait);
 
@@ -114,12 +114,12 @@ void jobs_logs(struct jobs *all, int fd, const struct control_request *r);
 json_t *jobs_list(struct jobs *all);
 
 /* --- standing_told.c --- */
-/* Read at most `most` desks of nodes that have joined, so that their hosts are still known when the nodes are gone. False: some desks were
- * not read yet. */
+/* Read at most `most` desks of nodes that have joined, so that their hosts are still known when the nodes are gone. Returns false if some
+ * desks were not read yet. */
 bool jobs_learn(struct jobs *all, uint32_t most);
 /* Like desks_get(), and remembers the hosts that the pages name. */
 uint32_t jobs_desks(struct jobs *all, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
-/* The node that `word` names: by its number or its host, as in --on. -ENOENT. */
+/* Finds the node that `word` names by its number or its host, as in --on. Returns -ENOENT if there is none. */
 int jobs_node(struct jobs *all, const char *word, uint32_t *node);
 /* The name of a node's host from its desk; "node K" if the desk was not read yet. */
 void jobs_host(struct jobs *all, uint32_t node, char *out, size_t len);
@@ -137,18 +137,18 @@ struct shown {
 };
 int shown_get(struct shown *s, struct jobs *jobs, bool links); /* 0 (then call shown_free()) or -ENOMEM */
 void shown_free(struct shown *s);
-/* What a node says about its link to another node. NULL: it says nothing about this link. */
+/* What a node says about its link to another node. Returns NULL if the desk says nothing about this link. */
 const struct desk_link *shown_link(const struct shown *s, uint32_t node, uint32_t to);
 
 /* --- standing_status.c --- */
-/* The caller frees the texts. NULL: no memory */
+/* The caller frees the texts. Return NULL if there is no memory. */
 char *standing_status(weft_node *w, struct jobs *jobs, const char *name, bool links);
 char *standing_metrics(weft_node *w, struct jobs *jobs);
 
 json_t *standing_settings(void); /* settings of this node that programs started on the cluster should get, too */
 
 /* --- standing_members.c --- */
-/* Write the addresses of members to the file place->members. False: not all members have answered, so try again later. */
+/* Write the addresses of members to the file place->members. Returns false if not all members have answered; then try again later. */
 bool members_write(weft_node *w, struct jobs *jobs, const struct standing_place *place);
 json_t *members_answer(weft_node *w, struct jobs *jobs); /* NULL with base_error() */
 /* --- standing_file.c --- */

@@ -36,7 +36,7 @@ static void job_interrupt(struct job *j, int number)
     job_signal(j, number, NULL);
 }
 
-/* Handle a frame from the command. False: the connection has ended, or the frame is invalid. */
+/* Handle a frame from the command. Returns false if the connection has ended, or if the frame is invalid. */
 static bool job_listen(struct job *j, char *payload)
 {
     struct control_frame f;

@@ -12,7 +12,7 @@
 #define READ_NS   (30 * WEFT_SECOND) /* how long the gateway may take to read a part of a file from its disk */
 #define CAT_BYTES (256u << 10)
 #define PIN_SAY   8u     /* each time after this many pieces, the command gets a sign of life */
-#define FILES_MAX 10000u /* the most files of a node that are listed */
+#define FILES_MAX 10000u /* maximum number of files of a node that are listed */
 
 /* Finds the node that a request names, and checks that it offers files. */
 static int file_node(weft_node *w, struct jobs *jobs, const struct control_request *r, uint32_t *node)
@@ -39,7 +39,7 @@ static void send_end(int fd, int rc)
 
 /* --- weft cat --- */
 
-/* Sends bytes to the command. False: the command has ended. */
+/* Sends bytes to the command. Returns false if the command has ended. */
 static bool send_bytes(int fd, uint32_t node, const uint8_t *bytes, size_t len)
 {
     for (size_t at = 0, n; at < len; at += n) {

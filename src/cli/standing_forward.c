@@ -50,7 +50,7 @@ static void forward_unlist(struct forward *f)
     pthread_mutex_unlock(&all->lock); /* from here on jobs_close() may free `all` */
 }
 
-/* Makes a kept forward end. Called with the jobs' lock held. */
+/* Makes a kept forward end. The caller holds the jobs' lock. */
 static void end_kept(struct forward *f)
 {
     if (f->end >= 0)

@@ -27,7 +27,7 @@ struct task {
     bool done;
     bool kills;           /* SIGKILL was sent, with the op `kill` */
     weft_op kill;         /* the op of a SIGKILL that the job sends to the process; there is one at a time */
-    uint64_t due;         /* signals to send when the process has started: bit N - 1 for signal N; under job.handles */
+    uint64_t due;         /* signals to send when the process has started: bit N - 1 for signal N; guarded by job.handles */
     size_t late_bytes;    /* bytes of output that were read after the end of the process was noticed */
     _Atomic bool news;    /* there may be something new about the process */
     _Atomic int64_t over; /* when the end of the process was noticed, or the job stopped waiting for the process; 0: not yet */
@@ -37,8 +37,8 @@ struct task {
 struct job {
     struct jobs *all;
     struct job *next;
-    uint32_t id, tasks, left; /* left: tasks that have not ended; under the jobs' lock */
-    unsigned users;           /* number of threads that use the job; under the jobs' lock */
+    uint32_t id, tasks, left; /* left: tasks that have not ended; guarded by the jobs' lock */
+    unsigned users;           /* number of threads that use the job; guarded by the jobs' lock */
     bool detached, listed;    /* detached: true only after all processes have started, so that errors of starting still go to the command */
     bool detaches;            /* the job was started with --detach */
     int64_t began;            /* seconds since 1970 */
@@ -46,7 +46,7 @@ struct job {
              */
     _Atomic bool stop;       /* end the job now: kill all its processes */
     _Atomic int64_t kill_at; /* when to kill the processes that are still running; INT64_MAX: never */
-    /* Only for the job's thread: after a signal, the command does not wait for hosts that hang. INT64_MAX: no signal has come. */
+    /* Only for the job's thread: after a signal, the command does not wait for hosts that hang. INT64_MAX: no signal has arrived. */
     int64_t cancel_at; /* when to cancel the starts that are not answered yet */
     int64_t leave_at;  /* when to stop waiting for processes that were killed and have not ended */
     /* held while a thread other than the job's sends a signal to a process, and while the handle of a process is closed */
@@ -108,17 +108,17 @@ void job_wake(struct job *j);
 void task_notice(void *task, bool soon); /* for gateway_process_notice() */
 /* Does what can be done for a task without waiting: notices that the process has started or ended, passes on a piece of output, kills the
  * process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of all their
- * hosts before. True: there may be more to do at once. Without `buf`, only notices whether the process has started. */
+ * hosts before. Returns true if there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
 /* Sends a signal to the task's process, without waiting. If the process has not started yet, the signal is sent after the start. `op` (may
- * be NULL) is complete when the server has answered. With job.handles held. */
+ * be NULL) is complete when the server has answered. The caller holds job.handles. */
 void task_signal(struct task *t, int number, weft_op *op);
 void task_look(struct task *t); /* notices whether the process has ended, and kills the process when that is due; passes on no output */
 /* Tell the command why the process could not be started: `rc` and base_error(). */
 void task_not_started(struct task *t, int rc);
 void task_close(struct task *t);
 void job_begin_input(struct job *j); /* allows weft exec to send input; called when all processes have started or could not be started */
-bool job_input(struct job *j, const char *data, size_t bytes); /* false: the command has sent more input than it was allowed to send */
+bool job_input(struct job *j, const char *data, size_t bytes); /* returns false if the command has sent more than it was allowed to */
 void job_window(struct job *j, uint32_t window);               /* sets the size of the processes' terminal: rows | columns << 16 */
 void *job_feed(void *job);                                     /* a thread: passes the input on to the processes */
 

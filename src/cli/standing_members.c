@@ -12,7 +12,7 @@
 #include "cli/standing.h"
 #include "cluster/cluster.h"
 
-#define MEMBERS_MAX 16u  /* the most addresses in the list; it is enough if one of these hosts answers */
+#define MEMBERS_MAX 16u  /* maximum number of addresses in the list; it is enough if one of these hosts answers */
 #define MEMBERS_LEN 480u /* longest list; the list becomes WEFT_JOIN */
 
 static bool has_address(const char *list, const char *address)

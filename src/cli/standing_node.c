@@ -198,7 +198,7 @@ int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first,
         stay(&s);
     else
         cli_error("up", "%s", base_error());
-    if (ended) /* then the launcher does not replace this node, even if it dies while it leaves */
+    if (ended) /* from now on the launcher does not replace this node, even if it dies while it leaves */
         standing_mark_down(p);
     if (s.tells)
         end_all(s.w);

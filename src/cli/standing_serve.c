@@ -185,7 +185,7 @@ static int command_begin(struct standing_server *s, int fd, unsigned *at)
     return rc;
 }
 
-/* Called at the end of a connection. False: this thread must end, because enough other threads are idle. */
+/* Called at the end of a connection. Returns false if this thread must end, because enough other threads are idle. */
 static bool command_end(struct standing_server *s, int fd, unsigned place)
 {
     pthread_mutex_lock(&s->lock);
@@ -199,7 +199,7 @@ static bool command_end(struct standing_server *s, int fd, unsigned place)
     return stay;
 }
 
-/* Waits for the next connection. -ESHUTDOWN: the server is ending. */
+/* Waits for the next connection. Returns -ESHUTDOWN if the server is ending. */
 static int next_connection(struct standing_server *s)
 {
     for (;;) {

@@ -197,7 +197,7 @@ char *standing_status(weft_node *w, struct jobs *jobs, const char *name, bool li
 
 /* --- Prometheus --- */
 
-/* A label's value: backslash, quote and newline are escaped. */
+/* Escapes backslash, quote and newline in a label's value. */
 static const char *escape(const char *text, char *out, size_t len)
 {
     size_t n = 0;

@@ -29,7 +29,7 @@ void task_notice(void *task, bool soon)
         job_wake(t->job);
 }
 
-/* Free the handle of a process. Under a lock, because a command may be sending a signal to this process. */
+/* Free the handle of a process. Takes a lock, because a command may be sending a signal to this process. */
 void task_close(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
@@ -73,7 +73,7 @@ void task_signal(struct task *t, int number, weft_op *op)
         t->due |= UINT64_C(1) << (number - 1);
 }
 
-/* Sends the signals that came before the task's process had started. */
+/* Sends the signals that arrived before the task's process had started. */
 static void task_signal_due(struct task *t)
 {
     pthread_mutex_lock(&t->job->handles);
@@ -97,7 +97,7 @@ static int task_cancel(struct task *t)
     char host[64];
     int rc = weft_request_cancel(t->job->all->w, &t->op);
     if (rc)
-        return weft_test(t->job->all->w, &t->op); /* not cancelled: the answer has come just now */
+        return weft_test(t->job->all->w, &t->op); /* not cancelled: the answer has arrived just now */
     jobs_host(t->job->all, t->node, host, sizeof host);
     return base_fail(-ECANCELED,
                      "node %u (%s) has not answered, so the start of the command there is cancelled; if the node stays silent (see `weft "
@@ -116,7 +116,7 @@ static void task_begun(struct task *t)
             j->task[i].news = true;
 }
 
-/* False: the task's process has not started yet, or could not be started. */
+/* Returns false if the task's process has not started yet, or could not be started. */
 static bool task_started(struct task *t)
 {
     struct jobs *all = t->job->all;
@@ -130,7 +130,7 @@ static bool task_started(struct task *t)
     if (rc == -EINPROGRESS)
         return false;
     if (rc) {
-        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* for its error text */
+        rc = rc == -ECANCELED ? rc : weft_process_wait(t->p, NULL, 0, 0); /* sets the error text */
         task_not_started(t, rc);
         task_begun(t);
         task_close(t);
@@ -168,7 +168,7 @@ static bool task_over(struct task *t)
     return false;
 }
 
-/* Passes on a piece of output. True: there may be more output. */
+/* Passes on a piece of output. Returns true if there may be more output. */
 static bool task_read(struct task *t, unsigned which, char *buf)
 {
     size_t n = 0;

@@ -82,7 +82,7 @@ uint32_t jobs_nodes(struct jobs *all, uint32_t **out)
     uint32_t *list = *out = calloc(size, sizeof *list);
     jobs_learn(all, UINT32_MAX); /* read the desks of new nodes, because these may be successors */
     pthread_mutex_lock(&all->lock);
-    for (uint32_t i = size; list && i-- > 0;) /* from the newest to the oldest, because a successor has a higher number */
+    for (uint32_t i = size; list && i-- > 0;) /* go from the newest to the oldest, because a successor has a higher number */
         if (weft_alive(all->w, i) || (all->told[i].host[0] && !has_successor(all, i, list, count)))
             list[count++] = i;
     pthread_mutex_unlock(&all->lock);

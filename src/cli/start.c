@@ -243,7 +243,7 @@ static int start_process(struct launcher *s, uint32_t rank, const struct node_fi
         memcpy(s->emulation.host, s->emulation.names[rank], sizeof s->emulation.host);
     *step = BASE_STEP_PROGRAM;
     int rc = remote ? base_process_find(f->ssh.argv[0], ssh, sizeof ssh) : 0;
-    /* -EACCES, because execve() returns EACCES for a directory */
+    /* for a directory return -EACCES, as execve() does */
     return rc == -EISDIR ? -EACCES : rc ? rc : base_process_start(&how, pid, step);
 }
 

@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 /* Prepare standard input. A helper process restores the terminal's settings if this process is killed in raw mode. Call this while this
- * process has no other threads. -ENOTTY: standard input is not a terminal. Sets base_error(). */
+ * process has no other threads. Returns -ENOTTY if standard input is not a terminal. Sets base_error(). */
 int terminal_open(void);
-int terminal_raw(void);         /* a negative errno with base_error(): the terminal is gone */
+int terminal_raw(void);         /* returns 0, or a negative errno with an error text if the terminal is gone */
 void terminal_restore(void);    /* may be called at any time */
 uint32_t terminal_window(void); /* rows | columns << 16; 0: not known */
 void terminal_close(void);      /* also restores the terminal; does nothing if terminal_open() was not called */

@@ -16,7 +16,7 @@ static const struct topo_link *topo_matrix_link_of(const struct topo *t, uint32_
     return &t->links[(uint64_t)from * t->size + to];
 }
 
-/* Length of the name of the first RDMA device that connects a node directly to another node. 0: there is no such device. */
+/* Length of the name of the first RDMA device that connects a node directly to another node. Returns 0 if there is no such device. */
 static size_t device_of(const struct topo *t, uint32_t from, uint32_t to)
 {
     const weft_link_stats *there = &topo_matrix_link_of(t, from, to)->stats, *back = &topo_matrix_link_of(t, to, from)->stats;

@@ -18,10 +18,10 @@
 
 #define BLOCK    (1u << 20)
 #define WINDOW   4u             /* blocks in flight */
-#define SAMPLES  4096u          /* the most round trips that are recorded */
+#define SAMPLES  4096u          /* maximum number of round trips that are recorded */
 #define WARM     16u            /* the first round trips do not count, because connections are made at first use */
 #define FLOOR    64u            /* the fewest round trips */
-#define NUMBERS  16u            /* the most incomplete puts of numbers: an answer may arrive before the put is complete */
+#define NUMBERS  16u            /* most puts not complete yet: a number's answer may arrive before its put is complete */
 #define SPIN     (20 * WEFT_US) /* after waiting for this time, yield the processor, because the peer may need it */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
@@ -42,7 +42,7 @@ struct measurer {
     uint64_t epoch;    /* the epoch while all nodes live; if it changes, the measurement fails */
     weft_gaddr *desks; /* [size] */
     struct desk *desk; /* the desk of this node */
-    weft_gaddr report; /* in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
+    weft_gaddr report; /* address in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
     int64_t *samples;
     weft_op ops[NUMBERS];
     uint32_t told; /* how many numbers were put in this measurement */
@@ -416,7 +416,7 @@ int topo_node(enum topo_format format, int64_t time_ns, const char *hostfile)
     if (weft_pool_stat(m.w, &pool, sizeof pool) == 0)
         node.pool_bytes = pool.reserved_bytes;
     rc = links ? meet(&m) : base_fail(-ENOMEM, "no memory for the results of %u links" BASE_MEMORY_HINT, m.size);
-    bool met = !rc; /* if the exchange failed, this node does not know where to put the report */
+    bool met = !rc; /* false: the exchange failed, so this node does not know where to put the report */
     if (!rc)
         rc = all_pairs(&m, links);
     bool cut_off = met && (rc == -ENETDOWN || rc == -ECONNRESET) && !stopped_with_others();

@@ -50,7 +50,7 @@ void up_remove_old(const struct standing_place *p);
 int up_end(const char *sub, const char *cluster, bool quiet);
 
 /* --- up_hosts.c: each function returns the exit status, after it has printed the error --- */
-/* Start a cluster on several hosts: the launcher of each host, over ssh. */
+/* Start a cluster on several hosts: starts the launcher of each host by ssh. */
 int up_hosts(struct up *u, struct launch *l, const struct standing_place *p);
 /* On one of the hosts of up_hosts(): start the launcher of this host. */
 int up_on_host(struct up *u, struct launch *l);

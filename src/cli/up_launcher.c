@@ -17,7 +17,7 @@
 #define LOOK_NS  (2 * WEFT_MS)  /* time between two checks whether the cluster is up, or down */
 #define COUNT_NS (50 * WEFT_MS) /* time between two checks whether more nodes have joined */
 #define DOWN_NS  (20 * WEFT_SECOND)
-#define LOG_SHOW (64 << 10) /* if the cluster could not be started, the most bytes of the log to print */
+#define LOG_SHOW (64 << 10) /* if the cluster could not be started, maximum number of bytes of the log to print */
 
 int up_launch(struct up *u, struct launch *l, const struct standing_place *p)
 {

@@ -174,7 +174,7 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
             errno = EADDRINUSE;
     }
     if (rc == 0 && !a->abstract)
-        chmod(un.sun_path, 0600); /* for macOS, where fchmod() has no effect on a socket */
+        chmod(un.sun_path, 0600); /* needed on macOS, where fchmod() has no effect on a socket */
     if (rc == 0)
         rc = listen(fd, SOMAXCONN);
     if (rc) {

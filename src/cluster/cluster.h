@@ -108,7 +108,8 @@ int cluster_accept(int listener);
 void cluster_unlisten(int fd, const char *bound);
 /* Set the options of a TCP connection: no delay, keepalive, and linear retransmission time-outs where the system has them. */
 void cluster_tune(int fd);
-/* The numeric address of a TCP socket, or of its peer if `far`: "10.0.0.1", "[fe80::1%eth0]". -ENOTSUP: it is not a TCP socket. */
+/* The numeric address of a TCP socket, or of its peer if `far`: "10.0.0.1", "[fe80::1%eth0]". Returns -ENOTSUP if it is not a TCP
+ * socket. */
 int cluster_socket_host(int fd, bool far, char *out, size_t len);
 /* The numeric source address with which this host reaches `address` (HOST:PORT), as in "10.0.0.2", "[fd00::2]". Sends nothing. */
 int cluster_address_towards(const char *address, char *out, size_t len);

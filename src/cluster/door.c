@@ -282,7 +282,7 @@ static void door_step(struct door *d, int64_t now)
         for (uint32_t i = 0; i < size; i++)
             if (i != w->rank && fab_alive(w, i) && g->peers[i] == GROW_NOT_ASKED)
                 door_ask(d, i);
-        door_step(d, now); /* needed if this node is the only member, because then no answer will come */
+        door_step(d, now); /* needed if this node is the only member, because then no answer will arrive */
         return;
     }
     if (d->step == DOOR_ASKS_ALL) {
@@ -338,14 +338,14 @@ static void visitor_take(struct door *d)
     d->visitors[d->count++] = (struct visitor){.fd = fd, .pid = pid, .until = base_deadline(VISITOR_WAIT)};
 }
 
-/* Checks a complete proof. False: the caller closes the connection. */
+/* Checks a complete proof. Returns false if the caller must close the connection. */
 static bool visitor_check_proof(struct door *d, struct visitor *v)
 {
     uint8_t right[WIRE_MAC];
     join_proof_mac(right, &d->g->j, &v->hello, &v->challenge, &v->proof.card);
     if (sodium_memcmp(right, v->proof.mac, WIRE_MAC)) {
         int64_t now = base_now_ns();
-        if (now - d->warned > WEFT_SECOND) { /* at most once a second: anyone who reaches the address could fill the log */
+        if (now - d->warned > WEFT_SECOND) { /* report this at most once a second: anyone who reaches the address could fill the log */
             base_log(BASE_LOG_WARN, "a node that wanted to join was refused: wrong secret (WEFT_SECRET_FILE)");
             d->warned = now;
         }
@@ -368,7 +368,7 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
     return true;
 }
 
-/* Reads available bytes. False: the connection must be closed. */
+/* Reads available bytes. Returns false if the connection must be closed. */
 static bool visitor_hear(struct door *d, struct visitor *v)
 {
     void *into = v->stage == VISITOR_HELLO ? (void *)&v->hello : (void *)&v->proof;

@@ -84,7 +84,8 @@ static int enter_cards(struct join *j, struct cluster_settings *s, const struct 
     return 0;
 }
 
-/* Ask the member at `address`. *spoke: the member has answered, so asking other members is useless: they would answer the same. */
+/* Ask the member at `address`. Sets *spoke if the member has answered: asking other members is then useless, because they would answer the
+ * same. */
 static int enter_at(struct join *j, struct cluster_settings *s, const char *address, int64_t connect_until, bool *spoke)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .rank = WIRE_NEWCOMER};
@@ -107,10 +108,11 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
     join_card_make(&proof.card, j, &self);
     rc = join_prove(j, fd, &hello, &challenge, &proof, &answer);
     if (rc == -ECONNRESET || rc == -EPIPE) {
-        rc = base_fail(-EACCES,
-                       "the node at %s closed the connection: the cluster secret is wrong or missing, here or there (WEFT_SECRET_FILE), or "
-                       "that node ended",
-                       address);
+        rc = base_fail(
+            -EACCES,
+            "the node at %s closed the connection: the cluster secret is wrong or missing on one of the two nodes (WEFT_SECRET_FILE), or "
+            "that node ended",
+            address);
         goto out;
     }
     if (rc) {

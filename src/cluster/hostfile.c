@@ -484,7 +484,7 @@ static int expand_slots(struct reader *r)
     uint32_t nodes = 0;
     for (uint32_t i = 0; i < h->machines; i++)
         nodes += r->slots[i];
-    if (nodes <= h->machines) /* if equal, there is one node on each host */
+    if (nodes <= h->machines) /* equal: there is one node on each host */
         return 0;
     if (nodes > WEFT_MAX_NODES)
         return base_fail(-EINVAL, "%s: hosts: expected at most %u nodes in all, found %u", r->name, WEFT_MAX_NODES, nodes);

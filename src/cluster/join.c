@@ -99,7 +99,7 @@ static void name_guest(const struct guest *g, char *out, size_t len)
         snprintf(out, len, "this host");
 }
 
-/* Check a complete proof and the card in it. False: the caller closes the connection. */
+/* Check a complete proof and the card in it. Returns false if the caller must close the connection. */
 static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
 {
     uint8_t right[WIRE_MAC];
@@ -140,7 +140,7 @@ static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
     return false;
 }
 
-/* Read and handle available bytes. False: the caller closes the connection. */
+/* Read and handle available bytes. Returns false if the caller must close the connection. */
 static bool join_hear(struct join *j, struct guest *g, struct turned_away *t)
 {
     void *into = g->stage == WAIT_HELLO ? (void *)&g->hello : (void *)&g->proof;
@@ -206,7 +206,8 @@ static int turn_away(const struct join *j, const struct guest *g, uint32_t guest
     return base_fail(-error, "%s", text);
 }
 
-/* Close the oldest connection that has not authenticated, preferably one that has not sent a hello. False: there is no such connection. */
+/* Close the oldest connection that has not authenticated, preferably one that has not sent a hello. Returns false if there is no such
+ * connection. */
 static bool make_room(struct guest *g, uint32_t *guests)
 {
     uint32_t oldest = *guests;
@@ -245,7 +246,7 @@ static int send_tables(struct join *j, struct guest *g, uint32_t guests)
     return rc;
 }
 
-/* Accept a connection, if there is one. A negative errno: the resources for connections are used up. */
+/* Accept a connection, if there is one. Returns a negative errno if the resources for connections are used up. */
 static int take_guest(int listener, struct guest *g, uint32_t *guests)
 {
     if (*guests == PENDING_MAX)
@@ -327,7 +328,7 @@ static int coordinate(struct join *j)
             if (!fds[1 + i].revents || join_hear(j, &g[i], &away))
                 continue;
             close(g[i].fd);
-            g[i] = g[--guests]; /* the last connection was already handled */
+            g[i] = g[--guests]; /* fills the gap with the last connection, which was already handled */
         }
         if (fds[0].revents && (rc = take_guest(listener, g, &guests))) {
             char text[WIRE_TEXT];
@@ -407,7 +408,7 @@ static int attend(struct join *j)
     rc = join_prove(j, fd, &hello, &challenge, &proof, &answer);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         rc = base_fail(-EACCES,
-                       "node 0 at %s closed the connection: the cluster secret is wrong or missing, here or there "
+                       "node 0 at %s closed the connection: the cluster secret is wrong or missing on one of the two nodes "
                        "(WEFT_SECRET_FILE), or node 0 ended",
                        coord);
         goto out;

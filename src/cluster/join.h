@@ -68,13 +68,13 @@ struct join {
     struct join_hub *hubs; /* [hub_count] */
     struct pollfd *fds;    /* used by join_hub_wait() */
     uint32_t hub_count;
-    bool told;        /* the failure of a node was already reported: on node 0, to all nodes; on others, to this node */
+    bool told;        /* a node's failure was already reported: by node 0 to all others, or to this node */
     char address[64]; /* numeric address at which other hosts reach `away`; "": none */
     char scope[32];   /* if this node's address is link-local: the interface towards node 0, as in "%eth0"; else "" */
 };
 
 /* --- wire.c --- */
-int join_stopped(void); /* -EINTR, with base_fail(), if cluster_stopped() returns non-zero; else 0 */
+int join_stopped(void); /* returns -EINTR, with an error text, if cluster_stopped() is true; else 0 */
 int join_wait(int fd, short events, int64_t deadline);
 int join_read(int fd, void *buf, size_t len, int64_t deadline);
 int join_write(int fd, const void *buf, size_t len, int64_t deadline);
@@ -93,8 +93,8 @@ void join_news_send(const struct join *j, int fd, uint32_t rank, int error, cons
 bool join_news_ok(const struct join *j, const struct wire_news *m);
 int join_hub_add(struct join *j, int fd, uint32_t rank); /* takes ownership of the descriptor, also on failure */
 /* Wait until one of `others` is readable, a node has sent a report, `until` has passed, or one second has passed. *ready: the first
- * readable descriptor of `others`, or -1. `count` is at most 2 * size + JOIN_STRANGERS. A negative errno: a node has failed; the error text
- * says which node, and why. */
+ * readable descriptor of `others`, or -1. `count` is at most 2 * size + JOIN_STRANGERS. Returns a negative errno if a node has failed; the
+ * error text says which node, and why. */
 int join_hub_wait(struct join *j, const int *others, uint32_t count, int64_t until, int *ready);
 /* Report to the other nodes that this node is connected to all nodes (`rc` 0), or has failed with `rc` and base_error(). After success,
  * wait until all nodes are connected. Returns the result of joining. */
@@ -131,7 +131,7 @@ struct join_callers {
 };
 int join_callers_open(struct join_callers *cs, uint32_t most);
 void join_callers_close(struct join_callers *cs);
-/* accepts a connection. A negative errno: the resources for connections are used up */
+/* accepts a connection. Returns a negative errno if the resources for connections are used up */
 int join_caller_take(struct join_callers *cs, int listener);
 /* Reads available bytes of the token. Returns 1 if the token is complete, 0 if it is not, or a negative errno. */
 int join_caller_hear(struct join_caller *c);
@@ -163,8 +163,8 @@ int join_reach(const char *who, const char *address, int64_t connect_until, int6
                struct wire_challenge *challenge);
 /* additional time after the deadline. It is for the error message from node 0 or the door, which has more details \ */
 #define JOIN_ANSWER_GRACE (2 * WEFT_SECOND)
-/* Sends the proof and receives the answer. The caller has filled in the proof's card. Returns 0, or a negative errno without base_fail();
- * -ECONNRESET and -EPIPE: the other side has refused the proof, or ended. */
+/* Sends the proof and receives the answer. The caller has filled in the proof's card. Returns 0, or a negative errno without an error text:
+ * -ECONNRESET or -EPIPE if the other side has refused the proof, or ended. */
 int join_prove(struct join *j, int fd, const struct wire_hello *hello, const struct wire_challenge *challenge, struct wire_proof *proof,
                struct wire_answer *answer);
 void join_key(uint8_t key[32], const struct cluster_settings *s);
@@ -194,7 +194,8 @@ struct grow_ask {               /* payload of GROW_ASK: who joins */
 };
 /* Whether the bytes are a valid message. A pure function. */
 bool grow_message_ok(const struct grow_message *m, const void *payload, size_t payload_len);
-/* Choose the next rank. -ENOSPC, with an error text for the newcomer: all ranks are used up, or `alive` is the maximum number of nodes. */
+/* Choose the next rank. Returns -ENOSPC, with an error text for the newcomer, if all ranks are used up or `alive` is the maximum number of
+ * nodes. */
 int grow_next_number(uint32_t highest, uint32_t alive, uint32_t *number);
 
 enum grow_peer { GROW_NOT_ASKED, GROW_ASKED, GROW_AGREED, GROW_HAS_JOINED };

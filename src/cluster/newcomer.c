@@ -11,7 +11,7 @@
 
 #include "cluster/join.h"
 
-/* Stores the card of a node that has connected. `card` NULL: deletes the card of node `number`. */
+/* Stores the card of a node that has connected. With `card` NULL, deletes the card of node `number`. */
 static int newcomer_card(struct grow *g, uint32_t number, const struct wire_card *card)
 {
     struct wire_card *copy = card ? malloc(sizeof *copy) : NULL;

@@ -53,8 +53,8 @@ static void skip_value(struct cursor *c)
     }
 }
 
-/* Move from the start of an object or list to its member `step`. False: there is no such member. Keys with escapes are not found, so an
- * error about such a key has the line of the object. */
+/* Move from the start of an object or list to its member `step`. Returns false if there is no such member. Keys with escapes are not found,
+ * so an error about such a key has the line of the object. */
 static bool position_enter(struct cursor *c, const struct position_step *step)
 {
     if (c->at >= c->end || *c->at != (step->key ? '{' : '['))

@@ -86,7 +86,7 @@ const char *settings_speaker(enum id id, const struct found *f);
 /* Fail with -EINVAL: "NAME='TEXT': expected ...". */
 int settings_bad(enum id id, const struct found *f, const char *expected);
 
-/* Parse a text and check the value against the table. -EINVAL, with settings_bad(): wrong value. */
+/* Parse a text and check the value against the table. A wrong value is reported by settings_bad(), and -EINVAL returned. */
 /* also stores the value in the member that the table gives, if it gives one */
 int settings_read(enum id id, const struct found *f, struct cluster_settings *out);
 int settings_read_number(enum id id, const struct found *f, int64_t *out);

@@ -15,7 +15,7 @@
 enum fab_atomic { FAB_ADD, FAB_SWAP, FAB_CAS }; /* sent over the wire as these numbers */
 
 /* `a`: the value to add, to store, or to compare with; `b`: what FAB_CAS stores if the word equals `a`. `*before` gets the former value.
- * False: unknown kind. */
+ * Returns false if the kind is unknown. */
 static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint64_t b, uint64_t *before)
 {
     switch (kind) {

@@ -30,8 +30,8 @@ bool fab_queues_more(void)
     return handler_depth && !nowait;
 }
 
-/* A thread runs handlers between handlers_begin() and handlers_end(). It may be in the middle of an operation that must not wait
- * (fab_nowait()); this does not concern the operations of the handler. */
+/* A thread runs handlers between handlers_begin() and handlers_end(). The thread may be inside an operation that must not wait
+ * (fab_nowait()). Operations that the handler starts are not bound by that, so the flag is off in between. */
 BASE_INLINE bool handlers_begin(void)
 {
     handler_depth++;
@@ -69,7 +69,7 @@ int fab_service(struct weft_node *w)
     return n;
 }
 
-/* Runs the handlers of messages, and adds the number of events to `*events`. False: another thread is delivering. */
+/* Runs the handlers of messages, and adds the number of events to `*events`. Returns false if another thread is delivering. */
 BASE_INLINE bool deliver(struct weft_node *w, int *events)
 {
     int n = 0;
@@ -128,8 +128,8 @@ void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state
     bool before = handlers_begin();
     l->transport->last_words(w, l);
     handlers_end(before);
-    /* Under the lock, so that threads which deliver later take nothing more from this peer. release: a thread that sees the state sees the
-     * effects of the last messages. seq_cst: see send_slow() in shm/message.c. */
+    /* Set while w->progress is held, so that threads which deliver later take no more messages from this peer. release: a thread that sees
+     * the state sees the effects of the last messages. seq_cst: see send_slow() in shm/message.c. */
     atomic_store_explicit(&l->state, gone, memory_order_seq_cst);
     base_spin_unlock(&w->progress);
 }

@@ -58,7 +58,7 @@ struct fab_lane {
     uint32_t message, depth;
 };
 
-/* The most devices that the rc transport uses together, the first one included. */
+/* Maximum number of devices that the rc transport uses together, the first one included. */
 #define FAB_RAILS_MAX 4u
 
 #define FAB_COPY_THREADS_MAX 16u
@@ -186,7 +186,7 @@ struct fab_link {
     int pid;       /* for error messages and the log, too */
     base_spin side_lock;
     struct fab_side *side; /* buffers of side.c; NULL while no message is on its way */
-    /* When the peer left, died, or could not join (fab_abandon()); 0: it is here. Once set, only the progress thread uses this link. */
+    /* When the peer left, died, or could not join (fab_abandon()); 0: not yet. Once set, only the progress thread uses this link. */
     int64_t gone_ns;
     char *gone_why; /* why the peer is gone; written before the state changes; NULL: not known */
     bool goodbye;   /* the peer has said that it leaves; used by the progress thread only */
@@ -200,13 +200,13 @@ struct fab_link {
     int64_t unanswered_ns; /* how long the peer's host has acknowledged nothing while this node listened */
     _Atomic bool heard;    /* the transport has received something that only a living process sends */
     _Atomic bool answered; /* the peer's host has acknowledged a heartbeat */
-    /* bytes written to the side connection, and how many of them the peer's host is known to have acknowledged; under side_lock */
+    /* bytes written to the side connection, and how many of them the peer's host is known to have acknowledged; guarded by side_lock */
     int64_t side_sent, side_taken;
 };
 
 /* Callbacks of the higher layers, called in the order in which they were installed. */
 struct fab_hook {
-    void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* on the progress thread */
+    void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* called on the progress thread */
     void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
     /* Periodic work on the progress thread. Returns after how many ns to call it again; INT64_MAX: never. After fab_kick() it is called at
      * once. */
@@ -270,7 +270,7 @@ struct weft_node {
     _Atomic uint32_t newcomer;  /* a node that is connected, for the progress thread to announce; 0: none (grow.c) */
     struct fab_options options;
     struct mem_pool *pool;
-    _Atomic uint64_t used[FAB_USES]; /* bytes of the pool */
+    _Atomic uint64_t used[FAB_USES]; /* how many bytes of the pool each use has */
     uint8_t *pool_base;
     uint64_t pool_bytes;
     uint64_t heap_offset; /* offset of the heap in every pool; the system words (FAB_NULL_BYTES) are before it */
@@ -312,7 +312,7 @@ struct weft_node {
      * since then, and the progress thread polls. */
     _Atomic uint64_t rested;
     _Atomic bool stopping;
-    _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() refuses while there are any */
+    _Atomic uint32_t waiting;    /* threads of the program that are inside a waiting call; weft_close() fails unless this is 0 */
     struct weft_node *next_open; /* node/open.c */
     int wake_fd[2];              /* a pipe that wakes the progress thread */
     struct pollfd *poll_fds;     /* the progress thread's poll set, and the link of each entry */
@@ -332,7 +332,7 @@ static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 
 /* --- members.c --- */
 bool fab_alive(const struct weft_node *w, uint32_t node);
-void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset); /* a `pointer` of struct fab_transport: NULL */
+void *fab_no_pointer(struct weft_node *w, struct fab_link *l, uint64_t offset); /* as `pointer` of a struct fab_transport: returns NULL */
 uint32_t fab_count_dead(const struct weft_node *w, uint32_t below);
 int fab_refuse_node(struct weft_node *w, uint32_t node); /* 0 if operations can go to this node; else the error that tells why not */
 
@@ -345,7 +345,7 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
+bool fab_nowait(bool on); /* `on`: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
 bool fab_is_nowait(void);
 bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
 bool fab_on_progress_thread(void);
@@ -367,7 +367,7 @@ int fab_messages(struct weft_node *w);
 /* Called by a thread that stops polling: polls once more if the progress thread is asleep, because that thread would not notice a message
  * that has just arrived. */
 void fab_last_look(struct weft_node *w);
-/* Runs the handler of a message; transports call it from progress(). False: the handler is not installed yet, so call this again later. */
+/* Runs the handler of a message; transports call it from progress(). Returns false if no handler is installed yet: call this later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
 /* For peer.c and the progress thread: deliver the last messages of a peer, and call the hooks of the higher layers. What they call must not
@@ -375,7 +375,7 @@ bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *he
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
-bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd); /* false: no layer has taken the descriptor */
+bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd); /* returns false if no layer has taken the descriptor */
 int64_t fab_run_ticks(struct weft_node *w);                                    /* returns after how many ns to call this again */
 
 /* --- fabric.c --- */
@@ -394,11 +394,11 @@ int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
 /* A flush that leaves the report of lost operations to the program's own flush (fab_link.unsure). A broken link never loses messages and
  * system words. */
 int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
-/* One step of a flush, without waiting; `f` is all zeros at first. -EINPROGRESS: call this again; else the flush's result, without
- * base_fail().
+/* One step of a flush, without waiting; `f` is all zeros at first. Returns -EINPROGRESS if this must be called again, else the flush's
+ * result. Sets no error text.
  */
 int fab_flush_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
-/* One step of weft_fence(), without waiting; `f` is all zeros at first. -EAGAIN: call again. Errors come without base_fail(). */
+/* One step of weft_fence(), without waiting; `f` is all zeros at first. Returns -EAGAIN: call this again. Sets no error text. */
 int fab_fence_look(struct weft_node *w, uint32_t node, struct fab_flush *f);
 /* Complete an op (NULL allowed). */
 void fab_complete(weft_op *op, int status);
@@ -417,13 +417,13 @@ int fab_send(struct weft_node *w, uint32_t node, uint32_t id, const void *header
 struct fab_memory {
     const struct fab_transport *transport;
 };
-/* Registers the memory of a dmabuf (see struct fab_transport). -ENODEV: no transport of this node uses a device that could access the
- * memory. */
+/* Registers the memory of a dmabuf (see struct fab_transport). Returns -ENODEV if no transport of this node uses a device that could access
+ * the memory. */
 int fab_memory_add(struct weft_node *w, int fd, void *base, uint64_t bytes, struct fab_memory **out);
 void fab_memory_remove(struct weft_node *w, struct fab_memory *m); /* before the transports are closed; NULL allowed */
 /* Whether the device can move bytes between this memory and the pool of `node` directly. `m` may be NULL. */
 bool fab_memory_leads(const struct weft_node *w, const struct fab_memory *m, uint32_t node);
-/* weft_put() and weft_get() whose local memory is in `m`, to a node for which fab_memory_leads() is true */
+/* Like weft_put() and weft_get(), for local memory in `m`. fab_memory_leads() must be true for the other node. */
 int fab_memory_put(struct weft_node *w, struct fab_memory *m, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_gaddr src, size_t len, weft_op *op);
 
@@ -435,9 +435,9 @@ struct fab_now;
  * weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES. */
 #define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
-/* Waits for the swap. -EINPROGRESS: it is not complete; call this again. Any other result is final and sets `*swap` to NULL. 0: `*old` is
- * the former value. -ECONNRESET: the node is gone. Other errors: it is not known whether the swap has happened, or will happen before the
- * next atomic to that node. In a handler this does not wait. */
+/* Waits for the swap. Returns -EINPROGRESS if it is not complete: call this again. Any other result is final and sets `*swap` to NULL.
+ * After 0, `*old` is the former value. -ECONNRESET: the node is gone. After other errors it is not known whether the swap has happened, or
+ * will happen before the next atomic to that node. In a handler this does not wait. */
 int fab_swap_wait(struct weft_node *w, struct fab_now **swap, uint64_t *old, int64_t timeout_ns);
 void fab_swap_leave(struct weft_node *w, struct fab_now **swap); /* the caller no longer wants the result */
 void fab_now_free(struct weft_node *w);                          /* called when the transports are closed */
@@ -462,12 +462,12 @@ int64_t fab_judge_silence(struct weft_node *w);
 /* Sends or receives all these bytes before `deadline`, while two nodes connect. Returns a negative errno without base_fail(). */
 int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadline);
 #define FAB_SIDE_MESSAGE_MAX 512u
-/* Sends a message to the same transport at the peer, in order. Only on the progress thread. -ENOBUFS: the peer has not read the earlier
- * messages. */
+/* Sends a message to the same transport at the peer, in order. Only on the progress thread. Returns -ENOBUFS if the peer has not read the
+ * earlier messages. */
 int fab_side_send(struct fab_link *l, const void *bytes, size_t len);
-bool fab_side_byte(struct fab_link *l, char byte); /* any thread; false: the socket is full and the byte was dropped */
-/* Sends a copy of a descriptor to a node of this host. That node's hook given() gets the copy. Any thread; never waits. -EAGAIN: there is
- * no room now. */
+bool fab_side_byte(struct fab_link *l, char byte); /* any thread; returns false if the socket is full and the byte was dropped */
+/* Sends a copy of a descriptor to a node of this host. That node's hook given() gets the copy. Any thread; never waits. Returns -EAGAIN if
+ * there is no room now. */
 int fab_side_give(struct fab_link *l, uint64_t what, int fd);
 void fab_side_free(struct fab_link *l);                      /* frees the buffers, and what they hold */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
@@ -489,6 +489,8 @@ typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
+/* As fab_wait(), but sleeps without polling: the progress thread makes progress, also between two such waits. */
+int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, before a thread sleeps elsewhere than in fab_wait(). Returns whether the condition holds.
  * Message handlers may run in this call. */
 bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg);
@@ -523,7 +525,8 @@ static inline int64_t fab_patience_next(const struct fab_patience *p)
     int64_t next = p->deadline < p->say_at ? p->deadline : p->say_at;
     return next < p->lost_at ? next : p->lost_at;
 }
-/* 0: wait on. -ETIMEDOUT: the deadline has passed. -ECONNRESET: the node that should end the wait is gone. All without base_fail(). */
+/* Returns 0 to go on waiting, -ETIMEDOUT after the deadline, or -ECONNRESET if the node that should end the wait is gone. Sets no error
+ * text. */
 int fab_patience_check(struct fab_patience *p);
 /* True once: it is time to print for whom this node waits. */
 bool fab_patience_due(struct fab_patience *p);
@@ -545,12 +548,12 @@ static inline bool fab_late(const struct weft_node *w, uint32_t node)
 }
 /* Writes the entries of `links` up to that of `node`, which is below w->room. */
 void fab_prepare(struct weft_node *w, uint32_t node);
-/* The node is connected (fab_connect()): the progress thread makes it alive here and calls the hooks. Returns when that is done.
- * -ETIMEDOUT: the node will not be made alive. If it is alive at the deadline while hooks still run, this succeeds. */
+/* The node is connected (fab_connect()): the progress thread makes it alive here and calls the hooks. Returns when that is done. Returns
+ * -ETIMEDOUT if the node will not be made alive. If it is alive at the deadline while hooks still run, this succeeds. */
 int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline);
 void fab_announce(struct weft_node *w); /* for the progress thread: does what fab_admit() waits for */
 /* fab_connect() or fab_admit() has failed: closes the side connection and the pidfd. The rest of the link stays until this node is closed.
- * The number is not used again. */
+ * The node's number is not used again. */
 void fab_abandon(struct weft_node *w, uint32_t node);
 
 /* --- node.c --- */
@@ -573,8 +576,7 @@ void fab_destroy(struct weft_node *w); /* after fab_stop() */
 /* Make transports that no node uses yet search for their devices, since nodes that join later may need them: those for RDMA and, with
  * `networks`, the others. Call this before the progress thread starts: rc must not find its device while another thread polls. */
 void fab_look_early(struct weft_node *w, bool networks);
-int fab_may_join(struct weft_node *w,
-                 const uint8_t *peer_host_id); /* -EOPNOTSUPP: a node of that host cannot be connected if it joins later */
+int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id); /* Returns -EOPNOTSUPP if no node of that host can be connected later */
 int fab_connect_self(struct weft_node *w, int64_t deadline);
 /* The best transport to a peer of that host, as far as this node knows; NULL: there is none. */
 const struct fab_transport *fab_choose(struct weft_node *w, const uint8_t *peer_host_id);

@@ -14,7 +14,7 @@ struct fab_flush {
     bool begun;     /* `kept`, `asked` and `turn` are set */
     bool arenas;    /* `arena` is set */
     uint64_t arena; /* which operations on GPU memory had begun */
-    bool gone;      /* everything queued has been posted: `at` and `read` are set */
+    bool gone;      /* all queued operations were posted, and `at` and `read` are set */
     /* rc: number of the link's queue pair in whose send queue `at` and `read` are positions. tb: the turn in which the flush began */
     uint32_t turn;
     uint64_t asked;   /* rc: requests to the peer's processor that had been sent */

@@ -28,11 +28,11 @@ void fab_announce(struct weft_node *w)
         return;
     struct fab_link *l = &w->links[node];
     base_spin_lock(&w->progress);
-    if (!atomic_compare_exchange_strong(&w->newcomer, &node, ANNOUNCING)) { /* fab_admit() has taken it back */
+    if (!atomic_compare_exchange_strong(&w->newcomer, &node, ANNOUNCING)) { /* fab_admit() has withdrawn the node */
         base_spin_unlock(&w->progress);
         return;
     }
-    /* Change `size` and the state under the lock of the threads that deliver messages, as fab_last_words() does. */
+    /* Change `size` and the state while holding w->progress, the lock of the threads that deliver messages, as fab_last_words() does. */
     if (w->size <= node)
         atomic_store(&w->size, node + 1);
     atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_seq_cst);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Picks the transports for peers. shm is opened in any case: it connects the node to itself, and owns weft_node.bell. */
+/* Picks the transports for peers. shm is always opened, because it connects the node to itself, and owns weft_node.bell. */
 static int pick_transports(struct weft_node *w, const struct fab_transport *const *all)
 {
     const char *only = w->options.transport;
@@ -89,7 +89,7 @@ int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
             "again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
             "not set on any host (`weft doctor` says what is missing)",
             founders, w->rank);
-    /* shm gives no reason: it reaches no other host */
+    /* `why` is empty if shm is the only transport: shm reaches no other host, and gives no reason */
     return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host%s%s%s", w->rank, why[0] ? ": " : "", why,
                      w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport, or leave it out" : "");
 }
@@ -155,7 +155,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))
 {
-    /* The thread that admits nodes and the one that connects to them may both come. */
+    /* The thread that admits nodes and the one that connects to them may call this at the same time. */
     static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&looking);
     if (!l->done) {
@@ -289,7 +289,7 @@ int fab_handle(struct weft_node *w, uint32_t id, weft_handler_fn fn, void *arg)
 {
     if (id >= FAB_HANDLERS)
         return base_fail(-EINVAL, "there is no handler %u: handlers have numbers from 0 to %u", id, WEFT_HANDLERS - 1);
-    /* Wait until no message is being delivered, because its old handler would get the new `arg`. */
+    /* Wait until no message is being delivered, because the old handler would get the new `arg` with that message. */
     base_spin_lock(&w->progress);
     w->handlers[id].arg = arg;
     atomic_store_explicit(&w->handlers[id].fn, fn, memory_order_release);

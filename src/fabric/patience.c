@@ -55,7 +55,7 @@ int fab_patience_check(struct fab_patience *p)
 
 const char *fab_patience_loss(const struct fab_patience *p)
 {
-    return alone(p->w) ? "no other node is alive" : "a node has died that may have been the one to do it";
+    return alone(p->w) ? "no other node is alive" : "a node has died that would perhaps have changed it";
 }
 
 bool fab_patience_due(struct fab_patience *p)

@@ -23,7 +23,7 @@
 /* How long to wait at most until all peers have read the goodbye, since a peer may be stopped or busy. */
 #define GOODBYE_WAIT (2 * WEFT_SECOND)
 #define TICK_NS      WEFT_MS        /* how often upkeep runs while messages keep coming */
-#define LOOK_NS      (20 * WEFT_MS) /* how often the peers are checked, however many messages come */
+#define LOOK_NS      (20 * WEFT_MS) /* how often the peers are checked, however many messages arrive */
 
 static BASE_THREAD_LOCAL bool is_progress_thread;
 
@@ -159,7 +159,7 @@ static void *progress_thread(void *arg)
             }
             continue;
         }
-        if (ticked != now) /* messages that came may have made periodic work due */
+        if (ticked != now) /* messages that arrived may have made periodic work due */
             next = progress_ticks(w);
         next = judge < next ? judge : next;
         give_up_broken(w);
@@ -201,7 +201,7 @@ static void *progress_thread(void *arg)
 
 int fab_start(struct weft_node *w)
 {
-    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* the most nodes that are alive at the same time */
+    size_t alive = w->room < WEFT_MAX_NODES ? w->room : WEFT_MAX_NODES; /* maximum number of nodes that are alive at the same time */
     w->poll_fds = calloc(1 + FAB_TRANSPORTS_MAX * FAB_TRANSPORT_FDS + 2 * alive, sizeof *w->poll_fds);
     w->poll_nodes = calloc(1 + 2 * alive, sizeof *w->poll_nodes);
     if (!w->poll_fds || !w->poll_nodes)

@@ -24,7 +24,7 @@
 
 #define HEAD_BYTES 3u
 #define GIVE_BYTES (1u + sizeof(uint64_t))
-#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* the most bytes of messages that are kept while the socket is full */
+#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* at most so many bytes of messages are kept while the socket is full */
 
 struct fab_side {
     uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
@@ -63,11 +63,11 @@ int fab_side_transfer(int fd, void *bytes, size_t len, bool out, int64_t deadlin
 static struct fab_side *buffers(struct fab_link *l)
 {
     if (!l->side)
-        l->side = calloc(1, sizeof *l->side); /* the pointer is set under side_lock, because fab_side_byte() reads it there */
+        l->side = calloc(1, sizeof *l->side); /* callers hold side_lock, because fab_side_byte() reads this pointer */
     return l->side;
 }
 
-/* --- out; under side_lock --- */
+/* --- sending; the caller holds side_lock --- */
 
 static void push(struct fab_link *l)
 {
@@ -173,8 +173,8 @@ static void given(struct weft_node *w, struct fab_link *l)
         close(fd);
 }
 
-/* Handles received bytes, which may be anything and are checked. `*fd`: the descriptor that came with the bytes, or -1; it becomes -1 if a
- * message has taken the descriptor. False: the bytes are invalid. */
+/* Checks and handles received bytes. `*fd`: the descriptor that arrived with the bytes, or -1; it becomes -1 if a message has taken the
+ * descriptor. Returns false if the bytes are invalid. */
 static bool side_take(struct weft_node *w, struct fab_link *l, const uint8_t *bytes, size_t n, int *fd)
 {
     for (size_t i = 0; i < n; i++) {
@@ -255,7 +255,7 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
         l->silent_ns = l->unanswered_ns = 0;
         const bool passed = fd >= 0;
         bool valid = side_take(w, l, bytes, (size_t)n, &fd);
-        if (fd >= 0) { /* it belongs to no message */
+        if (fd >= 0) { /* the descriptor belongs to no message */
             close(fd);
             valid = false;
         }

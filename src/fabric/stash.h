@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Messages that arrived before their handler was installed. They are kept in order, until there is a handler or the node's deadline is
- * over. Everything here is under w->progress.
+ * over. w->progress guards everything in this file.
  */
 #ifndef WEFT_STASH_H
 #define WEFT_STASH_H

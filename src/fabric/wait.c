@@ -124,14 +124,17 @@ bool fab_linger(struct weft_node *w, fab_ready_fn ready, void *arg)
     return done;
 }
 
-static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, bool spins)
+enum wait_way { SPINS_FIRST, SLEEPS_FIRST, SLEEPS_ONLY };
+
+static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, enum wait_way way)
 {
-    for (;; spins = true) {
+    bool sleeps = way == SLEEPS_ONLY || w->oversubscribed || w->options.spin_ns == 0;
+    for (bool spins = way == SPINS_FIRST;; spins = true) {
         if (spins && spin(w, ready, arg, deadline, w->options.spin_ns, w->oversubscribed))
             return 0;
         rest(w);
         bool rung = false;
-        while (!rung || w->oversubscribed || w->options.spin_ns == 0 || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
+        while (!rung || sleeps || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             /* The progress thread may be in a long handler, or begin a long service before it looks for messages. */
             if (fab_service(w))
                 fab_messages(w);
@@ -159,7 +162,7 @@ int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
     return has_room(arg) ? 0 : -EAGAIN;
 }
 
-static int wait_until(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, bool spins)
+static int wait_until(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline, enum wait_way way)
 {
     if (ready(arg))
         return 0;
@@ -167,17 +170,22 @@ static int wait_until(struct weft_node *w, fab_ready_fn ready, void *arg, int64_
         return base_fail(-EDEADLK,
                          "a handler must not wait, because the messages that it waits for would not arrive: call this outside the handler");
     atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed);
-    int rc = wait_long(w, ready, arg, deadline, spins);
+    int rc = wait_long(w, ready, arg, deadline, way);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);
     return rc;
 }
 
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
-    return wait_until(w, ready, arg, deadline, true);
+    return wait_until(w, ready, arg, deadline, SPINS_FIRST);
 }
 
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
-    return wait_until(w, ready, arg, deadline, false);
+    return wait_until(w, ready, arg, deadline, SLEEPS_FIRST);
+}
+
+int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
+{
+    return wait_until(w, ready, arg, deadline, SLEEPS_ONLY);
 }

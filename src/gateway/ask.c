@@ -94,7 +94,7 @@ static void ask_free(struct gateway *g, struct gateway_ask *a)
     free(a);
 }
 
-/* Passes the result to the asker's function. With the lock held. */
+/* Passes the result to the asker's function. The caller holds gateway.lock. */
 static void ask_tell(struct gateway *g, struct gateway_ask *a, const struct gateway_result *r)
 {
     if (a->told)
@@ -194,7 +194,7 @@ struct gateway_later {
 void gateway_ask_ignore(struct gateway *g, const weft_request *r)
 {
     struct gateway_later *later = NULL;
-    /* try again if other requests were answered between the refusal and the lock */
+    /* try again: other requests may have been answered between the refusal and the locking */
     while (!later && gateway_ask(g, &(struct gateway_question){.record = r, .tell = tell_nobody, .post = true}, NULL) == -EAGAIN) {
         if (!(later = malloc(sizeof *later)))
             return; /* the lease or handle that the request should end then lasts until one of the two nodes ends */
@@ -213,7 +213,7 @@ void gateway_ask_ignore(struct gateway *g, const weft_request *r)
     }
 }
 
-/* Removes and returns the first request to `node` that waits for room. NULL: no request waits. With the lock held. */
+/* Removes and returns the first request to `node` that waits for room. Returns NULL if no request waits. The caller holds gateway.lock. */
 static struct gateway_later *later_take(struct gateway *g, uint32_t node)
 {
     struct gateway_later *later = g->later[node];

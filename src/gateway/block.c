@@ -47,7 +47,7 @@ static int read_limits(struct gateway_block *out, const weft_request *r, const u
     return 0;
 }
 
-/* The next string. NULL: the string does not end within the data. */
+/* The next string. Returns NULL if the string does not end within the data. */
 static const char *next_text(const uint8_t **at, uint64_t *left)
 {
     const char *text = (const char *)*at;

@@ -106,12 +106,11 @@ struct file_job {
     uint32_t flags;
     uint64_t host; /* OPEN: the asker's host, as `host` of struct file_open */
     bool outside;
-    struct file_identity is; /* READ, CHECK: the generation that the file must have; after OPEN, WRITE: the generation that it has */
+    struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the generation that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ, ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
+    struct mem_pool *pool;   /* READ and ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
     uint64_t place;          /* offset of `memory` in the pool */
     uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
-    uint64_t number;         /* after WRITE: file_open.written; 0: no thread has begun the job */
     bool hashes;             /* READ: also compute the hash of the piece */
     uint64_t hash;
     char path[WEFT_FILE_PATH_MAX + 1];
@@ -119,11 +118,14 @@ struct file_job {
 struct file_job *file_job_new(struct files *all, enum file_task task, void (*done)(struct gateway_work *work));
 void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
+/* Reads the file's present identity. Returns 0, or the error of fstat(). */
+int file_look(int fd, struct file_identity *out);
 
 /* --- file_holder.c --- */
-/* How fast pieces come. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the difference. */
+/* How fast pieces arrive. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the
+ * difference. */
 struct file_pace {
-    int64_t came, took; /* came: when the last piece came (0: none yet); took: how long a piece takes */
+    int64_t came, took; /* came: when the last piece arrived (0: none yet); took: how long a piece takes */
     int64_t gap;        /* time from the end of one piece to the end of the next one, if both were under way together; 0: not known */
 };
 /* A node that has a copy of a piece, or is getting one. */
@@ -133,7 +135,7 @@ struct file_holder {
     struct file_piece *piece;
     uint32_t node;
     uint32_t given; /* how often the gateway has sent an asker to this copy */
-    uint64_t host;  /* as `host` of struct file_open */
+    uint64_t host;  /* the host, as `host` of struct file_open */
     weft_gaddr at;  /* address of the copy; WEFT_NULL: the node is still getting it */
     uint64_t open;  /* while the node is getting the copy: the node's handle */
     int64_t since;  /* while the node is getting the copy: when it began */
@@ -184,13 +186,9 @@ struct file_open { /* an asker's handle */
     uint32_t leases, jobs;
     uint64_t host; /* a number that all nodes of the asker's host share; 0: the gateway's host, or the host is not known */
     int fd;        /* a descriptor for writing; -1: the handle is only for reading */
-    /* Writes by one handle run on several threads, and may be done in another order than they have reached the disk. `written`: how many
-     * have; threads count. `shown`: the last of them that the handle's generation shows. */
-    _Atomic uint64_t written;
-    uint64_t shown;
     bool closed;   /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
     struct file_body *body;
-    struct file_pace pace; /* of the copies that the asker has reported */
+    struct file_pace pace; /* pace of the copies that the asker has reported */
 };
 struct file_lease {
     uint64_t id;
@@ -223,9 +221,9 @@ struct files {
 };
 
 /* --- file_holder.c --- */
-void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece has come, whose get began at `since` */
+void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece has arrived, whose get began at `since` */
 /* Until when to wait for a piece whose get began at `since`. The wait is FILE_PACE_TIMES as long as a piece takes, and at least `least`. It
- * begins again with each piece that comes. */
+ * begins again with each piece that arrives. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
 /* Whether a node that is getting `gets` pieces may begin to get one more. */
 bool file_pace_may_get(const struct file_pace *p, unsigned gets);
@@ -233,16 +231,16 @@ bool file_pace_may_get(const struct file_pace *p, unsigned gets);
  * request must wait for a copy that another node is getting, until when to wait. */
 int64_t file_holder_choose(const struct files *all, const struct file_piece *p, const struct file_open *o, int64_t now, int64_t patience,
                            struct file_holder **out);
-/* Records that the handle's node is getting a copy of the piece. False: the node has a copy already, or there is no memory. */
+/* Records that the handle's node is getting a copy of the piece. Returns false if the node has a copy already, or if there is no memory. */
 bool file_holder_gets(struct files *all, struct file_piece *p, const struct file_open *o, int64_t now);
-/* the handle's node has the copy now */
+/* Records that the handle's node has the copy now. */
 void file_holder_has(struct files *all, struct file_piece *p, struct file_open *o, weft_gaddr at, int64_t now);
-/* the handle's node has stopped getting the copy */
+/* Records that the handle's node has stopped getting the copy. */
 void file_holder_left(struct files *all, struct file_piece *p, const struct file_open *o);
-bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node); /* the copy is gone. False: the node had no copy */
-/* The node no longer has copies of the pieces of body `b` (NULL: of all pieces). */
+bool file_holder_drop(struct files *all, struct file_piece *p, uint32_t node); /* the node's copy is gone; returns false if it had none */
+/* Records that the node has no more copies of the pieces of body `b` (NULL: of all pieces). */
 void file_holder_gone(struct files *all, const struct file_body *b, uint32_t node);
-/* A handle that was getting copies is closed. */
+/* Called when a handle that was getting copies is closed. */
 void file_holder_closed(struct files *all, const struct file_open *o);
 void file_holders_free(struct files *all, struct file_piece *p);
 /* Makes file_lease_again() look at the requests that wait for a copy of the piece. */
@@ -252,34 +250,35 @@ void file_piece_moved(struct files *all, struct file_piece *p);
 /* Call these when a handle begins to use a body, and when it stops. */
 void file_body_opened(struct file_body *b, const struct file_open *o);
 void file_body_closed(struct files *all, struct file_body *b, const struct file_open *o);
-/* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. NULL: no memory. */
+/* Finds or makes the body for the generation that the file has now. Takes ownership of `fd`, also on failure. Returns NULL if there is no
+ * memory. */
 struct file_body *file_body_get(struct files *all, const struct file_identity *is, const char *path, int fd);
 void file_body_stale(struct files *all, struct file_body *b);
 /* Call this after `opens` or `jobs` was decreased. Frees a body that nothing uses */
 void file_body_leave(struct files *all, struct file_body *b);
-bool file_body_pin(struct files *all, struct file_body *b, bool pin); /* false: more than half of the cache would be mapped or pinned */
+bool file_body_pin(struct files *all, struct file_body *b, bool pin); /* false if more than half of the cache would be mapped or pinned */
 /* Unpins all bodies with this path except the generation `but` (may be NULL). Returns how many. */
 uint32_t file_body_unpin(struct files *all, const char *path, const struct file_identity *but);
-/* Returns the body with the lowest generation that is at least `from`. NULL: there is none. */
+/* Returns the body with the lowest generation that is at least `from`. Returns NULL if there is none. */
 struct file_body *file_body_next(struct files *all, uint64_t from);
 struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint64_t index);
-/* Makes a piece with memory in the pool. -EAGAIN: there is no room in the cache now; -ENOMEM. Sets no error text. */
+/* Makes a piece with memory in the pool. Returns 0, -ENOMEM, or -EAGAIN if there is no room in the cache now. Sets no error text. */
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p);   /* frees a piece; no lease and no request may be left */
 void file_piece_rest(struct files *all, struct file_piece *p);   /* makes a piece idle if it has no leases and no delayed requests */
 void file_piece_wanted(struct files *all, struct file_piece *p); /* makes a piece not idle, so that it is not dropped */
-/* Makes a lease. -ENOBUFS: more than half of the cache would be mapped or pinned, or the handle has too many leases; -ENOMEM. Sets no error
- * text. */
+/* Makes a lease. Returns 0, -ENOMEM, or -ENOBUFS if more than half of the cache would be mapped or pinned, or if the handle has too many
+ * leases. Sets no error text. */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);
 void file_lease_end(struct files *all, struct file_lease *l);
 void file_leases_of(struct files *all, const struct file_open *o); /* ends all leases of a handle */
 /* Ends the leases whose time is over. Returns after how many ns the next lease ends; INT64_MAX: there is no lease. */
 int64_t file_leases_over(struct files *all);
-int file_cache_open(struct files *all); /* -ENOMEM */
+int file_cache_open(struct files *all); /* returns 0 or -ENOMEM */
 void file_cache_free(struct files *all);
 
 /* --- file_job.c --- */
-/* Makes a job about an open file. NULL: there is no memory, and the request was answered. */
+/* Makes a job about an open file. Returns NULL if there is no memory; then the request was answered. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
 /* Starts a job. done() is called later in every case. If no thread can be started, the job's result is an error. */
@@ -287,7 +286,7 @@ void file_job_start(struct files *all, struct file_job *job);
 void file_open_free(struct files *all, struct file_open *o);
 /* The last call of done(). Releases the body and the handle that the job uses, and frees the job */
 void file_job_over(struct file_job *job);
-/* Takes the request out of the job, to answer the request. NULL: the request was cancelled. */
+/* Takes the request out of the job, to answer the request. Returns NULL if the request was cancelled. */
 struct gateway_call *file_job_call(struct file_job *job);
 void file_answer_info(struct gateway_call *c, const struct file_open *o, uint64_t word);
 void file_answer_failed(struct gateway_call *c, int rc, const char *path);
@@ -301,10 +300,10 @@ void file_watch(struct files *all, struct file_body *b); /* begins to watch the 
 
 /* --- file_lease.c --- */
 void file_begin_lease(struct files *all, struct file_open *o, struct gateway_call *c);
-/* Looks again at requests that wait for room in the cache, or for copies that have come. Call this after leases have ended. Returns whether
- * requests still wait for room. */
+/* Looks again at requests that wait for room in the cache, or for copies that have arrived. Call this after leases have ended. Returns
+ * whether requests still wait for room. */
 bool file_lease_again(struct files *all);
-bool file_lease_cancel(struct files *all, struct gateway_call *c); /* false: the request does not wait for a piece */
+bool file_lease_cancel(struct files *all, struct gateway_call *c); /* returns false if the request does not wait for a piece */
 /* Looks again at requests that have waited long for a copy at another node. Returns after how many ns to call this function again at the
  * latest. */
 int64_t file_lease_delayed(struct files *all);
@@ -349,9 +348,10 @@ enum file_kind {
 #define FILE_AHEAD  0x2u  /* LEASE: answer -EAGAIN if there is no room now, or half of the cache is leased */
 #define FILE_KEEPS  0x4u  /* LEASE: the asker can use a copy at another node, and will keep a copy itself */
 #define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
-#define FILE_SILENT 0x10u /* LEASE: with FILE_HERE: the node of arg[11] has not answered */
-#define FILE_LATER  0x20u /* LEASE: with FILE_KEEPS: nobody should wait for the asker's copy, which may come late */
-/* LEASE: with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other nodes.
+#define FILE_SILENT 0x10u /* LEASE with FILE_HERE: the node of arg[11] has not answered */
+#define FILE_LATER  0x20u /* LEASE with FILE_KEEPS: nobody should wait for the asker's copy, which may arrive late */
+/* LEASE with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other
+ * nodes.
  */
 #define FILE_STRAIGHT 0x40u
 #define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */

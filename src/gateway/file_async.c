@@ -116,7 +116,7 @@ static int async_start(struct gateway *g, struct async_call *c, weft_op *op)
     c->work = (struct gateway_work){.run = async_run, .done = async_done};
     c->w = g->w;
     c->op = op;
-    fab_pending(op, c->node); /* before the call is queued, because a thread may then complete the op at once */
+    fab_pending(op, c->node); /* do this before the call is queued: a thread may complete the op at once */
     pthread_mutex_lock(&all->lock);
     int rc = !all->works ? -ECONNRESET : gateway_work(all->works, &c->work) ? -EAGAIN : 0;
     pthread_mutex_unlock(&all->lock);

@@ -84,7 +84,7 @@ static uint64_t charge(const struct file_piece *p)
 
 /* --- files --- */
 
-/* Marks all bodies of this inode that have another generation as stale. Unpins those that have this path. */
+/* Marks as stale all bodies of this inode that have another generation, and unpins those with this path. */
 static void forget_others(struct files *all, const struct file_identity *is, const char *path)
 {
     for (struct file_body *b = *body_bucket(all, is), *next; b; b = next) {

@@ -36,8 +36,7 @@ void file_unuse(weft_file *f, bool alone)
 {
     if (alone)
         atomic_store_explicit(&f->busy, false, memory_order_release);
-    atomic_fetch_sub_explicit(&f->users, 1,
-                              memory_order_release); /* last, because another thread may close the handle when nobody uses it */
+    atomic_fetch_sub_explicit(&f->users, 1, memory_order_release); /* last: another thread may then close the handle */
 }
 
 void file_info_set(weft_file *f, const weft_file_info *info)
@@ -93,7 +92,7 @@ void file_map_slot_free(struct file_slot *s)
 /* Frees a slot for which no thread waits. Called with `maps` locked. */
 void file_map_slot_leave(weft_file *f, struct file_slot *s)
 {
-    /* If the answer has not come yet, mapped_late() will end the lease. */
+    /* If the answer has not arrived yet, mapped_late() will end the lease. */
     if (file_slot_state(s) == SLOT_ASKED)
         (void)gateway_ask_leave(f->g, s->ask, 0);
     if (file_slot_state(s) == SLOT_READY)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's handle of a file (struct weft_file). Each slot is for one piece: the handle waits for the answer to its request, or has a
- * lease. Answers are written to slots under gateway.lock. Otherwise only the thread that reads or writes through the handle (`busy`)
- * changes slots.
+ * lease. Answers are written to slots while gateway.lock is held. Apart from that, only the thread that reads or writes through the handle
+ * (`busy`) changes slots.
  */
 #ifndef WEFT_GATEWAY_FILE_HANDLE_H
 #define WEFT_GATEWAY_FILE_HANDLE_H
@@ -10,11 +10,11 @@
 #include "gateway/file.h"
 
 #define FILE_AHEAD_PIECES 4u /* how many pieces of a file of this host are requested in advance */
-/* The most pieces of a file of another host that are requested in advance. Their number begins with 1, and grows with each piece that comes
- * within FILE_SLOW_NS. */
+/* Maximum number of pieces of a file of another host that are requested in advance. Their number begins with 1, and grows with each piece
+ * that arrives within FILE_SLOW_NS. */
 #define FILE_AHEAD_FAR 12u
-/* How many of the pieces that are requested in advance are got at the same time. An answer comes behind all bytes that are under way. So
- * the next pieces must be requested early: otherwise nothing would be under way when these bytes have come. */
+/* How many of the pieces that are requested in advance are fetched at the same time. An answer arrives behind all bytes that are already
+ * under way. So the next pieces must be requested early, or the network would be idle when those bytes have arrived. */
 #define FILE_COPY_AHEAD 8u
 #define FILE_SLOW_NS    WEFT_SECOND /* after a piece that takes longer, half as many pieces are requested in advance */
 #define FILE_SLOTS      (FILE_AHEAD_FAR + 2u)
@@ -34,36 +34,36 @@ enum slot_state {
     SLOT_READY, /* there is a lease */
     SLOT_FAILED,
     SLOT_GETS, /* a copy to this node's pool is under way */
-    SLOT_HELD, /* the copy has come, and its bytes are right */
+    SLOT_HELD, /* the copy has arrived, and its bytes are right */
     SLOT_TAKEN /* the copy belongs to a view now, and the lease will end */
 };
 /* A copy of a piece of a file of another host, in this node's pool. Other nodes may get it from here, and check the bytes by a hash. */
 struct file_kept {
-    struct file_kept *next, **at_next; /* under gateway.lock */
+    struct file_kept *next, **at_next; /* guarded by gateway.lock */
     uint32_t node;                     /* the gateway */
     uint64_t generation, index;        /* which piece the copy is of; set when the gateway is told of the copy */
     weft_gaddr at;
     uint32_t room;  /* bytes of memory for the copy. Only memory for whole pieces is used again */
     uint32_t times; /* how often the memory was used */
-    bool told;      /* the gateway knows of it */
-    weft_op op;     /* the get that fills it */
+    bool told;      /* the gateway knows of the copy */
+    weft_op op;     /* the get that fills the copy */
 };
 struct file_slot {
-    _Atomic int state; /* enum slot_state; the answer writes it after all other members */
+    _Atomic int state; /* enum slot_state; when the answer arrives, this is written after all other members */
     int error;
     uint64_t index, ask, lease;
     weft_gaddr at;
     uint32_t bytes;
     bool claimed;              /* a map slot: a thread waits for it */
     bool keeps;                /* the request for the piece had FILE_KEEPS */
-    bool tell;                 /* the gateway wants to know when the copy has come */
+    bool tell;                 /* the gateway wants to know when the copy has arrived */
     bool lost;                 /* the copy of another node was wrong, so this node has requested the gateway's own piece (FILE_HERE) */
     uint64_t hash, generation; /* hash and generation of the piece, with `keeps` */
     struct file_kept *kept;    /* the copy; NULL: none */
     /* end of the lease by this node's clock. The time counts from before the request was sent, so at the gateway the lease ends later */
     int64_t until;
-    int64_t since; /* when the answer came; then, when the get was begun */
-    int64_t named; /* when the answer came */
+    int64_t since; /* when the answer arrived; then, when the get was begun */
+    int64_t named; /* when the answer arrived */
     char text[FILE_TEXT];
 };
 /* The pieces that a handle has requested, mostly in order: to read them, or to map them on another host. One thread at a time uses this. */
@@ -76,12 +76,12 @@ struct file_line {
     uint64_t wanted;       /* the piece for which the thread waits */
     int64_t left;          /* when the last call has ended; 0: none */
     bool away;             /* the program pauses between its calls (FILE_AWAY_PART), so it may get a piece long after the answer */
-    struct file_pace pace; /* how fast the pieces come */
+    struct file_pace pace; /* how fast the pieces arrive */
     struct file_slot slot[FILE_SLOTS];
 };
 struct weft_file {
     struct gateway *g;
-    struct weft_file *next, **at_next; /* in the list of all handles of this node, under gateway.lock */
+    struct weft_file *next, **at_next; /* in the list of all handles of this node; guarded by gateway.lock */
     uint32_t node, flags;
     uint64_t there;        /* the handle's number at the gateway */
     weft_file_info info;   /* only for calls that are alone (file_use()) */
@@ -98,8 +98,8 @@ struct weft_file {
      * threads, and for a handle that is open for writing, no pieces are requested in advance. */
     struct file_line maps_far;
     _Atomic bool lining;
-    struct gateway_table copies;               /* copies of pieces (struct file_kept) that views use; under gateway.lock */
-    struct file_pace map_pace;                 /* how fast the pieces come that are mapped; under gateway.lock */
+    struct gateway_table copies;               /* copies of pieces (struct file_kept) that views use; guarded by gateway.lock */
+    struct file_pace map_pace;                 /* how fast the pieces arrive that are mapped; guarded by gateway.lock */
     pthread_mutex_t maps;                      /* guards `mapped` and `map_slot`: several threads may map */
     uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
     struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
@@ -107,7 +107,8 @@ struct weft_file {
 
 /* --- file_keep.c --- */
 /* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses. `bytes`: the size
- * of the copy if it is for a view; then the limit FILE_KEPT_PART does not apply. 0: not for a view. NULL: there is no memory. */
+ * of the copy if it is for a view, which is exempt from the limit FILE_KEPT_PART; 0 for all other copies. Returns NULL if there is no
+ * memory. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* Call this when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. `there`: the number of
  * the handle at the gateway. */
@@ -126,7 +127,8 @@ void file_keeps_closed(struct gateway *g);
 /* Sends a request about the file and waits for the answer. `info`: the answer contains a weft_file_info, which becomes f->info. */
 int file_ask(weft_file *f, weft_request *r, const void *data, bool info, struct gateway_result *out, int64_t timeout_ns);
 weft_request file_request(const weft_file *f, enum file_kind kind);
-/* Begin and end a call. `alone`: only one thread may be in such a call. -EBUSY, -EDEADLK. */
+/* Begin and end a call. With `alone`, only one thread at a time may be in the call. Returns -EBUSY if another thread is, and -EDEADLK in a
+ * handler. */
 int file_use(weft_file *f, bool alone);
 void file_info_set(weft_file *f, const weft_file_info *info);
 static inline uint64_t file_size(const weft_file *f)
@@ -135,15 +137,15 @@ static inline uint64_t file_size(const weft_file *f)
 }
 /* If this node gets files of `node` over a network, returns a number that all nodes of this host share; otherwise 0. */
 uint64_t file_far(const struct weft_node *w, uint32_t node);
-int file_claim(weft_file *f); /* like file_use(f, true), for a caller that does not wait. -EBUSY */
+int file_claim(weft_file *f); /* like file_use(f, true), for a caller that does not wait; returns 0 or -EBUSY */
 void file_unuse(weft_file *f, bool alone);
 static inline int file_slot_state(const struct file_slot *s)
 {
     return atomic_load_explicit(&s->state, memory_order_acquire);
 }
 void file_map_slot_free(struct file_slot *s);
-void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. With `maps` locked */
-bool file_maps_leave(weft_file *f); /* ends the leases of pieces that were mapped in advance. False: there were no such pieces */
+void file_map_slot_leave(weft_file *f, struct file_slot *s); /* frees a slot that no thread waits for. The caller holds `maps` */
+bool file_maps_leave(weft_file *f); /* ends the leases of pieces that were mapped in advance. Returns false if there were none */
 void file_slot_free(weft_file *f, struct file_slot *s);
 /* Empties all slots: stops waiting for answers, and lets leases expire at the gateway. */
 void file_slots_leave(weft_file *f, struct file_line *line);

@@ -16,7 +16,7 @@
 #define QUEUE_NS    (8 * WEFT_MS)
 #define GAP_MOST_NS (20 * WEFT_MS) /* after a longer gap between two pieces, the program has probably paused */
 
-/* --- how fast pieces come --- */
+/* --- how fast pieces arrive --- */
 
 void file_pace_came(struct file_pace *p, int64_t since, int64_t now)
 {
@@ -29,11 +29,11 @@ void file_pace_came(struct file_pace *p, int64_t since, int64_t now)
 
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least)
 {
-    /* FILE_LEASE_NS: no piece has come yet, and the link may be slow */
+    /* FILE_LEASE_NS: no piece has arrived yet, and the link may be slow */
     int64_t patience = p->came ? FILE_PACE_TIMES * p->took : FILE_LEASE_NS;
     patience = patience < FILE_PATIENCE_MAX ? patience : FILE_PATIENCE_MAX;
     patience = patience > least ? patience : least;
-    int64_t last = since + FILE_GETS_MAX * patience; /* the limit even if other pieces come all the time */
+    int64_t last = since + FILE_GETS_MAX * patience; /* the limit even if other pieces arrive all the time */
     int64_t until = (since > p->came ? since : p->came) + patience;
     return until < last ? until : last;
 }
@@ -76,7 +76,7 @@ static struct file_holder **holder_of(struct file_piece *p, uint32_t node)
     return at;
 }
 
-/* Adds an entry, and removes the oldest one if there are too many. NULL: there is no memory. */
+/* Adds an entry, and removes the oldest one if there are too many. Returns NULL if there is no memory. */
 static struct file_holder *holder_new(struct files *all, struct file_piece *p, const struct file_open *o)
 {
     unsigned n = 0;

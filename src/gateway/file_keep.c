@@ -14,7 +14,7 @@ struct kept_list {
     struct file_kept *first, **last;
     uint64_t count;
 };
-struct file_keeps { /* under gateway.lock */
+struct file_keeps { /* guarded by gateway.lock */
     /* idle: copies that nobody uses. First come copies of which the gateway does not know; the last used one is first, because it is in the
      * processor's caches. Then come copies that other nodes may get; the last used one is last. */
     struct kept_list used, idle;
@@ -54,8 +54,8 @@ static bool kept_written(struct gateway *g, const struct file_kept *k)
     return weft_test(g->w, (weft_op *)(uintptr_t)&k->op) == -EINPROGRESS;
 }
 
-/* Takes the first idle copy with room for a whole piece out of the list. `untold`: only a copy of which the gateway does not know. With the
- * lock held. */
+/* Takes the first idle copy with room for a whole piece out of the list. `untold`: only a copy of which the gateway does not know. The
+ * caller holds gateway.lock. */
 static struct file_kept *kept_take(struct gateway *g, bool untold)
 {
     for (struct file_kept *k = g->file_keeps->idle.first; k && !(untold && k->told); k = k->next)
@@ -66,7 +66,7 @@ static struct file_kept *kept_take(struct gateway *g, bool untold)
     return NULL;
 }
 
-/* Tells the gateway that the copy is gone. Without the lock. */
+/* Tells the gateway that the copy is gone. The caller does not hold gateway.lock. */
 static void kept_drop(struct gateway *g, struct file_kept *k)
 {
     const weft_request r = {.version = WEFT_REQUEST_VERSION,
@@ -92,7 +92,7 @@ static struct file_kept *kept_new(struct gateway *g, uint32_t bytes)
     return k;
 }
 
-/* Frees a copy that is not in the list any more. Without the lock. */
+/* Frees a copy that is not in the list any more. The caller does not hold gateway.lock. */
 static void kept_end(struct gateway *g, struct file_kept *k)
 {
     kept_drop(g, k);
@@ -205,7 +205,7 @@ void file_keeps_closed(struct gateway *g)
     base_spin_unlock(&g->lock);
 }
 
-/* Takes all copies that can be freed out of the list. With the lock held. */
+/* Takes all copies that can be freed out of the list. The caller holds gateway.lock. */
 static struct file_kept *keeps_take(struct gateway *g)
 {
     struct file_keeps *all = g->file_keeps;

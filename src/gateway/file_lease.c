@@ -263,7 +263,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
 
 /* --- copies at other nodes --- */
 
-/* The lease of the asker that the request names. NULL: the asker has no such lease, or the lease's handle is closed. */
+/* The lease of the asker that the request names. Returns NULL if the asker has no such lease, or if the lease's handle is closed. */
 static struct file_lease *lease_of(const struct files *all, const struct gateway_call *c)
 {
     struct file_lease *l = gateway_table_find(&all->leases, c->record.arg[0]);
@@ -362,7 +362,7 @@ static bool take_from(struct gateway_call **list, const struct gateway_call *c)
     return false;
 }
 
-/* Takes the request out of the lists of requests that wait for the piece. False: the request is in neither list. */
+/* Takes the request out of the lists of requests that wait for the piece. Returns false if the request is in neither list. */
 static bool take_from_piece(struct files *all, struct file_piece *p, const struct gateway_call *c)
 {
     if (!p || take_from(&p->waiting, c))
@@ -385,7 +385,7 @@ bool file_lease_cancel(struct files *all, struct gateway_call *c)
     for (uint32_t i = 0; i < all->buckets && !found; i++)
         for (struct file_piece *p = all->piece[i]; p && !found; p = p->hashed)
             found = take_from_piece(all, p, c);
-    moved_look(all); /* now, because a piece without requests may be dropped */
+    moved_look(all); /* call this now, because a piece without requests may be dropped */
     if (found)
         gateway_answer(c, -ECANCELED, NULL, 0, NULL, 0);
     return found;

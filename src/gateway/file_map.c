@@ -20,7 +20,7 @@ static void mapped_late(struct gateway *g, const struct gateway_ask *a, const st
 
 /* --- mapping ahead --- */
 
-/* Reserves the slot of a piece for this thread. NULL: the piece was not requested in advance. */
+/* Reserves the slot of a piece for this thread. Returns NULL if the piece was not requested in advance. */
 static struct file_slot *map_claim(weft_file *f, uint64_t index)
 {
     struct file_slot *found = NULL;
@@ -36,7 +36,7 @@ static struct file_slot *map_claim(weft_file *f, uint64_t index)
     return found;
 }
 
-/* Returns a free slot for a piece; NULL: the piece has a slot already, or none is free. */
+/* Returns a free slot for a piece, or NULL if the piece has a slot already or no slot is free. */
 static struct file_slot *map_slot_for(weft_file *f, uint64_t index)
 {
     struct file_slot *to = NULL;
@@ -89,7 +89,7 @@ static bool map_may_be_longer(const weft_file *f, uint64_t index, uint32_t bytes
     return writing || file_piece_bytes(file_size(f), index) != bytes;
 }
 
-/* Takes a piece of `bytes` bytes that was requested in advance. MAP_AGAIN: it must be requested now. */
+/* Takes a piece of `bytes` bytes that was requested in advance. Returns MAP_AGAIN if the piece must be requested now. */
 static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadline, weft_gaddr *at, uint64_t *lease)
 {
     struct file_slot *s = map_claim(f, index);
@@ -98,7 +98,7 @@ static int map_take(weft_file *f, uint64_t index, uint32_t bytes, int64_t deadli
     int rc = fab_wait(f->g->w, file_slot_settled, s, deadline);
     pthread_mutex_lock(&f->maps);
     if (rc && !gateway_ask_leave(f->g, s->ask, 0))
-        rc = 0; /* the answer came after the deadline, but before this request was cancelled */
+        rc = 0; /* the answer arrived after the deadline, but before this request was cancelled */
     if (!rc && file_slot_state(s) == SLOT_FAILED)
         rc = s->error == -ENOBUFS || s->error == -EAGAIN || map_may_be_longer(f, index, s->bytes) ? MAP_AGAIN : file_slot_error(f, s);
     if (!rc && s->bytes != bytes) { /* a write has made the piece longer since the request */
@@ -122,7 +122,7 @@ struct map_lost {
 };
 
 /* Requests a piece of `bytes` bytes, and waits for the answer. `flags`: FILE_MAPS and others. `lost`: the last copy that was of no use, or
- * zeros. MAP_AGAIN: the answer is about another generation. */
+ * zeros. Returns MAP_AGAIN if the answer is about another generation. */
 static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags, const struct map_lost *lost, int64_t deadline,
                    struct gateway_result *result)
 {
@@ -136,7 +136,7 @@ static int map_ask(weft_file *f, uint64_t index, uint32_t bytes, uint32_t flags,
         int64_t left = deadline - base_now_ns();
         struct gateway_question q = {.record = &r, .late = mapped_late, .post = true};
         rc = gateway_ask_wait(f->g, &q, left > 0 ? left : 0, result, NULL, NULL);
-    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces in advance count as mapped: give them back, and try again */
+    } while (rc == -ENOBUFS && file_maps_leave(f)); /* pieces requested in advance count as mapped: give them back, and try again */
     if (rc || file_lease_fits(result, f->node, bytes, flags & FILE_KEEPS && !(flags & FILE_HERE)))
         return rc;
     file_post_return(f->g, f->node, result->word[2]);
@@ -178,8 +178,8 @@ static int64_t map_until(weft_file *f, bool other, int64_t now, int64_t deadline
     return until < deadline ? until : deadline;
 }
 
-/* Gets the piece into this node's pool. MAP_AGAIN: the bytes are wrong, or the node with the copy does not answer; `*lost` then names the
- * node with the copy. */
+/* Gets the piece into this node's pool. Returns MAP_AGAIN if the bytes are wrong, or if the node with the copy does not answer; `*lost`
+ * then names that node. */
 static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kept *k, struct map_lost *lost, int64_t deadline)
 {
     weft_node *w = f->g->w;
@@ -212,9 +212,9 @@ static int map_get(weft_file *f, uint64_t index, uint32_t bytes, struct file_kep
     return right ? 0 : other || !rc ? MAP_AGAIN : rc;
 }
 
-/* Maps a piece of a file of another host, in sequence. Gets the piece as file_read() does, but the view takes the copy. MAP_AGAIN: not
- * possible. Either another thread is in this function, or the handle is open for writing, so pieces that were requested in advance may be
- * older than what another thread has written. */
+/* Maps a piece of a file of another host, in sequence. Gets the piece as file_read() does, but the view takes the copy. Returns MAP_AGAIN
+ * if this is not possible: either another thread is in this function, or the handle is open for writing, so pieces that were requested in
+ * advance may be older than what another thread has written. */
 static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_kept **out)
 {
     struct file_line *line = &f->maps_far;

@@ -50,7 +50,7 @@ static void put_info(weft_request *r, const weft_file_info *info)
     r->result[5] = info->generation;
 }
 
-/* Reads the gateway's answer, which describes the file's present generation. With the lock held. */
+/* Reads the gateway's answer, which describes the file's present generation. The caller holds gateway.lock. */
 static int take_info(struct file_record *f, weft_request *r, const struct gateway_result *result)
 {
     if (result->status)
@@ -60,7 +60,7 @@ static int take_info(struct file_record *f, weft_request *r, const struct gatewa
     return 0;
 }
 
-/* With the lock held. */
+/* The caller holds gateway.lock. */
 static void write_end(struct gateway *g, struct file_write *j, int rc)
 {
     struct file_record *f = j->f;
@@ -173,7 +173,7 @@ static int file_open(struct gateway *g, weft_request *r, uint64_t *arg)
         return base_fail(-ENOMEM, "no memory to open a file for the record of a request" BASE_MEMORY_HINT);
     f->object.service = WEFT_SERVICE_FILE;
     f->object.free = file_free;
-    f->object.uses = 1; /* until the answer comes */
+    f->object.uses = 1; /* for the request that opens the file, until its answer arrives */
     f->node = r->node;
     const uint64_t host = file_far(g->w, r->node);
     f->far = host;
@@ -203,7 +203,7 @@ static void opened(struct gateway *g, struct file_record *f, weft_request *r, co
     r->result[0] = f->object.id;
 }
 
-/* The server's answer. With the lock held. */
+/* The server's answer. The caller holds gateway.lock. */
 void gateway_file_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data)
 {
     struct file_record *f = (struct file_record *)(uintptr_t)arg;
@@ -250,7 +250,7 @@ int gateway_file_submit(struct gateway *g, weft_request *r, void *data, uint64_t
     if (!f)
         return -EBADF;
     int rc = file_do(g, f, r);
-    if (rc == 1) { /* the gateway answers */
+    if (rc == 1) { /* the gateway will answer the record */
         weft_request ask = file_record_request(f, r->kind == WEFT_FILE_STAT ? FILE_STAT : FILE_SYNC);
         ask.id = r->id;
         ask.timeout_ns = r->timeout_ns;

@@ -26,12 +26,12 @@ struct file_record_slot {
     bool fresh; /* no record has used the slot yet */
     bool keeps; /* the piece was requested with FILE_KEEPS */
     bool lost;  /* another node's copy was wrong, so the piece was requested with FILE_HERE */
-    bool tell;  /* the gateway wants to know when the copy has come */
+    bool tell;  /* the gateway wants to know when the copy has arrived */
     int error;
     uint32_t copies; /* number of records that are copying from the piece */
     uint64_t index, writes;
     uint64_t lease;            /* 0: the slot has no lease */
-    uint64_t hash, generation; /* of the piece that the gateway has named */
+    uint64_t hash, generation; /* hash and generation of the piece that the gateway has named */
     weft_gaddr at;
     uint32_t bytes;
     uint64_t read;          /* how many bytes records have read from the piece */
@@ -49,9 +49,9 @@ struct file_record {
                         be of an old generation */
     weft_file_info info;
     bool far;              /* the gateway is on another host */
-    struct file_pace pace; /* how fast the pieces come */
-    int64_t asked, pause; /* asked: when the last record came; pause: the longest time between two records, since pieces were last requested
-                             in advance */
+    struct file_pace pace; /* how fast the pieces arrive */
+    int64_t asked, pause;  /* asked: when the last record arrived; pause: the longest time between two records, since pieces were last
+                            * requested in advance */
     struct file_record_slot slot[FILE_RECORD_SLOTS];
 };
 
@@ -62,8 +62,8 @@ static inline weft_request file_record_request(const struct file_record *f, enum
 }
 
 /* --- file_record_get.c --- */
-/* Fills a request for the piece of a slot. The request also ends the lease that the slot has. Call this with the lock held, and then
- * file_record_ask(). */
+/* Fills a request for the piece of a slot. The request also ends the lease that the slot has. The caller holds gateway.lock, and calls
+ * file_record_ask() next. */
 void file_record_ask_of(struct file_record *f, struct file_record_slot *s, uint32_t flags, weft_request *ask);
 int file_record_ask(struct gateway *g, struct file_record_slot *s, const weft_request *ask);
 /* Takes the next steps for all pieces that are to be copied to this node's pool. `wanted`: the piece that is needed before the others. */

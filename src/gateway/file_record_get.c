@@ -13,7 +13,7 @@
 struct file_record_get {
     struct gateway_copy copy;
     struct file_record *f;
-    struct file_record_slot *slot; /* NULL: nobody waits for the copy any more. Under the lock */
+    struct file_record_slot *slot; /* NULL: nobody waits for the copy any more. Guarded by gateway.lock */
     struct file_kept *kept;
     bool other, tell;
     uint64_t index, lease, hash, generation;
@@ -37,7 +37,7 @@ void file_record_ask_of(struct file_record *f, struct file_record_slot *s, uint3
     s->lease = 0;
     s->since = base_now_ns();
     s->until = base_deadline(FILE_LEASE_NS) - FILE_COPY_NS;
-    f->object.uses++; /* until the answer comes */
+    f->object.uses++; /* for the request, until its answer arrives */
 }
 
 static void slot_told(struct gateway *g, const struct gateway_ask *a, const struct gateway_result *r)
@@ -71,7 +71,8 @@ int file_record_ask(struct gateway *g, struct file_record_slot *s, const weft_re
 /* --- getting --- */
 
 /* Requests the gateway's own piece, because the copy of another node does not come or is wrong. `flags`: FILE_HERE and others; 0: this node
- * has no room for a copy. Called with the lock held; releases the lock. If the request cannot be sent, the next record sends one. */
+ * has no room for a copy. The caller holds gateway.lock; the function releases it. If the request cannot be sent, the next record sends
+ * one. */
 static void slot_ask_again(struct gateway *g, struct file_record_slot *s, uint32_t flags)
 {
     weft_request ask;
@@ -107,7 +108,7 @@ static void get_came(struct gateway *g, struct file_record_get *j)
     j->kept = NULL;
 }
 
-/* Bytes from the gateway are right if they came before the lease ended. All other bytes are compared with the hash. */
+/* Bytes from the gateway are right if they arrived before the lease ended. All other bytes are compared with the hash. */
 static bool get_is_right(struct gateway *g, const struct file_record_get *j)
 {
     if (!j->other && base_now_ns() < j->until + FILE_COPY_NS)
@@ -165,7 +166,7 @@ static void get_begin(struct gateway *g, struct file_record *f, struct file_reco
                                       .until = s->until};
         s->get = j;
         s->state = PIECE_GETS;
-        f->object.uses++; /* until get_free() */
+        f->object.uses++; /* for the copy, until get_free() */
         base_spin_unlock(&g->lock);
         gateway_copy(g, &j->copy);
         return;
@@ -184,7 +185,7 @@ static bool slot_may_get(const struct file_record_slot *s, int64_t now)
     return now < s->since + FILE_LEASE_NS - FILE_COPY_NS;
 }
 
-/* Finds the first slot, from piece `wanted` on, for which there is a step to take. With the lock held. */
+/* Finds the first slot, from piece `wanted` on, for which there is a step to take. The caller holds gateway.lock. */
 static struct file_record_slot *slot_to_move(const struct gateway *g, struct file_record *f, uint64_t wanted, int64_t now)
 {
     struct file_record_slot *next = NULL;

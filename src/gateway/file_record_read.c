@@ -30,7 +30,7 @@ struct slot_question {
     struct file_kept *old;         /* the copy that the slot had before, to be given up; or NULL */
 };
 
-/* --- pieces; with the lock held --- */
+/* --- pieces; the caller holds gateway.lock --- */
 
 static struct file_record_slot *slot_find(struct file_record *f, uint64_t index)
 {
@@ -65,8 +65,9 @@ struct file_range {
     uint64_t end; /* nothing beyond this offset is wanted now */
 };
 
-/* With the lock held. If a kernel's call reads several pieces, there is a record for each piece; `call` of a slot says that the next record
- * belongs to the same call. If a kernel reads a few MiB here and there, no more than these few MiB must be transferred over the network. */
+/* What a record reads of a piece, and what the kernel will probably read next. The caller holds gateway.lock. If a kernel's call reads
+ * several pieces, there is a record for each piece; `call` of a slot says that the next record belongs to the same call. If a kernel reads
+ * a few MiB here and there, no more than these few MiB must be transferred over the network. */
 static struct file_range range_of(struct file_record *f, const weft_request *r, uint64_t bytes)
 {
     struct file_range x = {.index = r->arg[2] / WEFT_FILE_PIECE,
@@ -108,7 +109,7 @@ static unsigned slot_worth(const struct file_record_slot *s, int64_t now)
     return s->state == PIECE_NONE ? 0 : slot_waits(s, now) ? 2 : 1;
 }
 
-/* Frees the slot of the lowest worth; if several have it, the least recently used of them. NULL: all slots are in use. */
+/* Frees the slot of the lowest worth; if several have it, the least recently used of them. Returns NULL if all slots are in use. */
 static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
 {
     struct file_record_slot *best = NULL;
@@ -142,7 +143,7 @@ static unsigned slots_give_back(struct file_record *f, const struct file_record_
     return n;
 }
 
-/* Prepares a request for a piece. False: no slot is free for the piece now. */
+/* Prepares a request for a piece. Returns false if no slot is free for the piece now. */
 static bool slot_prepare(struct file_record *f, uint64_t index, uint32_t flags, struct slot_question *q)
 {
     struct file_record_slot *s = slot_take(f, base_now_ns());
@@ -160,7 +161,7 @@ static bool slot_prepare(struct file_record *f, uint64_t index, uint32_t flags, 
     return true;
 }
 
-/* --- reading: without the lock --- */
+/* --- reading: the caller does not hold gateway.lock --- */
 
 static int slot_ask(struct gateway *g, const struct slot_question *q)
 {
@@ -210,8 +211,8 @@ static void read_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &f->object);
 }
 
-/* Finds the slot of a piece. GATEWAY_LATER: the piece is there, and `*out` is in use until read_copied(). -EAGAIN: the piece is not there;
- * request it if `q->slot` is not NULL. With the lock held. */
+/* Finds the slot of a piece. Returns GATEWAY_LATER if the piece is there; `*out` is then in use until read_copied(). Returns -EAGAIN if the
+ * piece is not there; the caller requests it if `q->slot` is not NULL. The caller holds gateway.lock. */
 static int slot_use(struct file_record *f, const struct file_range *x, struct file_record_slot **out, struct slot_question *q)
 {
     struct file_record_slot *s = slot_find(f, x->index);
@@ -238,7 +239,7 @@ static int slot_use(struct file_record *f, const struct file_range *x, struct fi
 }
 
 /* Whether the next pieces will probably be read: this piece is used for the first time, and the read goes to its end or follows a read of
- * the piece before. With the lock held. */
+ * the piece before. The caller holds gateway.lock. */
 static bool slot_leads_on(struct file_record *f, struct file_record_slot *s, bool to_end)
 {
     const struct file_record_slot *before = s->index ? slot_find(f, s->index - 1) : NULL;
@@ -247,7 +248,7 @@ static bool slot_leads_on(struct file_record *f, struct file_record_slot *s, boo
     return first && (to_end || (before && !before->fresh));
 }
 
-/* Notes when records read from the file. With the lock held. */
+/* Notes when records read from the file. The caller holds gateway.lock. */
 static void record_came(struct file_record *f)
 {
     int64_t now = base_now_ns(), pause = f->asked ? now - f->asked : 0;

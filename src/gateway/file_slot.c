@@ -101,17 +101,22 @@ static bool slot_is_current(const struct file_slot *s, int state)
     return state == SLOT_ASKED || state == SLOT_GETS || state == SLOT_HELD || (state == SLOT_READY && slot_is_fresh(s));
 }
 
+static unsigned line_gets(const struct file_line *line)
+{
+    unsigned gets = 0;
+    for (unsigned i = 0; i < FILE_SLOTS; i++)
+        gets += file_slot_state(&line->slot[i]) == SLOT_GETS;
+    return gets;
+}
+
 /* Whether the get of the piece may be begun. */
 static bool slot_may_get(const struct file_line *line, const struct file_slot *s)
 {
-    unsigned gets = 0;
     if (s->index == line->wanted)
         return true;
     if (s->index - line->wanted > FILE_COPY_AHEAD)
         return false;
-    for (unsigned i = 0; i < FILE_SLOTS; i++)
-        gets += file_slot_state(&line->slot[i]) == SLOT_GETS;
-    return !line->full && file_pace_may_get(&line->pace, gets);
+    return !line->full && file_pace_may_get(&line->pace, line_gets(line));
 }
 
 /* --- requests --- */
@@ -354,6 +359,15 @@ static bool slots_moved(void *arg)
 
 /* --- waiting --- */
 
+/* Waits for the next step. If other pieces come after this one, their bytes shall be received while the program uses this one: so the
+ * progress thread receives them all, and this thread only sleeps. */
+static int slots_wait(weft_file *f, struct file_line *line, int64_t deadline)
+{
+    struct slot_wait wait = {f, line};
+    bool more = line_gets(line) > 1;
+    return (more ? fab_wait_beside : fab_wait)(f->g->w, slots_moved, &wait, deadline);
+}
+
 int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out)
 {
     line->wanted = index;
@@ -381,7 +395,7 @@ int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool kee
             return base_fail(-ETIMEDOUT, "%s at node %u: no answer before the deadline; try again, or allow more time", f->path, f->node);
         if (state == SLOT_ASKED || state == SLOT_GETS) {
             int64_t until = state == SLOT_GETS ? slot_until(f, line, s) : deadline;
-            rc = fab_wait(f->g->w, slots_moved, &(struct slot_wait){f, line}, until < deadline ? until : deadline);
+            rc = slots_wait(f, line, until < deadline ? until : deadline);
             if (rc && rc != -ETIMEDOUT)
                 return rc;
             continue;

@@ -66,11 +66,11 @@ struct gateway_table {
     uint32_t made, free, used; /* made: slots that exist; free: index of the first free slot plus 1, 0: none is free; used: objects */
 };
 #define GATEWAY_TABLE_BITS 20u
-/* Adds an object and returns its number. 0: the table has 2^20 entries, or there is no memory. */
+/* Adds an object and returns its number. Returns 0 if the table has 2^20 entries, or if there is no memory. */
 uint64_t gateway_table_add(struct gateway_table *t, void *object);
-void *gateway_table_find(const struct gateway_table *t, uint64_t id); /* NULL: no object has this number, or it was removed */
+void *gateway_table_find(const struct gateway_table *t, uint64_t id); /* returns NULL if no object has this number any more */
 void gateway_table_remove(struct gateway_table *t, uint64_t id);
-/* Iterates: the next object from index `*at` on; advances `*at`. NULL: there are no more. */
+/* Iterates: the next object from index `*at` on; advances `*at`. Returns NULL if there are no more. */
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
@@ -93,8 +93,8 @@ void gateway_watch_events(struct gateway_watches *all, struct gateway_watch *wat
                           unsigned events);                                     /* 0: stop waiting for events, but keep the descriptor */
 void gateway_unwatch(struct gateway_watches *all, struct gateway_watch *watch); /* also closes the descriptor */
 void gateway_watches_wait(struct gateway_watches *all, int64_t timeout_ns);
-/* Lets the caller work in place of the thread that waits for the descriptors, until gateway_watches_leave(). False: the thread that waits
- * is awake, or yet another thread works in its place. */
+/* Lets the caller work in place of the thread that waits for the descriptors, until gateway_watches_leave(). Returns false if the thread
+ * that waits is awake, or if yet another thread works in its place. */
 bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
@@ -104,7 +104,7 @@ void gateway_watches_leave(struct gateway_watches *all);
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;   /* the thread that handles a message will call run() */
-    uint32_t runs; /* threads in run() */
+    uint32_t runs; /* number of threads that are in run() now */
     /* called without gateway.lock. Does only little work, and never waits. If work is left, calls wake() */
     void (*run)(struct gateway_turn *t);
     void (*wake)(struct gateway_turn *t); /* wakes the sleeping thread; called with or without gateway.lock */
@@ -115,7 +115,7 @@ struct gateway_turn {
 void gateway_turn(struct gateway_turn *t);
 /* Waits until run() is not running, and earlier calls of gateway_turn() will not start it. Handlers must not call this. */
 void gateway_turn_close(struct gateway *g, struct gateway_turn *t);
-/* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; both without the lock. */
+/* Call gateway_turns_begin() before a message is handled and gateway_turns_end() after it; the caller does not hold gateway.lock. */
 struct gateway_turns {
     struct gateway_turn *first;
     bool collects;
@@ -124,7 +124,7 @@ void gateway_turns_begin(struct gateway_turns *t);
 void gateway_turns_end(struct gateway *g, struct gateway_turns *t);
 
 /* Like socket() and accept(), for connections that serve other nodes. The descriptors are nonblocking and close-on-exec. Return the
- * descriptor or a negative errno. -EMFILE: only the descriptors that are reserved for the process itself are left. */
+ * descriptor or a negative errno. Returns -EMFILE if only the descriptors that are reserved for the process itself are left. */
 int gateway_socket(int family, int type);
 int gateway_accept(int listener);
 uint64_t gateway_connections_max(void); /* descriptors below this number are for connections of others */
@@ -148,15 +148,15 @@ struct gateway_work {
 struct gateway_works;
 struct gateway_works_how {
     uint32_t threads;
-    uint32_t askers; /* number of askers that share the threads; 0: jobs run in the order in which they came */
+    uint32_t askers; /* number of askers that share the threads; 0: jobs run in the order in which they arrived */
     uint32_t queued; /* how many jobs may be queued or running; the askers share this number; 0: no limit */
     bool leaves;     /* closing does not wait for running jobs */
     /* Frees a job whose done() will not be called, because nobody waits for the job or the threads were closed. Called on any thread. */
     void (*drop)(struct gateway_work *job);
 };
-/* `watches`: the thread that waits for these watches calls done(). NULL: the thread that ran the job calls done(). */
+/* `watches`: the thread that waits for these watches calls done(). If `watches` is NULL, the thread that ran the job calls done(). */
 int gateway_works_open(struct gateway_works **out, struct gateway_watches *watches, const struct gateway_works_how *how);
-/* Queues a job. Returns a negative errno, without base_fail(), if no thread can be started; -EDQUOT: too many jobs are queued. */
+/* Queues a job. Returns -EDQUOT if too many jobs are queued, or another negative errno if no thread can be started. Sets no error text. */
 int gateway_work(struct gateway_works *all, struct gateway_work *job);
 /* Does not run the job, but lets done() be called for it later. */
 void gateway_work_skip(struct gateway_works *all, struct gateway_work *job);
@@ -175,9 +175,10 @@ struct gateway_place {
     _Atomic int32_t number;
     _Atomic uint32_t state; /* groups.c */
     _Atomic bool session;   /* the process has a terminal, and leads a session */
-    _Atomic uint64_t mark;  /* of the program's family (base_family_mark()) */
+    _Atomic uint64_t mark;  /* mark of the program's family (base_family_mark()) */
 };
-/* Returns a free place. The caller stores the new process's ID in `number`, and later 0 to free the place. NULL: all places are used. */
+/* Returns a free place. The caller stores the new process's ID in `number`, and later 0 to free the place. Returns NULL if all places are
+ * used. */
 struct gateway_place *gateway_groups_place(struct gateway_groups *all);
 /* Makes the guardian end the program with all its descendants. If the program has a terminal, the guardian hangs it up before that. Do not
  * reap the process until gateway_groups_ended() returns true, or until a deadline, since the guardian may be stopped. */
@@ -219,21 +220,21 @@ struct gateway_posts;
 int gateway_posts_open(struct gateway *g);
 void gateway_posts_free(struct gateway *g);
 /* Sends a message, or queues it until there is room; never waits. Messages of one thread arrive in order. Call this without gateway.lock: a
- * message to this node itself is handled before the call returns. -ECONNRESET: the node is gone. */
+ * message to this node itself is handled before the call returns. Returns -ECONNRESET if the node is gone. */
 int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message *m, const void *payload, size_t len);
-bool gateway_posts_flush(struct gateway *g); /* sends queued messages; true: some messages are left */
+bool gateway_posts_flush(struct gateway *g); /* sends queued messages; returns whether some are left */
 
 /* --- stream.c --- */
 #define GATEWAY_RING       (UINT64_C(64) << 10)
 #define GATEWAY_RING_LEAST (UINT64_C(4) << 10)
 #define GATEWAY_RING_MOST  (UINT64_C(16) << 20)
-/* A message that is prepared under the lock and sent after the lock is released. */
+/* A message that is prepared while gateway.lock is held, and sent after the lock is released. */
 struct gateway_credit {
     uint32_t node;
     struct gateway_message m; /* type 0: nothing */
 };
-/* One end of a stream, under gateway.lock. `first` is how many bytes were taken from the ring so far, and `last` how many were received or
- * sent so far. The ring holds the bytes between these positions. */
+/* One end of a stream, guarded by gateway.lock. `first` is how many bytes were taken from the ring so far, and `last` how many were
+ * received or sent so far. The ring holds the bytes between these positions. */
 struct gateway_stream {
     struct gateway *g;
     uint64_t id, peer;          /* the stream's number here and at the other end; 0: not known yet */
@@ -245,11 +246,11 @@ struct gateway_stream {
     bool shut;                  /* the reader reads no more */
     bool busy;                  /* a thread is reading or writing */
     int status;                 /* how the stream has ended; a negative errno: bytes are missing */
-    weft_gaddr ring;            /* in the reader's pool, or in the writer's pool if the reader fetches */
+    weft_gaddr ring;            /* address of the ring: in the reader's pool, or in the writer's pool if the reader fetches */
     uint64_t bytes;             /* size of the ring, a power of two */
     uint8_t *memory;            /* the ring; NULL: this process cannot map it */
     uint64_t first, last, told; /* told: the value of `first` in the last CREDIT message */
-    /* Called when the stream's state has changed, with the lock held. */
+    /* Called while gateway.lock is held, when the stream's state has changed. */
     void (*moved)(struct gateway_stream *s);
     void *arg;
     struct gateway_credit due;         /* a message that moved() has prepared; it is sent after the lock is released */
@@ -278,14 +279,14 @@ void gateway_stream_close(struct gateway_stream *s);
  * were read. */
 uint64_t gateway_stream_next(const struct gateway_stream *s, const uint8_t **at);
 void gateway_stream_take(struct gateway_stream *s, uint64_t n, struct gateway_credit *due);
-void gateway_credit_give(struct gateway *g, const struct gateway_credit *due); /* without the lock */
+void gateway_credit_give(struct gateway *g, const struct gateway_credit *due); /* the caller does not hold gateway.lock */
 /* For the writer, one thread at a time. Returns for how many bytes the ring has room. If the ring is mapped, `piece` says where this room
  * is, in at most two pieces. */
 uint64_t gateway_stream_room(struct gateway_stream *s, struct iovec piece[2]);
 /* Announces `n` bytes that were written into the ring. If the ring is not mapped, sends the `n` bytes at `bytes`, at most WEFT_PAYLOAD_MAX.
  * `last`: the stream ends here. */
 int gateway_stream_send(struct gateway_stream *s, const void *bytes, uint64_t n, bool last, int status);
-/* Handle a message about a stream, and the death of a node. Called on any thread, without the lock. */
+/* Handle a message about a stream, and the death of a node. Called on any thread, which does not hold gateway.lock. */
 void gateway_stream_message(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_streams_gone(struct gateway *g, uint32_t node);
 
@@ -330,7 +331,7 @@ struct gateway_question {
 int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *id);
 /* Sends a request without waiting, and ignores its answer. */
 void gateway_ask_ignore(struct gateway *g, const weft_request *r);
-/* Stops waiting for the answer: calls tell() with status `why`, unless `why` is 0. False: the answer has come already. */
+/* Stops waiting for the answer: calls tell() with status `why`, unless `why` is 0. Returns false if the answer has already arrived. */
 bool gateway_ask_leave(struct gateway *g, uint64_t id, int why);
 /* Sends a request, waits for the answer and returns its status; sets weft_error() on failure. `out` may be NULL. The answer's payload is
  * copied to `payload` (may be NULL). `*payload_len` is the size of `payload`, and becomes the length of what was copied. */
@@ -390,7 +391,7 @@ struct gateway_service {
 };
 #define GATEWAY_SERVICES_MAX 63u
 int gateway_server_open(struct gateway *g);
-void gateway_server_take_turns(struct gateway_server *s); /* serve_turn.c. Call this after opening, before the first message comes */
+void gateway_server_take_turns(struct gateway_server *s); /* serve_turn.c. Call this after opening, before the first message arrives */
 int gateway_server_start(struct gateway *g);              /* starts the server thread */
 void gateway_server_end(struct gateway *g);               /* ends the thread and everything that its services run */
 void gateway_server_free(struct gateway *g);
@@ -427,13 +428,15 @@ struct gateway_block {
     weft_process_limit limits[WEFT_LIMITS];
     void *memory;
 };
-/* Checks the flags and the data of a SPAWN request, and unpacks the data. `out` points into `data`. -EINVAL (sets the error text), -ENOMEM.
+/* Checks the flags and the data of a SPAWN request, and unpacks the data. `out` points into `data`. Returns 0, -EINVAL (with an error text)
+ * or -ENOMEM.
  */
 int gateway_block_read(struct gateway_block *out, const weft_request *r, const uint8_t *data);
 void gateway_block_clear(struct gateway_block *b);
-/* The environment of a process: `base` with the changes applied. One allocation, which the caller frees. NULL: no memory. */
+/* The environment of a process: `base` with the changes applied. One allocation, which the caller frees. Returns NULL if there is no
+ * memory. */
 char **gateway_environment(char *const *base, char *const *changes);
-/* Packs the data of a SPAWN request. -EINVAL and -E2BIG (set the error text), -ENOMEM. */
+/* Packs the data of a SPAWN request. Returns 0, -EINVAL or -E2BIG (with an error text), or -ENOMEM. */
 int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **data);
 
 /* --- process.c, name.c, handle.c, names.c --- */
@@ -449,12 +452,12 @@ void gateway_process_late(struct gateway *g, const struct gateway_ask *a, const 
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg);
 void gateway_name_told(struct gateway *g, weft_request *r, uint64_t arg, const struct gateway_result *result, void *data);
 /* A function that is called, with the lock held, when something about a process may have changed: it has started, could not be started or
- * has ended, or its output has come or ended. `soon`: a thread that waits for the process should look now. */
+ * has ended, or its output has arrived or ended. `soon`: a thread that waits for the process should look now. */
 typedef void gateway_notice(void *arg, bool soon);
 void gateway_process_notice(weft_process *p, gateway_notice *notice, void *arg);
 /* Like weft_process_signal(), but does not wait: `op` (may be NULL) is complete when the server has answered. The handle may be closed
- * before that. -EINPROGRESS: the process has not started yet. -ESRCH: the process has ended, or could not be started. These two errors do
- * not set weft_error(). */
+ * before that. Returns -EINPROGRESS if the process has not started yet. Returns -ESRCH if the process has ended, or could not be started.
+ * These two errors do not set weft_error(). */
 int gateway_process_signal(weft_process *p, int signal, weft_op *op);
 void gateway_handle_ended(struct gateway *g, uint32_t from, const struct gateway_message *m, const void *payload, size_t len);
 void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gateway_message *m);
@@ -468,18 +471,18 @@ void gateway_sockets_tick(struct gateway *g);
 void gateway_sockets_free(struct gateway *g);
 
 /* net_borrow.c. Call these without the lock. They set no weft_error() text. borrow: asks the gateway to lend the socket of an open
- * connection. Send nothing until the socket is lent. borrowed: call this after notify(). It returns a descriptor, or an error:
- * -EINPROGRESS: the socket is not lent yet; others: the connection is as before. If it returns a descriptor, first take what
+ * connection. Send nothing until the socket is lent. borrowed: call this after notify(). It returns a descriptor or an error. After
+ * -EINPROGRESS the socket is not lent yet; after any other error the connection is as before. If it returns a descriptor, first take what
  * weft_net_received() has, then read and write the descriptor without waiting (MSG_DONTWAIT). return: the caller has closed the descriptor,
  * and uses weft_net_put() and the like again. */
 int gateway_net_borrow(struct weft_socket *s);
 int gateway_net_borrowed(struct weft_socket *s);
 int gateway_net_return(struct weft_socket *s);
-bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int fd); /* false: the caller closes `fd` */
+bool gateway_socket_given(struct gateway *g, uint32_t node, uint64_t what, int fd); /* returns false if the caller must close `fd` */
 
 /* --- services.c --- */
 extern const struct gateway_service *const gateway_services[];
-/* Converts a list such as "process,name" to bits. -EINVAL (sets the error text). */
+/* Converts a list such as "process,name" to bits. Returns 0, or -EINVAL with an error text. */
 int gateway_services_read(const char *text, uint64_t *out);
 
 /* --- record_object.c, record_copy.c --- */
@@ -501,20 +504,20 @@ struct gateway {
     base_spin lock;
     struct gateway_table asks, streams, processes, sockets, objects;
     int64_t next_deadline;
-    uint32_t *outstanding; /* [size]: this node's unanswered requests to each node; under the lock */
-    /* [size]: requests that gateway_ask_ignore() will send when there is room; under the lock. Each of them ends something that the other
-     * node has given to this node, such as a lease, so the number of these requests is bounded. */
+    uint32_t *outstanding; /* [size]: this node's unanswered requests to each node; guarded by gateway.lock */
+    /* [size]: requests that gateway_ask_ignore() will send when there is room; guarded by gateway.lock. Each of them ends something that
+     * the other node has given to this node, such as a lease, so the number of these requests is bounded. */
     struct gateway_later **later;
     _Atomic uint64_t *offers; /* [size]: one bit for each service that a node offers */
     struct gateway_posts *posts;
     struct gateway_server *server; /* NULL: this node offers nothing */
     uint64_t offered;
     struct gateway_groups *groups;
-    struct weft_process *unused;         /* closed handles of processes that must be freed; under the lock */
+    struct weft_process *unused;         /* closed handles of processes that must be freed; guarded by gateway.lock */
     _Atomic bool unclosed;               /* a request to close a socket could not be sent yet */
-    struct gateway_object *dead_objects; /* closed objects of records, to be freed; under the lock */
+    struct gateway_object *dead_objects; /* closed objects of records, to be freed; guarded by gateway.lock */
     struct gateway_copies *copies;
-    struct weft_socket *dead; /* closed sockets that must be freed, because the gateway does not use their rings any more; under the lock */
+    struct weft_socket *dead; /* closed sockets to be freed, because the gateway has stopped using their rings; guarded by gateway.lock */
     char net_rules[1024];     /* WEFT_NET_RULES: which addresses this node connects to for others (net_rules.c) */
     uint32_t net_sockets;     /* how many sockets another node may have at this node; 0: its share (gateway_share_allows()) */
     uint32_t names;           /* how many names a node may publish at this node; 0: its share (gateway_share_allows()) */
@@ -524,7 +527,7 @@ struct gateway {
     uint64_t file_cache;             /* WEFT_FILE_CACHE: bytes of the pool for cached files; 0: a quarter of the pool */
     /* the least time, in ns, to wait for a piece that another node has or is getting; tests change this time */
     _Atomic int64_t file_patience;
-    struct weft_file *files;       /* open handles of files; under the lock */
+    struct weft_file *files;       /* open handles of files; guarded by gateway.lock */
     struct file_keeps *file_keeps; /* copies of pieces of files, in this node's pool (file_keep.c) */
     struct file_async *file_async; /* calls about files that are under way (file_async.c) */
     _Atomic bool closing;

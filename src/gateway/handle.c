@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- with the lock held --- */
+/* --- the caller holds gateway.lock --- */
 
 static void handle_notice(const struct weft_process *p, bool soon)
 {
@@ -82,7 +82,7 @@ static void spawn_told(struct gateway *g, const struct gateway_ask *a, const str
     handle_told(a->arg, r);
 }
 
-/* Reads bytes that have come, in one piece. -EAGAIN: there are no bytes now. */
+/* Reads bytes that have arrived, in one piece. Returns -EAGAIN if there are no bytes now. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due)
 {
     const uint8_t *at;
@@ -452,7 +452,7 @@ int weft_process_close(weft_process *p)
             -EBUSY,
             "the handle of process %u on node %u cannot be closed while a thread waits in a call with it: let that call return first",
             p->pid, p->node);
-    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer came before the request was cancelled */
+    if (starts && !gateway_ask_leave(g, p->ask, -ECANCELED)) /* the answer arrived before the request was cancelled */
         there = p->there != 0;
     if (there && fab_alive(g->w, p->node))
         close_there(g, p->node, p->there);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The asker's handle of a process on another node (struct weft_process). Fields that other threads or messages change are under
- * gateway.lock.
+ * The asker's handle of a process on another node (struct weft_process). gateway.lock guards the fields that other threads or messages
+ * change.
  */
 #ifndef WEFT_GATEWAY_HANDLE_H
 #define WEFT_GATEWAY_HANDLE_H
@@ -47,12 +47,12 @@ struct weft_process {
 };
 
 /* --- handle.c --- */
-/* Closes the handle. Frees the handle now, or later on the progress thread if the server may still write to its rings. Called without the
- * lock. */
+/* Closes the handle. Frees the handle now, or later on the progress thread if the server may still write to its rings. The caller does not
+ * hold gateway.lock. */
 void handle_close(struct weft_process *p);
 /* Makes the handle of a process that `r` will start, with rings for its output, and enters the rings in `r`. */
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out);
-/* handles the answer to the request that starts the process; with the lock held */
+/* handles the answer to the request that starts the process; the caller holds gateway.lock */
 void handle_told(struct weft_process *p, const struct gateway_result *r);
 bool handle_has_started(void *arg);
 bool handle_is_over(void *arg);
@@ -61,14 +61,14 @@ int64_t handle_until(const struct weft_process *p, int64_t timeout_ns);
 void handle_use(struct weft_process *p, int users); /* call this with 1, and later with -1: in between, the handle cannot be closed */
 /* Waits until ready(arg). The handle cannot be closed meanwhile. */
 int handle_wait(struct weft_process *p, fab_ready_fn ready, void *arg, int64_t deadline);
-/* Reads output that has come, in one piece. -EAGAIN: there is no output now. With the lock held. */
+/* Reads output that has arrived, in one piece. Returns -EAGAIN if there is no output now. The caller holds gateway.lock. */
 int handle_read(struct gateway_stream *s, void *buf, size_t len, size_t *got, struct gateway_credit *due);
 void handle_moved(struct gateway_stream *s); /* the function `moved` of all streams of a process */
 
 /* --- handle_bytes.c --- */
-/* which: 1 (standard output) or 2 (standard error); NULL: this output is not sent to this node */
+/* which: 1 (standard output) or 2 (standard error); Returns NULL if this output is not sent to this node */
 struct gateway_stream *handle_output(struct weft_process *p, uint32_t which);
-/* Opens the stream to the process's input: 0, -EINVAL or -EPIPE; 1: the process has not started yet. */
+/* Opens the stream to the process's input. Returns 0, -EINVAL or -EPIPE, or 1 if the process has not started yet. */
 int handle_input(struct weft_process *p);
 /* Writes as many bytes as there is room for, and returns how many. */
 size_t handle_write(struct gateway_stream *s, const uint8_t *buf, size_t len, int *rc);

@@ -67,7 +67,7 @@ int weft_process_read(weft_process *p, uint32_t which, void *buf, size_t len, si
     base_spin_unlock(&g->lock);
     n = n < len ? n : len;
     if (n)
-        memcpy(buf, at, n); /* without the lock: the writer does not change these bytes before they are taken */
+        memcpy(buf, at, n); /* copied without the lock: the writer does not change these bytes before they are taken */
     base_spin_lock(&g->lock);
     if (n)
         gateway_stream_take(s, n, &due);
@@ -152,7 +152,7 @@ void gateway_handle_unread(struct gateway *g, uint32_t from, const struct gatewa
     gateway_credit_give(g, &due);
 }
 
-/* Keeps other threads from ending the stream to a process's input, until input_pause(). False: the stream has ended. */
+/* Keeps other threads from ending the stream to a process's input, until input_pause(). Returns false if the stream has ended. */
 static bool input_use(struct gateway_stream *s)
 {
     base_spin_lock(&s->g->lock);

@@ -6,7 +6,8 @@
 
 #include "gateway/handle.h"
 
-/* Returns the process that the record names. NULL: there is no such process, or it was not started by a record. With the lock held. */
+/* Returns the process that the record names. Returns NULL if there is no such process, or if it was not started by a record. The caller
+ * holds gateway.lock. */
 static struct weft_process *of_record(struct gateway *g, const weft_request *r)
 {
     struct weft_process *p = gateway_table_find(&g->processes, r->handle);

@@ -10,7 +10,7 @@
 
 #define NAMES_MOST   65536u
 #define NAME_BUCKETS 8192u
-#define LISTED_MOST  40u /* the most names in one answer */
+#define LISTED_MOST  40u /* maximum number of names in one answer */
 
 struct name {
     struct name *next;
@@ -37,7 +37,7 @@ static int name_open(struct gateway_server *s, void **state)
                : base_fail(-ENOMEM, "no memory to count the names of %u nodes (service 'name')" BASE_MEMORY_HINT, gateway_of(s)->w->room);
 }
 
-/* Copies the name in a request: 64 bytes, padded with zeros. False: it is not a valid name. */
+/* Copies the name in a request: 64 bytes, padded with zeros. Returns false if it is not a valid name. */
 static bool name_read(const weft_request *r, char out[WEFT_NAME_BYTES])
 {
     memcpy(out, &r->arg[4], WEFT_NAME_BYTES);
@@ -91,7 +91,7 @@ static void name_tell(struct names *all, const weft_name *n)
     }
 }
 
-/* Checks whether a node may publish one more name. -ENOSPC: it may not. */
+/* Checks whether a node may publish one more name. Returns -ENOSPC if it may not. */
 static int name_allowed(const struct names *all, uint32_t node, const char *name)
 {
     const struct gateway *g = gateway_of(all->server);

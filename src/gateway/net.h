@@ -41,14 +41,14 @@ struct net_address {
     };
     socklen_t len;
 };
-/* Copies an IPv4 or IPv6 address. An IPv6 address that stands for an IPv4 address (::ffff:10.0.0.1) becomes this IPv4 address. False: the
- * address is of another family. */
+/* Copies an IPv4 or IPv6 address. An IPv6 address that stands for an IPv4 address (::ffff:10.0.0.1) becomes this IPv4 address. Returns
+ * false if the address is of another family. */
 bool net_address_take(struct net_address *out, const struct sockaddr *from, socklen_t len);
 /* Writes an address as text, as in "10.0.0.1:80", "[::1]:80". */
 #define NET_ADDRESS_TEXT 80u
 void net_address_text(const struct net_address *a, char *out, size_t len);
 struct net_rules;
-/* Reads rules such as "allow=127.0.0.1:8000,deny=10.0.0.0/8". -EINVAL (sets the error text), -ENOMEM. */
+/* Reads rules such as "allow=127.0.0.1:8000,deny=10.0.0.0/8". Returns 0, -EINVAL (with an error text) or -ENOMEM. */
 int net_rules_read(const char *text, struct net_rules **out);
 void net_rules_free(struct net_rules *all);
 bool net_rules_deny_names(const struct net_rules *all); /* whether a rule denies a name */
@@ -65,7 +65,7 @@ struct net_target {
 bool net_rules_allow(const struct net_rules *all, const struct net_target *t, char *why, size_t len);
 
 /* --- net_names.c --- */
-#define NET_LOOKUPS_MAX 1024u /* how many names may be being resolved or waiting for that at the same time */
+#define NET_LOOKUPS_MAX 1024u /* how many names may be resolved, or wait to be resolved, at the same time */
 struct net_lookup {
     struct gateway_work work; /* must be the first member */
     char host[NET_HOST_MAX + 1], port[8];
@@ -78,7 +78,7 @@ struct net_lookup {
     void (*resolved)(struct net_lookup *l); /* called with the result, on the thread that waits for the watches; takes ownership of `l` */
 };
 int net_names_open(struct gateway_works **out, struct gateway_watches *watches, uint32_t askers);
-/* Resolves a name without blocking. Takes ownership of `l`. -EDQUOT: too many names are being resolved. */
+/* Resolves a name without blocking. Takes ownership of `l`. Returns -EDQUOT if too many names are being resolved. */
 int net_names_ask(struct gateway_works *all, struct net_lookup *l);
 int net_names_numeric(struct net_lookup *l); /* if `host` is an address, converts it at once; a negative errno if `host` is a name */
 void net_lookup_free(struct net_lookup *l);
@@ -92,21 +92,21 @@ struct net_datagram {
     uint8_t family; /* 4 or 6; 0: there is no address, because the socket has a peer */
     uint8_t zero;
     uint16_t port;
-    uint8_t address[16]; /* of the sender or receiver */
+    uint8_t address[16]; /* address of the sender or receiver */
 };
 _Static_assert(sizeof(struct net_datagram) == 24, "net_datagram is 24 bytes in the ring");
 #define NET_DATAGRAM_SKIP UINT32_MAX
 #define NET_DATAGRAM_ROOM (sizeof(struct net_datagram) + 65535u) /* room for the largest datagram */
 #define NET_DATAGRAM_RING (UINT64_C(128) << 10) /* smallest ring for datagrams, and the default: it has room for two datagrams */
 _Static_assert(sizeof(struct net_datagram) + WEFT_NET_DATAGRAM_MAX <= 65536u, "a datagram fits into a NET_PIECE");
-/* Reads the head at `at`. `have`: how many bytes have come; `gap`: how many bytes are left before the ring's end. Returns the length of
- * head and datagram, or how many bytes to skip. 0: the datagram is not complete; -EPROTO: the head is invalid. */
+/* Reads the head at `at`. `have`: how many bytes have arrived; `gap`: how many bytes are left before the ring's end. Returns the length of
+ * head and datagram, or how many bytes to skip. Returns 0 if the datagram is not complete, or -EPROTO if the head is invalid. */
 int64_t net_datagram_read(struct net_datagram *out, const uint8_t *at, uint64_t have, uint64_t gap);
 struct net_socket;
-/* Sends one datagram from the ring, or drops the datagram and logs why. Returns what net_datagram_read() returns, or -EAGAIN: the socket
+/* Sends one datagram from the ring, or drops the datagram and logs why. Returns what net_datagram_read() returns, or -EAGAIN if the socket
  * has no room now. */
 int64_t net_udp_send(struct net_socket *s, const uint8_t *at, uint64_t have, uint64_t gap, bool *skip);
-bool net_udp_receive(struct net_socket *s); /* receives one datagram. False: there is no datagram now, or no room in the ring */
+bool net_udp_receive(struct net_socket *s); /* receives one datagram. Returns false if there is no datagram now, or no room in the ring */
 uint64_t net_udp_room(const struct gateway_stream *down); /* how much room the ring has; 0: too little for the largest datagram */
 
 /* --- net_socket.c --- */

@@ -7,7 +7,7 @@
 
 #include "gateway/net_handle.h"
 
-/* Finds a handle by its number. A pointer is not enough: the handle may be closed and freed before the answer comes. */
+/* Finds a handle by its number. A pointer is not enough: the handle may be closed and freed before the answer arrives. */
 static struct weft_socket *handle_of(struct gateway *g, uint64_t id, uint32_t node)
 {
     struct weft_socket *s = gateway_table_find(&g->sockets, id);

@@ -107,7 +107,7 @@ struct wanted {
     uint64_t bytes, skip; /* bytes of the record, and bytes to skip before the record (struct net_datagram) */
 };
 
-/* Finds room for a record. -EAGAIN: there is no room now. */
+/* Finds room for a record. Returns -EAGAIN if there is no room now. */
 static int record_room(struct wanted *want)
 {
     struct weft_socket *s = want->s;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- with the lock held --- */
+/* --- the caller holds gateway.lock --- */
 
 void socket_notify(const struct weft_socket *s)
 {
@@ -418,7 +418,7 @@ int weft_net_accept(weft_socket *listener, weft_socket **out, int64_t timeout_ns
         return rc;
     socket_use(listener, 1);
     rc = fab_wait(g->w, socket_is_settled, s, socket_until(listener, timeout_ns));
-    if (rc == -ETIMEDOUT) { /* keep the handle: if the connection comes later, the next call gets it */
+    if (rc == -ETIMEDOUT) { /* keep the handle: if the connection arrives later, the next call gets it */
         base_spin_lock(&g->lock);
         s->spare = listener->spare;
         listener->spare = s;
@@ -479,7 +479,7 @@ static int socket_close(weft_socket *s, bool drop)
     base_spin_lock(&g->lock);
     bool open = s->state == SOCKET_OPEN, ends = open && s->out && !s->out->ended && !s->out->shut && !drop;
     base_spin_unlock(&g->lock);
-    /* so that the peer sees all bytes and then the end of the stream, not a reset */
+    /* end the stream, so that the peer sees all bytes and then the end, not a reset */
     if (ends)
         (void)gateway_stream_send(s->out, NULL, 0, true, 0);
     gateway_stream_close(s->in);

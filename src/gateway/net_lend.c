@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Lends a connection to an asker of this host: the asker gets a duplicate of the descriptor, and reads and writes this itself until it
- * returns the duplicate or closes the socket. So one thread less is woken for the bytes. The gateway keeps its own descriptor, and resets
- * the connection if the asker dies.
+ * Lends a connection to an asker of this host: the asker gets a duplicate of the descriptor, and itself reads and writes the connection,
+ * until it returns the duplicate or closes the socket. So one thread less is woken for the bytes. The gateway keeps its own descriptor, and
+ * resets the connection if the asker dies.
  *
  * With the descriptor the asker could connect to another address. So a gateway lends only if it also runs programs for its askers, which
  * could do the same.

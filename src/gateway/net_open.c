@@ -60,7 +60,7 @@ static void open_done(struct net_socket *s, struct gateway_call *c, enum net_sta
     }
     const uint64_t words[2] = {s->id, s->up ? s->up->id : 0};
     gateway_answer(c, 0, words, 2, text, n);
-    if (!(s->watch.events & GATEWAY_READABLE)) /* if the socket is watched, ready() is called when the first bytes come */
+    if (!(s->watch.events & GATEWAY_READABLE)) /* if the socket is watched, ready() is called when the first bytes arrive */
         net_socket_move(s);
 }
 
@@ -135,7 +135,8 @@ static bool is_connected(int fd)
     return getpeername(fd, (struct sockaddr *)&a, &len) == 0;
 }
 
-/* Tries the next address that the rules allow. 0: connected; 1: connecting; else the error of the last address that failed. */
+/* Tries the next address that the rules allow. Returns 0 if it is connected, 1 if it is still connecting, or the error of the last address
+ * that failed. */
 static int connect_next(struct net_socket *s)
 {
     char why[2 * NET_HOST_MAX + 128];

@@ -15,7 +15,7 @@ struct net_record { /* a socket that a record has opened */
     /* for a listener: the socket of the next connection, for which an accept is under way; NULL: no accept is under way */
     struct net_record *accepted;
     bool drop;            /* when the socket is closed, bytes that are not sent yet are dropped */
-    bool receives, sends; /* a record is receiving; a record is sending; under gateway.lock */
+    bool receives, sends; /* a record is receiving; a record is sending; guarded by gateway.lock */
     weft_op op;
 };
 
@@ -107,7 +107,7 @@ static void put_address(uint64_t out[3], const char *text)
     memcpy(&out[1], d.address, sizeof d.address);
 }
 
-/* 0: the socket is open. -EAGAIN: the socket is not open yet. */
+/* Returns 0 if the socket is open. Returns -EAGAIN if the socket is not open yet. */
 static int net_opened(const struct net_record *n)
 {
     int rc = weft_net_error(n->socket);
@@ -124,7 +124,7 @@ static int net_tell_addresses(const struct net_record *n, weft_request *r)
     return 0;
 }
 
-/* Requests the next connection of a listener, or takes it if it has come. Only one thread at a time may call this. */
+/* Requests the next connection of a listener, or takes it if it has arrived. Only one thread at a time may call this. */
 static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 {
     struct net_record *a = n->accepted;
@@ -151,7 +151,7 @@ static int accept_next(struct gateway *g, struct net_record *n, weft_request *r)
 
 /* --- bytes --- */
 
-/* Begins a record of a kind of which only one may be under way (`*busy`). False: another one is under way. */
+/* Begins a record of a kind of which only one may be under way (`*busy`). Returns false if another one is under way. */
 static bool net_begin(struct gateway *g, bool *busy)
 {
     base_spin_lock(&g->lock);
@@ -207,7 +207,8 @@ static void job_copied(struct gateway_copy *c, int rc)
     gateway_object_leave(g, &n->object);
 }
 
-/* Starts to copy `bytes` bytes between the ring, from position `ring` of its stream on, and the memory that the record names. */
+/* Starts to copy `bytes` bytes between the ring and the memory that the record names. In the ring they begin at position `ring` of its
+ * stream. */
 static int job_start(struct gateway *g, const struct net_job *like, const struct gateway_stream *s, uint64_t ring, uint64_t bytes)
 {
     struct net_job *j = malloc(sizeof *j);

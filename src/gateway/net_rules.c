@@ -135,7 +135,7 @@ static int rule_ports(struct rule *r, char *what)
     return 0;
 }
 
-/* Reads an address or a network. False: the text is neither. */
+/* Reads an address or a network. Returns false if the text is neither. */
 static bool rule_net(struct rule *r, const char *what)
 {
     char host[64];

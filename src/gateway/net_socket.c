@@ -132,7 +132,7 @@ static uint32_t sockets_max(void)
     return files < NET_SOCKETS_MAX ? (uint32_t)files : NET_SOCKETS_MAX;
 }
 
-/* Checks whether a node may have one more socket. -EMFILE: it may not. */
+/* Checks whether a node may have one more socket. Returns -EMFILE if it may not. */
 static int socket_allowed(const struct net *all, uint32_t node)
 {
     const struct gateway *g = gateway_of(all->server);
@@ -269,7 +269,7 @@ static bool is_udp(const struct net_socket *s)
     return s->flags & WEFT_NET_DATAGRAMS;
 }
 
-/* Reads one piece from the socket into the ring. False: there is nothing to read now, or no room in the ring. */
+/* Reads one piece from the socket into the ring. Returns false if there is nothing to read now, or if there is no room in the ring. */
 static bool down_move(struct net_socket *s)
 {
     if (is_udp(s)) {
@@ -305,7 +305,8 @@ static bool down_move(struct net_socket *s)
 
 /* --- from the asker to the network --- */
 
-/* Fetches bytes from a ring that is not mapped. 1: the bytes are in s->piece; 0: not yet; else a negative errno. */
+/* Fetches bytes from a ring that is not mapped. Returns 1 if the bytes are in s->piece, 0 if they are not there yet, or a negative
+ * errno. */
 static int up_fetch(struct net_socket *s, uint64_t n)
 {
     struct gateway_stream *up = s->up;
@@ -340,8 +341,8 @@ static int up_fetch(struct net_socket *s, uint64_t n)
     return rc ? rc : 1;
 }
 
-/* Returns how many bytes can be written next, and where they are, or a negative errno. 0: no bytes now, or, if `*last` is true, the stream
- * has ended. */
+/* Returns how many bytes can be written next, and where they are, or a negative errno. Returns 0 if there are no bytes now, or, if `*last`
+ * is true, if the stream has ended. */
 static int64_t up_next(struct net_socket *s, const uint8_t **at, bool *last)
 {
     struct gateway_stream *up = s->up;
@@ -394,7 +395,7 @@ static void piece_drop(struct net_socket *s)
     s->piece = NULL;
 }
 
-/* Sends the first datagram of the `n` bytes at `at`. False: the socket is full (`*full`) or broken. */
+/* Sends the first datagram of the `n` bytes at `at`. Returns false if the socket is full (`*full`) or broken. */
 static bool up_datagram(struct net_socket *s, const uint8_t *at, uint64_t n, bool *full)
 {
     struct gateway_stream *up = s->up;
@@ -415,7 +416,7 @@ static bool up_datagram(struct net_socket *s, const uint8_t *at, uint64_t n, boo
     return true;
 }
 
-/* Writes one piece to the socket. False: there is nothing to write now, or the socket is full (`*full`) or broken. */
+/* Writes one piece to the socket. Returns false if there is nothing to write now, or if the socket is full (`*full`) or broken. */
 static bool up_move(struct net_socket *s, bool *full)
 {
     const uint8_t *at = NULL;

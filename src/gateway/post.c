@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The most bytes of replies that may be queued for a node. (WEFT_REQUESTS_MAX answers take at most 72 MiB.) */
+/* Maximum number of bytes of replies that may be queued for a node. (WEFT_REQUESTS_MAX answers take at most 72 MiB.) */
 #define REPLIES_MAX ((size_t)96 << 20)
 #define DATA_PLACES 1024u
 
@@ -44,14 +44,14 @@ int gateway_posts_open(struct gateway *g)
     return 0;
 }
 
-/* How much of REPLIES_MAX a message takes. 0: the message is not a reply. */
+/* How much of REPLIES_MAX a message takes. Returns 0 if the message is not a reply. */
 static size_t reply_bytes(const struct gateway_message *m, size_t len)
 {
     bool reply = m->type == GATEWAY_ANSWER || m->type == GATEWAY_CREDIT || m->type == GATEWAY_SHUT || m->type == GATEWAY_END;
     return reply ? sizeof(struct post) + len : 0;
 }
 
-/* --- queued DATA messages to which further pieces of the stream are added; with the lock held --- */
+/* --- queued DATA messages to which further pieces of the stream are added; the caller holds gateway.lock --- */
 
 /* The place in `data` for the message to which further pieces of the stream are added. There may be no such message. */
 static struct post **data_at(struct gateway_posts *p, uint32_t node, uint64_t stream)
@@ -88,8 +88,8 @@ static void data_enter(struct gateway_posts *p, struct post *one)
     *at = one;
 }
 
-/* Adds a piece of a stream to the queued message that contains the previous piece. False: there is no such message, or it would become too
- * large. */
+/* Adds a piece of a stream to the queued message that contains the previous piece. Returns false if there is no such message, or if it
+ * would become too large. */
 static bool data_add(struct gateway_posts *p, uint32_t node, const struct gateway_message *m, const void *payload, size_t len)
 {
     struct post *one = is_piece(m) ? *data_at(p, node, m->to) : NULL;
@@ -160,7 +160,7 @@ static int post_now(struct gateway *g, uint32_t node, const struct gateway_messa
     return rc == -ENOBUFS || rc == -ENOMEM || rc == -ENETDOWN ? -EAGAIN : rc;
 }
 
-/* Handles a message to this node itself. False: the handler is not installed yet. */
+/* Handles a message to this node itself. Returns false if the handler is not installed yet. */
 static bool post_here(struct gateway *g, const struct gateway_message *m, const void *payload, size_t len)
 {
     if (!fab_deliver(g->w, g->w->rank, GATEWAY_HANDLER, m, sizeof *m, payload, len))

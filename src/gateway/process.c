@@ -363,7 +363,7 @@ static int run_start(struct processes *all, const struct gateway_call *c, struct
     return 0;
 }
 
-/* Tries to start the process of a request. True: the request was answered; false: the request must wait. */
+/* Tries to start the process of a request. Returns true if the request was answered, false if it must wait. */
 static bool try_start(struct processes *all, struct gateway_call *c)
 {
     struct run *r;

@@ -41,18 +41,19 @@ struct gateway_object {
     uint16_t service;
     bool closed;
     uint32_t uses;
-    /* Called without the lock; must not wait. `over`: the node is closed, so free only memory. */
+    /* The caller does not hold gateway.lock. Must not wait. `over`: the node is closed, so free only memory. */
     void (*free)(struct gateway *g, struct gateway_object *o, bool over);
     struct gateway_object *next_dead;
 };
-int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives the object a handle. -ENOMEM */
-/* Returns the object that the record names. Until gateway_object_leave() it cannot be freed. NULL: this service has no such object. */
+int gateway_object_add(struct gateway *g, struct gateway_object *o); /* gives the object a handle; returns 0 or -ENOMEM */
+/* Returns the object that the record names. Until gateway_object_leave() it cannot be freed. Returns NULL if this service has no such
+ * object. */
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r);
 void gateway_object_leave(struct gateway *g, struct gateway_object *o);
-void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
+void gateway_object_leave_locked(struct gateway *g, struct gateway_object *o); /* the caller holds gateway.lock */
 /* Takes away the object's handle. The object is freed when nobody uses it any more. */
 void gateway_object_close(struct gateway *g, struct gateway_object *o);
-void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* with the lock held */
+void gateway_object_close_locked(struct gateway *g, struct gateway_object *o); /* the caller holds gateway.lock */
 
 /* --- record_copy.c --- */
 enum gateway_copy_step { COPY_BEGINS, COPY_GETS, COPY_GOT, COPY_PUTS, COPY_FLUSHES };
@@ -62,7 +63,7 @@ struct gateway_copy {
     struct gateway *g;
     weft_gaddr to, from;
     uint64_t bytes;
-    /* Called once, without the lock, on any thread. `status`: 0: the bytes are at `to` now; otherwise a negative errno. */
+    /* Called once, on any thread, without gateway.lock. `status`: 0: the bytes are at `to` now; otherwise a negative errno. */
     void (*done)(struct gateway_copy *c, int status);
     enum gateway_copy_step step;
     weft_gaddr between; /* a buffer in this node's pool, for a copy between two other nodes; WEFT_NULL: there is no buffer */

@@ -88,7 +88,8 @@ static int copy_begin(struct gateway_copy *c)
     return rc;
 }
 
-/* Carries out the next step of a copy. -EINPROGRESS or -EAGAIN: call this again. All else is the result of the copy. */
+/* Carries out the next step of a copy. Returns -EINPROGRESS or -EAGAIN if this must be called again; any other value is the result of the
+ * copy. */
 static int copy_step(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;
@@ -131,7 +132,7 @@ static bool copy_looked(struct gateway_copy *c)
 
 /* --- the thread --- */
 
-/* Carries out a step of each copy, and removes complete copies from the list. True: at least one copy was complete. */
+/* Carries out a step of each copy, and removes complete copies from the list. Returns true if at least one copy was complete. */
 static bool copies_step(struct gateway_copy **list)
 {
     bool some = false;

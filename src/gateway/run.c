@@ -43,7 +43,7 @@ static void output_discard(struct run *r, unsigned which)
         output_done(r, which);
 }
 
-/* Moves bytes from a pipe to its ring. False: there is nothing to move, or no room now. */
+/* Moves bytes from a pipe to its ring. Returns false if there is nothing to move, or if there is no room now. */
 static bool output_move(struct run *r, unsigned which)
 {
     struct gateway_stream *s = r->out_stream[which];
@@ -115,7 +115,8 @@ void run_input_end(struct run *r)
         input_stream_end(r);
 }
 
-/* Returns how many bytes of input can be written next, and where they are. 0: no bytes now, or, if `*last` is true, the input has ended. */
+/* Returns how many bytes of input can be written next, and where they are. Returns 0 if there are no bytes now, or, if `*last` is true, if
+ * the input has ended. */
 static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
 {
     if (r->in_stream) {

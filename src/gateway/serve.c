@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define FETCH_MOST    (UINT64_C(8) << 20) /* the most bytes that are fetched from one asker at a time */
+#define FETCH_MOST    (UINT64_C(8) << 20) /* maximum number of bytes that are fetched from one asker at a time */
 #define FETCH_LOOK_NS (200 * WEFT_US)
 #define KEEP_NS       WEFT_MS /* after this time, the server tries again to send messages for which there was no room */
 
@@ -274,7 +274,7 @@ void server_begin(struct gateway_call *c)
         server_wake(s);
 }
 
-/* Fetches the request's data. -EINPROGRESS: it has not arrived yet. */
+/* Fetches the request's data. Returns -EINPROGRESS if it has not arrived yet. */
 static int call_fetch(struct gateway_call *c)
 {
     struct gateway_server *s = c->server;
@@ -433,8 +433,8 @@ void gateway_server_linger(struct gateway_server *s)
     s->lingers = true;
 }
 
-/* Polls for the next request for a moment, so that an asker need not wake this thread for each request. True: a request or message has
- * come. */
+/* Polls for the next request for a moment, so that an asker need not wake this thread for each request. Returns true if a request or
+ * message has arrived. */
 static bool server_linger(struct gateway_server *s)
 {
     int sleeps = SERVER_SLEEPS, looks = SERVER_LOOKS;

@@ -29,7 +29,7 @@ struct gateway_server {
     int wake[2];
     struct gateway_watch wake_watch;
     struct gateway_watches *watches;
-    /* Under gateway.lock: */
+    /* Guarded by gateway.lock: */
     struct gateway_call *calls[CALL_BUCKETS];
     struct gateway_call *arrived, **arrived_last;
     struct gateway_stream *moved;
@@ -49,7 +49,8 @@ static inline bool call_is_quick(const struct gateway_call *c)
 }
 void server_wake(struct gateway_server *s);
 void server_begin(struct gateway_call *c); /* passes a request to its service */
-/* Handles one stream that has changed. `quick`: only a stream that the progress thread may handle. False: there is no such stream. */
+/* Handles one stream that has changed. `quick`: only a stream that the progress thread may handle. Returns false if there is no such
+ * stream. */
 bool server_moved_one(struct gateway_server *s, bool quick);
 
 #endif

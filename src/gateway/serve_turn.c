@@ -4,9 +4,9 @@
  */
 #include "gateway/serve.h"
 
-#define BRIEF_MAX 4u /* the most requests and streams that the progress thread handles at a time */
+#define BRIEF_MAX 4u /* maximum number of requests and streams that the progress thread handles at a time */
 
-/* Handles one request that the progress thread may handle. False: there is no such request. */
+/* Handles one request that the progress thread may handle. Returns false if there is no such request. */
 static bool server_begin_one(struct gateway_server *s)
 {
     base_spin_lock(&s->g->lock);

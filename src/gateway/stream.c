@@ -119,7 +119,7 @@ void gateway_stream_close(struct gateway_stream *s)
     base_spin_unlock(&g->lock);
     if (shut) /* if the writer's number of the stream is not known yet, SHUT is sent when the first bytes arrive */
         (void)gateway_post(g, s->node, &(struct gateway_message){.type = GATEWAY_SHUT, .to = s->peer}, NULL, 0);
-    if (cut) /* also sent after SHUT: tells the reader that nobody writes to its ring any more */
+    if (cut) /* sent even after SHUT, to tell the reader that nobody writes to its ring any more */
         (void)gateway_stream_send(s, NULL, 0, true, -ECONNRESET);
     if (s->owned) {
         fab_use(g->w, FAB_USE_STREAMS, -(int64_t)s->bytes);
@@ -193,7 +193,7 @@ static void stream_put(const struct gateway_stream *s, const void *payload, uint
         memcpy(s->memory, (const uint8_t *)payload + gap, (size_t)(n - gap));
 }
 
-/* Handles DATA. False: the message is invalid. */
+/* Handles DATA. Returns false if the message is invalid. */
 static bool stream_data(struct gateway_stream *s, const struct gateway_message *m, const void *payload, size_t len)
 {
     uint64_t n = m->word[2];
@@ -255,7 +255,7 @@ void gateway_stream_message(struct gateway *g, uint32_t from, const struct gatew
                  : m->type == GATEWAY_CREDIT ? "credit"
                                              : "end of reading",
                  (unsigned long long)m->to);
-    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the writer's number of it */
+    if (none && m->type == GATEWAY_DATA && !m->word[3]) /* the reader closed the stream before it knew the writer's number of the stream */
         (void)gateway_post(g, from, &(struct gateway_message){.type = GATEWAY_SHUT, .to = m->word[0]}, NULL, 0);
 }
 

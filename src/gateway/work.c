@@ -29,14 +29,14 @@ struct gateway_works {
     pthread_t thread[THREADS_MAX];
 };
 
-/* --- with the lock held --- */
+/* --- the caller holds all->lock --- */
 
 static struct works_asker *asker_of(struct gateway_works *all, const struct gateway_work *job)
 {
     return job->asker < all->how.askers ? &all->asker[job->asker] : NULL;
 }
 
-/* Takes the first job whose asker may use one more thread. NULL: there is no such job. */
+/* Takes the first job whose asker may use one more thread. Returns NULL if there is no such job. */
 static struct gateway_work *work_take(struct gateway_works *all)
 {
     for (struct gateway_work **at = &all->waiting, *job; (job = *at); at = &job->next) {
@@ -257,7 +257,7 @@ void gateway_works_close(struct gateway_works *all)
         if (all->how.leaves)
             pthread_detach(all->thread[i]);
         else
-            pthread_join(all->thread[i], NULL); /* without a deadline: while a disk hangs, the process could not end anyway */
+            pthread_join(all->thread[i], NULL); /* wait without a deadline: while a disk hangs, the process cannot end anyway */
     }
     pthread_mutex_lock(&all->lock);
     works_leave(all);

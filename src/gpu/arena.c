@@ -131,7 +131,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     return 0;
 }
 
-/* Returns this node's arena in the space. NULL: there is no arena, or it is being closed. The caller holds table_lock. */
+/* Returns this node's arena in the space. Returns NULL if there is no arena, or it is being closed. The caller holds table_lock. */
 static struct gpu_arena *own_open(struct arenas *c, uint32_t space)
 {
     struct gpu_arena *a = space < ARENA_SPACES ? c->own[space] : NULL;
@@ -214,8 +214,8 @@ int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_ar
     return rc;
 }
 
-/* Finds an arena of this node, or an arena of another node that is mapped in this process, and counts a user. NULL: there is no such
- * arena. */
+/* Finds an arena of this node, or an arena of another node that is mapped in this process, and counts a user. Returns NULL if there is no
+ * such arena. */
 static struct gpu_arena *arena_hold(struct arenas *c, uint32_t node, uint32_t space)
 {
     pthread_rwlock_rdlock(&c->table_lock);
@@ -238,7 +238,8 @@ static void for_all_arenas(struct arenas *c, const struct gpu_place *place,
         }
 }
 
-/* Tells the other nodes that the RDMA device has refused the arena. Never waits. False: the message to some node cannot be sent now. */
+/* Tells the other nodes that the RDMA device has refused the arena. Never waits. Returns false if the message to some node cannot be sent
+ * now. */
 static bool tell_refusal(struct arenas *c, struct gpu_arena *a)
 {
     struct arena_space m = {

@@ -31,14 +31,14 @@
 #include "gpu/gpu.h"
 
 #define ARENA_SPACES   (1u << WEFT_SPACE_BITS)
-#define ARENA_LITTLE   WEFT_PAYLOAD_MAX /* the most bytes of data inside one message */
-#define ARENA_PIECE    (1u << 20)       /* the most bytes of a piece */
-#define ARENA_JOBS     1024u            /* the most jobs for one node; a caller that starts more waits */
-#define ARENA_PIECES   64u              /* the most pieces under way to one node */
-#define ARENA_REQUESTS 64u              /* the most requests of one node at an owner: a node has at most so many pieces under way */
+#define ARENA_LITTLE   WEFT_PAYLOAD_MAX /* maximum number of bytes of data inside one message */
+#define ARENA_PIECE    (1u << 20)       /* maximum number of bytes of a piece */
+#define ARENA_JOBS     1024u            /* maximum number of jobs for one node; a caller that starts more waits */
+#define ARENA_PIECES   64u              /* maximum number of pieces under way to one node */
+#define ARENA_REQUESTS 64u              /* the most requests of one node at an owner: a node has at most this many pieces under way */
 #define STAGE_SLOTS    8u
-#define GRANTS_MOST    4u  /* the most slots of an owner that one node may have */
-#define ARENA_GPUS     64u /* the most open GPUs of a node */
+#define GRANTS_MOST    4u  /* maximum number of slots of an owner that one node may have */
+#define ARENA_GPUS     64u /* maximum number of open GPUs of a node */
 #define SHARE_NAME     48u /* length of the name of the socket by which memory is handed over (base_place_open()) */
 
 enum {
@@ -109,8 +109,8 @@ struct gpu_arena {
     _Atomic uint32_t users;  /* jobs and requests that use the arena */
     _Atomic uint64_t gpus;   /* one bit for each open GPU whose kernels can access the arena */
     struct fab_memory *rdma; /* NULL: the arena is not registered with the RDMA device */
-    _Atomic int rdma_why; /* 0: the RDMA device accesses the arena; else why it does not. -EACCES: the device has refused, so weft does not
-                             try again */
+    _Atomic int rdma_why; /* 0 if the RDMA device accesses the arena, else the errno that says why not. After -EACCES, the device's refusal,
+                           * weft does not try again */
     uint32_t rdma_tell;   /* nodes with lower numbers have been told of the device's refusal; used by the thread that takes a step */
     _Atomic bool given;   /* the memory was handed to other processes */
 };
@@ -155,7 +155,7 @@ struct stage {
 struct grant {
     weft_gaddr at; /* WEFT_NULL: none */
     uint32_t bytes;
-    bool busy; /* a piece uses it */
+    bool busy; /* a piece uses the slot */
 };
 /* What becomes of a piece's slot when the piece has ended. STAYS: the slot stays granted. TAKEN: the owner has taken it back. LOST: a put
  * into the slot may still be under way.
@@ -169,7 +169,7 @@ struct grants {
     uint32_t count, busy;
     bool lost; /* nothing may be put into the slots; they are given back when the link has been flushed */
     struct fab_flush flush;
-    int64_t used, again, wanted_at; /* when a slot was last used; when to ask for more; when this node asked */
+    int64_t used, again, wanted_at; /* used: when a slot was last used; again: when to ask for more; wanted_at: when this node asked */
     _Atomic uint32_t offer;         /* the number of this node's last question, and its state (OFFER_NONE and so on, grant.c) */
     uint32_t offered, offered_bytes;
     weft_gaddr offered_at[GRANTS_MOST];
@@ -184,9 +184,9 @@ struct arena_piece;
 
 /* What this node has under way to another node. */
 struct arena_peer {
-    struct arena_job *first, *last, *next; /* jobs in order; `next` is the first job with pieces left to begin; under `lock` */
-    uint32_t count;                        /* number of jobs; under `lock` */
-    uint64_t begun;                        /* number of jobs begun so far; under `lock` */
+    struct arena_job *first, *last, *next; /* jobs in order; `next` is the first job with pieces left to begin; guarded by `lock` */
+    uint32_t count;                        /* number of jobs; guarded by `lock` */
+    uint64_t begun;                        /* number of jobs begun so far; guarded by `lock` */
     _Atomic uint64_t oldest;               /* number of the oldest job that is not complete */
     uint32_t pieces;
     _Atomic int failure;
@@ -216,7 +216,7 @@ struct arenas {
     _Atomic bool leaving;                /* the node is being closed */
     pthread_mutex_t share_lock;          /* protects the following members and `other` */
     bool sharing;                        /* the thread has more work with `other` */
-    /* share_place: the socket by which owners hand over memory, or a negative errno; share_came: a connection on which nothing has come
+    /* share_place: the socket by which owners hand over memory, or a negative errno; share_came: a connection on which nothing has arrived
      * yet, or -1 */
     int share_place, share_came;
     int64_t share_until; /* when to stop waiting on that connection */
@@ -230,7 +230,7 @@ struct arenas {
     _Atomic uint32_t rooms;  /* counts messages about grants */
     uint32_t rooms_seen;
     struct arena_request *requests, **requests_end; /* requests of other nodes that are being carried out */
-    struct arena_request *arrived, **arrived_end;   /* requests of other nodes that have just arrived; under `lock` */
+    struct arena_request *arrived, **arrived_end;   /* requests of other nodes that have just arrived; guarded by `lock` */
 
     int (*start)(struct arenas *c); /* set by carrier.c: starts the thread */
     bool (*turn)(struct arenas *c); /* set by carrier.c: takes a step of all requests in a handler */
@@ -250,17 +250,19 @@ void rdma_open(struct arenas *c, struct gpu_arena *a); /* registers the arena wi
 void rdma_close(struct arenas *c, struct gpu_arena *a);
 /* whether the RDMA device can move data between the arena and that node's pool */
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node);
-/* Takes a step of a transfer between the arena and the pool of another node. `in`: the data goes to the arena. -EINPROGRESS or -EAGAIN:
- * call this again. -ECONNABORTED: the device has refused to access the arena, so the transfer must go through the pool. */
+/* Takes a step of a transfer between the arena and the pool of another node. `in`: the data goes to the arena. Returns -EINPROGRESS or
+ * -EAGAIN if this must be called again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go
+ * through the pool. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
 
 /* --- views.c --- */
 uint64_t arena_kind(const struct gpu_place *p);                    /* a number for a GPU's kind, which nodes compare */
-int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; -ENOSPC */
+int view_list(struct arenas *c, struct gpu_place *place);          /* adds an open GPU, and sets its number; returns 0 or -ENOSPC */
 void view_end(struct arenas *c, const struct gpu_place *place);    /* the GPU is being closed: its kernels get no further arenas */
 void view_unlist(struct arenas *c, const struct gpu_place *place); /* removes the GPU, when no arena refers to it any more */
-/* Finds the first open GPU of that kind. If no GPU of that kind is open, `out` has no back end. False: no GPU of any kind is open. */
+/* Finds the first open GPU of that kind. If no GPU of that kind is open, `out` has no back end. Returns false if no GPU of any kind is
+ * open. */
 bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out);
 /* Gives kernels of all open GPUs, or only of GPU `only`, access to the arena, if this is possible. The arena must stay open during the
  * call. */
@@ -268,7 +270,7 @@ void view_show(struct arenas *c, struct gpu_arena *a, const struct gpu_place *on
 void view_hide(struct arenas *c, struct gpu_arena *a);                              /* takes the arena away from all GPUs */
 void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* that GPU and its table are gone */
 bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
-/* The GPU that can copy between two arenas, one of which may be NULL. NULL: no GPU can access both. */
+/* The GPU that can copy between two arenas, one of which may be NULL. Returns NULL if no GPU can access both. */
 const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);
 
 /* --- arena.c --- */
@@ -280,8 +282,8 @@ int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *ou
 int arena_free(struct arenas *c, weft_gaddr addr);
 /* Checks that the other node has this memory. Returns 0 or -EFAULT. */
 int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes);
-/* Finds the arena with this memory, and counts a user; call arena_leave() at the end. -EFAULT: there is no such memory. `*out` becomes NULL
- * if the arena belongs to another node and is not mapped in this process. */
+/* Finds the arena with this memory, and counts a user; call arena_leave() at the end. Returns -EFAULT if there is no such memory. `*out`
+ * becomes NULL if the arena belongs to another node and is not mapped in this process. */
 int arena_enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_arena **out, void **at);
 /* finds this node's arena that contains this memory, and counts a user */
 struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t bytes);
@@ -293,54 +295,54 @@ static inline bool arena_is_own(const struct arenas *c, weft_gaddr a)
 bool arena_owns(struct arenas *c, const void *p);
 void arena_gpu_opened(struct arenas *c, const struct gpu_place *place); /* gives the GPU's kernels access to all arenas */
 void arena_gpu_closed(struct arenas *c, const struct gpu_place *place); /* removes the GPU from all arenas */
-/* Closes the arenas of the GPU with this table (gpu_place.table). False: at the deadline, operations are still under way; the arenas that
- * they use stay until arena_free_all(). */
+/* Closes the arenas of the GPU with this table (gpu_place.table). Returns false if operations are still under way at the deadline; the
+ * arenas that they use stay until arena_free_all(). */
 bool arena_close_all(struct arenas *c, const void *table, int64_t deadline);
 void arena_free_all(struct arenas *c);
 void arena_refuse(struct arenas *c, struct gpu_arena *a); /* allows no new operation on the arena */
-/* waits until no operation uses the arena; false: some still do at the deadline */
+/* waits until no operation uses the arena; returns false if some still do at the deadline */
 bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline);
 
 int arena_copy(struct arena_copy *c, const struct gpu_place *p, void *to, const void *from, uint64_t bytes);
-int arena_copied(struct arena_copy *c); /* -EINPROGRESS, or the result */
+int arena_copied(struct arena_copy *c); /* returns -EINPROGRESS, or the result of the copy */
 
 /* --- share.c --- */
 void share_heard(struct arenas *c, uint32_t from, const void *header, size_t len); /* handles another node's announcement of an arena */
 /* handles another node's request to hand over an arena of this node */
 void share_asked(struct arenas *c, uint32_t from, const void *header, size_t len);
-bool share_step(struct arenas *c); /* takes a step, on the carrier thread; true: there was something to do */
+bool share_step(struct arenas *c); /* takes a step, on the carrier thread; returns whether there was something to do */
 /* Maps those arenas of other nodes of this host that are not mapped yet. Call this after a GPU was opened. Call it also after a GPU was
  * closed, if another GPU is open. */
 void share_open(struct arenas *c, bool wait);
-bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* false: as arena_close_all() */
+bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* returns false as arena_close_all() does */
 /* Returns in words how this node reaches the memory of that node's GPUs. `why` gets the reason. */
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);
 void share_free(struct arenas *c);
 
 /* --- stage.c --- */
-/* NULL: no slot is free now or, if `*why` is not 0, an error has happened */
+/* Returns NULL if no slot is free now or, if `*why` is not 0, an error has happened */
 struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t node, int *why);
 void stage_give(struct stage *s, struct stage_slot *slot);
 
 /* --- grant.c --- */
-bool grant_step(struct arenas *c); /* true: there was something to do */
+bool grant_step(struct arenas *c); /* returns whether there was something to do */
 void grant_told(struct arenas *c, uint32_t from, const void *header, size_t len);
 void grant_gone(struct arenas *c, uint32_t node); /* called when the link to the node is closed */
-/* For the owner: finds the slot that a node has put into, and holds the slot until grant_landed(). NULL: the slot is not granted to that
- * node.
+/* For the owner: finds the slot that a node has put into, and holds the slot until grant_landed(). Returns NULL if the slot is not granted
+ * to that node.
  */
 struct stage_slot *grant_land(struct arenas *c, uint32_t from, weft_gaddr at, uint64_t bytes);
 bool grant_stays(const struct arenas *c, const struct stage_slot *s); /* whether the node may keep the slot */
 void grant_landed(struct arenas *c, struct stage_slot *s, bool stays);
 /* For the node that puts: whether its puts to that arena go into granted slots. */
 bool grant_serves(struct arenas *c, uint32_t node, uint32_t space);
-/* NULL: no slot is free now. `*pull`: the owner grants no slot, so the owner must get the piece. */
+/* Returns NULL if no slot is free now. `*pull`: the owner grants no slot, so the owner must get the piece. */
 struct grant *grant_take(struct arenas *c, uint32_t node, bool *pull);
 void grant_end(struct arenas *c, uint32_t node, struct grant *one, enum grant_fate fate);
 
 /* --- owner.c --- */
 void owner_asked(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
-bool owner_step(struct arenas *c); /* true: there was something to do */
+bool owner_step(struct arenas *c); /* returns whether there was something to do */
 void owner_free(struct arenas *c);
 
 /* --- piece.c --- */
@@ -401,9 +403,9 @@ struct arena_piece {
 };
 _Static_assert(ARENA_PIECES <= 256, "the low 8 bits of a piece's id are its index");
 struct arena_piece *piece_table(void);
-bool piece_begin(struct arenas *c, struct arena_job *j); /* begins the next piece of a job, if possible; true: a piece has begun */
+bool piece_begin(struct arenas *c, struct arena_job *j); /* begins the job's next piece, if possible; returns whether it has begun */
 bool piece_used(const struct arena_piece *p);
-bool piece_step(struct arenas *c, struct arena_piece *p, bool *moved); /* takes a step; true: the piece has ended */
+bool piece_step(struct arenas *c, struct arena_piece *p, bool *moved); /* takes a step; returns whether the piece has ended */
 void piece_give(struct arenas *c, struct arena_piece *p);              /* the piece may be used again */
 void piece_answered(struct arenas *c, uint32_t from, const void *header, size_t header_len, const void *payload, size_t len);
 

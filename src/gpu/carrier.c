@@ -12,7 +12,7 @@
 #define NAP_MOST_NS  WEFT_MS
 /* a sleep lasts at most 1/NAP_SHARE of the time since the last progress, so that sleeping delays the end of a copy only a little */
 #define NAP_SHARE 64
-/* with granted slots the thread spins for SPIN_GRANTED times WEFT_SPIN, because the next piece usually comes soon */
+/* with granted slots the thread spins for SPIN_GRANTED times WEFT_SPIN, because the next piece usually arrives soon */
 #define SPIN_GRANTED 4
 
 static struct arenas *arenas_of(struct weft_node *w)
@@ -20,7 +20,7 @@ static struct arenas *arenas_of(struct weft_node *w)
     return gpu_arenas_of(w);
 }
 
-/* Takes a step of all jobs and requests. False: another thread is taking a step, or there was nothing to do. */
+/* Takes a step of all jobs and requests. Returns false if another thread is taking a step, or there was nothing to do. */
 static bool arena_step(struct arenas *c)
 {
     if (!base_spin_try(&c->stepping))
@@ -33,7 +33,7 @@ static bool arena_step(struct arenas *c)
     return moved;
 }
 
-/* Takes a step of the requests of other nodes, in a handler. False: the carrier thread must take the step. */
+/* Takes a step of the requests of other nodes, in a handler. Returns false if the carrier thread must take the step. */
 static bool carrier_turn(struct arenas *c)
 {
     if (!base_spin_try(&c->stepping))

@@ -201,6 +201,47 @@ static int cuda_check(void *device)
                 : 0;
 }
 
+/* A thread in cuCtxSynchronize(), which has no deadline. There is no call that asks whether a context is idle, except with recent drivers.
+ */
+struct cuda_idle {
+    void *context;
+    _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; the one that is later frees the structure */
+};
+enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
+
+static void *cuda_wait(void *arg)
+{
+    struct cuda_idle *i = arg;
+    (void)WITHIN(i, cuda->cuCtxSynchronize()); /* an error: the GPU has failed, so that nothing runs on it */
+    if (atomic_exchange_explicit(&i->state, CUDA_ENDED, memory_order_acq_rel) == CUDA_LEFT)
+        free(i);
+    return NULL;
+}
+
+/* Waits for all kernels of the context, also those that do not use weft. If these run longer than the deadline, the thread stays. */
+static int cuda_idle(void *device, int64_t deadline)
+{
+    struct cuda_idle *i = calloc(1, sizeof *i);
+    if (!i)
+        return base_fail(-ENOMEM, "no memory to wait for the kernels of a GPU" BASE_MEMORY_HINT);
+    i->context = ((struct cuda_device *)device)->context;
+    pthread_t thread;
+    int rc = base_thread(&thread, cuda_wait, i);
+    if (rc) {
+        free(i);
+        return base_fail(rc, "cannot start a thread that waits for the kernels of a GPU: %s" BASE_THREAD_HINT, base_strerror(rc));
+    }
+    while (atomic_load_explicit(&i->state, memory_order_acquire) == CUDA_WAITS && base_now_ns() < deadline)
+        base_sleep_ns(100 * WEFT_US);
+    if (atomic_exchange_explicit(&i->state, CUDA_LEFT, memory_order_acq_rel) == CUDA_WAITS) {
+        pthread_detach(thread);
+        return base_fail(-ETIMEDOUT, "kernels of the GPU still run");
+    }
+    pthread_join(thread, NULL);
+    free(i);
+    return 0;
+}
+
 static int cuda_alloc(void *device, size_t bytes, void **memory)
 {
     struct cuda_device *d = device;
@@ -438,6 +479,7 @@ const struct gpu_backend gpu_cuda = {
     .free = cuda_free,
     .fill = cuda_fill,
     .check = cuda_check,
+    .idle = cuda_idle,
     .memory_open = cuda_memory_open,
     .memory_import = cuda_memory_import,
     .memory_close = cuda_memory_close,

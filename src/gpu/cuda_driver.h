@@ -98,7 +98,7 @@ struct cuda_driver {
 
 extern struct cuda_driver gpu_cuda_driver; /* written only by the first gpu_cuda_usable() */
 
-/* Loads the driver, if it is not loaded yet. False: `gpu_cuda_driver.why` tells why it cannot be used. */
+/* Loads the driver, if it is not loaded yet. Returns false if it cannot be used; `gpu_cuda_driver.why` then tells why. */
 bool gpu_cuda_usable(void);
 const char *gpu_cuda_error_name(int code);
 

@@ -2,8 +2,8 @@
  *
  * Opening and closing a GPU: its back end, its rings, what kernels need in the device's memory, and the thread that serves it.
  */
+#include "gpu/handle.h"
 #include "gpu/pci.h"
-#include "gpu/ring.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -11,33 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define LAST_WAIT_NS WEFT_SECOND /* how long a node that is being closed waits for kernels that did not end at the deadline */
 #define CONFIG_FIRST (offsetof(weft_gpu_config, slots) + sizeof((weft_gpu_config *)0)->slots)
-
-struct weft_gpu {
-    struct weft_node *w;
-    const struct gpu_backend *backend;
-    void *device;
-    bool opened;              /* the back end is open */
-    uint32_t rings, attached; /* number of rings; number of rings that the device can access */
-    uint32_t nodes;           /* entries in the kernels' tables, for the nodes that were known when the GPU was opened */
-    struct gpu_ring *ring;
-    struct gpu_server *server;
-    struct gpu_workers workers;
-    weft_device here; /* the host's copy of weft_device, from which the kernels' copy is made */
-    void *own;        /* memory for kernels: weft_device (at `there`), its tables, and words that only kernels write */
-    weft_device *there;
-    _Atomic uint64_t *notice; /* host memory: weft_device.notice */
-    size_t notice_bytes;
-    bool notice_attached;
-    void **pool_attached;     /* [nodes]: pools that the device can access, or NULL */
-    uint64_t *pool_at;        /* [nodes]: the addresses of these pools for the device */
-    _Atomic uint32_t running; /* number of running kernels of weft_gpu_run(); increased only under open_lock */
-    struct gpu_place place;
-    bool turns;                  /* kernels and the node take turns */
-    pthread_mutex_t server_lock; /* protects `server` where kernels and the node take turns */
-    pthread_mutex_t run_lock;    /* with `turns`: held while a kernel runs, so that only one runs at a time */
-    weft_gpu *next;
-};
 
 /* The open GPUs of this process. Before a handle is used, it is looked up in this list, because closing a GPU frees its handle. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -70,11 +45,25 @@ static void gpu_close_device(weft_gpu *g)
     g->opened = false;
 }
 
+/* Waits until the kernels of the GPU have ended; false: the deadline has passed. Their waits end by the notice, and kernels of persistent
+ * workers end because the workers are closed. */
+static bool gpu_ended(weft_gpu *g, int64_t deadline)
+{
+    while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
+        if (base_now_ns() >= deadline)
+            return false;
+        base_sleep_ns(100 * WEFT_US);
+    }
+    return !g->shown || !g->backend->idle || g->backend->idle(g->device, deadline) == 0;
+}
+
 static void dismantle(weft_gpu *g)
 {
-    if (atomic_load_explicit(&g->running, memory_order_acquire)) {
-        base_log(BASE_LOG_ERROR, "a kernel of the GPU `host` still runs although its node is closed, so its memory is not freed; wait for "
-                                 "the kernels before weft_close()");
+    if (g->opened && !gpu_ended(g, base_now_ns() + LAST_WAIT_NS)) {
+        base_log(BASE_LOG_ERROR,
+                 "a kernel of the GPU %s still runs although its node is closed, so its memory is not freed; wait for the "
+                 "kernels before weft_close()",
+                 g->backend->name);
         return;
     }
     gpu_work_free(&g->workers);
@@ -90,18 +79,6 @@ static void dismantle(weft_gpu *g)
     pthread_mutex_destroy(&g->run_lock);
     pthread_mutex_destroy(&g->server_lock);
     free(g);
-}
-
-/* Waits until the kernels of the GPU have ended; false: the deadline has passed. Kernels of persistent workers end because the workers are
- * closed. */
-static bool gpu_ended(weft_gpu *g, int64_t deadline)
-{
-    while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
-        if (base_now_ns() >= deadline)
-            return false;
-        base_sleep_ns(100 * WEFT_US);
-    }
-    return true;
 }
 
 /* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
@@ -135,8 +112,9 @@ static void close_one(weft_gpu *g, int64_t deadline)
         dismantle(g);
         return;
     }
-    base_log(BASE_LOG_WARN, "a GPU was closed while its kernels run: unfinished requests of these kernels get no results; wait for the "
-                            "kernels before weft_gpu_close()");
+    base_log(BASE_LOG_WARN,
+             "a GPU was closed while its kernels run: unfinished requests of these kernels get no results, and its memory is "
+             "kept until the node is closed; wait for the kernels before weft_gpu_close()");
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -280,17 +258,25 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
     return 0;
 }
 
-/* Fills the tables of pools. `spaces`: weft_device.arena, which also lists the pools. */
+/* Fills the tables of pools. `spaces`: weft_device.arena, which also lists the pools. Kernels make requests for the pools of nodes that the
+ * GPU cannot access, as for those on other hosts. */
 static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t *spaces)
 {
+    uint32_t refused = 0;
     for (uint32_t i = 0; i < g->nodes; i++) {
         struct fab_link *l = &g->w->links[i];
         void *base = l->transport ? l->transport->pointer(g->w, l, 0) : NULL;
         if (!base)
             continue;
         int rc = g->backend->attach(g->device, base, l->pool_bytes, &pools[i]);
-        if (rc)
+        if (rc && i == g->w->rank)
             return base_context(rc, "the GPU cannot use the pool of node %u", i);
+        if (rc) {
+            if (!refused++)
+                base_log(BASE_LOG_INFO, "the GPU cannot access the pool of node %u, so its kernels make requests instead: %s", i,
+                         base_error());
+            continue;
+        }
         g->pool_attached[i] = base;
         bytes[i] = l->pool_bytes;
         uint64_t *pool = spaces + ((size_t)i * 2 << WEFT_SPACE_BITS);
@@ -421,23 +407,13 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
         close_one(g, 0);
         return rc;
     }
+    g->shown = true;
     gpu_enlist(g);
     *out = g;
     return 0;
 }
 
-const weft_device *weft_gpu_device(weft_gpu *g)
-{
-    return g->there;
-}
-
-void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes)
-{
-    base_give_struct(out, bytes, &g->here, sizeof g->here);
-}
-
-/* Counts a kernel that is about to start. Closing the GPU waits for the kernel's end. False: the GPU is not open. */
-static bool gpu_enter(weft_gpu *g)
+bool gpu_enter(weft_gpu *g)
 {
     pthread_mutex_lock(&open_lock);
     const weft_gpu *at = open_gpus;
@@ -449,150 +425,7 @@ static bool gpu_enter(weft_gpu *g)
     return at;
 }
 
-static void gpu_exit(weft_gpu *g)
+void gpu_exit(weft_gpu *g)
 {
     atomic_fetch_sub_explicit(&g->running, 1, memory_order_release); /* pairs with gpu_ended() */
-}
-
-static int64_t run_deadline(const weft_gpu *g)
-{
-    return fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
-}
-
-/* For a GPU whose kernels and node take turns: lets the node do all requests of the kernel. */
-static int run_turn(weft_gpu *g, int (*turn)(struct gpu_server *, int64_t))
-{
-    pthread_mutex_lock(&g->server_lock); /* the GPU may be closed meanwhile */
-    int rc = g->server ? turn(g->server, run_deadline(g))
-                       : base_fail(-EINVAL,
-                                   "this GPU was closed while a kernel ran or waited to run; wait for the kernels before weft_gpu_close()");
-    pthread_mutex_unlock(&g->server_lock);
-    return rc;
-}
-
-static int run_begin(weft_gpu *g)
-{
-    if (!g->turns)
-        return 0;
-    pthread_mutex_lock(&g->run_lock);
-    return run_turn(g, gpu_serve_wait);
-}
-
-static int run_end(weft_gpu *g, int rc)
-{
-    if (!g->turns)
-        return rc;
-    if (!rc)
-        rc = run_turn(g, gpu_serve_turn);
-    pthread_mutex_unlock(&g->run_lock);
-    return rc;
-}
-
-int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg)
-{
-    if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler: call it in another thread");
-    if (!kernel || !blocks)
-        return base_fail(-EINVAL, "weft_gpu_run(): kernel must not be NULL, and blocks must not be 0");
-    if (!gpu_enter(g))
-        return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already; open it again with weft_gpu_open()");
-    int rc = g->backend->run
-                 ? run_begin(g)
-                 : base_fail(-ENOTSUP, "weft_gpu_run() runs C functions; only the GPU `host` can do that, not %s", g->backend->name);
-    if (g->backend->run)
-        rc = run_end(g, rc ? rc : g->backend->run(g->device, &g->here, kernel, blocks, arg));
-    gpu_exit(g);
-    return rc;
-}
-
-int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg, size_t bytes)
-{
-    if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_run_text() must not be called from a handler: call it in another thread");
-    if (!text || !kernel || !blocks || !threads || (bytes && !arg))
-        return base_fail(-EINVAL, "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must "
-                                  "not be NULL unless bytes is 0");
-    if (!gpu_enter(g))
-        return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already; open it again with weft_gpu_open()");
-    int rc =
-        g->backend->run_text ? run_begin(g) : base_fail(-ENOTSUP, "weft_gpu_run_text() is for GPUs of Metal, not for %s", g->backend->name);
-    if (g->backend->run_text)
-        rc = run_end(g, rc ? rc : g->backend->run_text(g->device, g->there, text, kernel, blocks, threads, arg, bytes));
-    gpu_exit(g);
-    return rc;
-}
-
-int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space)
-{
-    if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_arena() must not be called from a handler: call it in another thread");
-    return gpu_arena_open(gpu_arenas_of(g->w), &g->place, bytes, space);
-}
-
-int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out)
-{
-    return gpu_arena_alloc(gpu_arenas_of(g->w), space, bytes, out);
-}
-
-void *weft_gpu_ptr(weft_gpu *g, weft_gaddr addr, size_t bytes)
-{
-    if (weft_gaddr_space(addr))
-        return gpu_arena_reached(gpu_arenas_of(g->w), &g->place, addr, bytes);
-    uint32_t node = weft_gaddr_node(addr);
-    uint64_t offset = weft_gaddr_offset(addr);
-    if (node >= g->nodes)
-        return NULL;
-    void *here = weft_ptr(g->w, addr, bytes);
-    if (!here || !g->pool_at[node])
-        return NULL;
-    if (g->backend->run_text)
-        return here;
-    return (void *)(uintptr_t)(g->pool_at[node] + offset);
-}
-
-int weft_gpu_service(weft_node *w, uint32_t number, weft_gpu_service_fn fn, void *arg)
-{
-    struct gpus *all = w->gpus;
-    if (number >= WEFT_GPU_SERVICES || !fn)
-        return base_fail(-EINVAL, "weft_gpu_service(): number is %u and must be below %u, and fn must not be NULL", number,
-                         WEFT_GPU_SERVICES);
-    struct gpu_service *s = &all->services[number];
-    pthread_mutex_lock(&all->lock);
-    bool there = atomic_load_explicit(&s->fn, memory_order_relaxed);
-    if (!there) {
-        s->arg = arg;
-        atomic_store_explicit(&s->fn, fn, memory_order_release); /* pairs with start_record() */
-    }
-    pthread_mutex_unlock(&all->lock);
-    return there ? base_fail(-EALREADY, "weft_gpu_service(): number %u has a service already; choose another number", number) : 0;
-}
-
-int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out)
-{
-    *out = NULL;
-    if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler: call it in another thread");
-    if (!q)
-        return base_fail(-EINVAL, "weft_gpu_worker_open(): q must not be NULL");
-    if (g->turns)
-        return base_fail(-ENOTSUP, "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, but on this GPU "
-                                   "the node waits while a kernel runs: use another GPU");
-    return gpu_work_open(&g->workers, q, config, out);
-}
-
-int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
-{
-    if (fab_in_handler())
-        return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler: call it in another thread");
-    if (!q)
-        return base_fail(-EINVAL, "weft_gpu_queue(): q must not be NULL");
-    return gpu_tasks_queue(&g->workers, q, number);
-}
-
-int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes)
-{
-    weft_gpu_stats stats = {0};
-    gpu_serve_stat(g->server, &stats);
-    base_give_struct(out, bytes, &stats, sizeof stats);
-    return 0;
 }

@@ -10,11 +10,11 @@
  *   look.c   lists the GPUs of all back ends
  *   arena.c  memory of GPUs in the address space, with rdma.c, views.c, share.c, stage.c, owner.c, job.c and carrier.c: see arena.h
  *   ring.h   the node's side of rings of requests (the kernels' side is weft/device.h); ring.c makes the rings
- *   work.c   persistent workers: they bring tasks from queues to blocks, and results back
+ *   work.c   persistent workers: they bring tasks from queues to blocks, and results back; work_open.c opens and closes them
  *   tasks.c  requests of kernels to queues: submit, claim, renew, complete; the arrays of such a request may be in arenas
  *   record.c records of kernels that are in an arena
  *   serve.c  the serving thread, which does the requests of kernels
- *   gpu.c    opening and closing
+ *   gpu.c    opening and closing a GPU (handle.h); calls.c has the program's other calls on it
  */
 #ifndef WEFT_GPU_ROOM_H
 #define WEFT_GPU_ROOM_H
@@ -52,8 +52,8 @@ extern const void *const gpu_span_image;
 struct gpu_backend {
     const char *name;
     bool turns; /* kernels of this back end and the node never run at the same time (weft_gpu_config.turns) */
-    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. False: there are not so many GPUs. If this
-     * function leaves the name empty, look.c sets it. */
+    /* Describes GPU number `index` of this kind in `*out`, which the caller has set to zeros. Returns false if there are fewer GPUs. If
+     * this function leaves the name empty, look.c sets it. */
     bool (*look)(uint32_t index, weft_gpu_info *out);
     /* returns why there is no GPU of this kind; may be NULL: there is always a GPU, or the reason is not known */
     const char *(*why)(void);
@@ -62,19 +62,22 @@ struct gpu_backend {
     void (*close)(void *device);
     /* Lets kernels access memory of this process. `*there` becomes the memory's address for kernels. */
     int (*attach)(void *device, void *memory, size_t bytes, uint64_t *there);
-    void (*detach)(void *device, void *memory);
+    void (*detach)(void *device, void *memory); /* no kernel may use the memory any more */
     /* Allocates zeroed memory of the device. */
     int (*alloc)(void *device, size_t bytes, void **memory);
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device); /* checks whether the device still works; may be NULL: it always works */
-    /* memory_open() allocates out->bytes for an arena; -ENOMEM: the GPU has too little memory. memory_import() maps another process's
-     * memory from a descriptor, which the caller closes. */
+    /* Waits until no kernel that this process has started runs on the device. 0: none runs, or the device has failed, so that none can.
+     * -ETIMEDOUT: some still run at the deadline. May be NULL: run() and run_text() start all kernels, and return when these have ended. */
+    int (*idle)(void *device, int64_t deadline);
+    /* memory_open() allocates out->bytes for an arena, or returns -ENOMEM if the GPU has too little memory. memory_import() maps another
+     * process's memory from a descriptor, which the caller closes. */
     int (*memory_open)(void *device, uint64_t bytes, struct gpu_memory *out);
     int (*memory_import)(void *device, int fd, uint64_t bytes, struct gpu_memory *out);
     void (*memory_close)(void *device, struct gpu_memory *m);
-    /* Gives kernels of another GPU of this process access to the memory, at the same address. An error: these kernels cannot access it. May
-     * be NULL: kernels of other GPUs never can. */
+    /* Gives kernels of another GPU of this process access to the memory, at the same address. Returns an error if they cannot access it.
+     * NULL if kernels of other GPUs never can. */
     int (*memory_allow)(void *device, const struct gpu_memory *m);
     /* Returns a dmabuf descriptor of an arena's memory for RDMA devices, which the caller closes, or an error. May be NULL. */
     int (*memory_dmabuf)(void *device, const struct gpu_memory *m);
@@ -96,8 +99,8 @@ struct gpu_backend {
     int (*lane_copy)(void *device, void *lane, void *to, const void *from, size_t bytes);
     /* Launches a kernel, and copies `arg`. If `after` is not NULL, the kernel starts when the last kernel of lane `after` has ended. */
     int (*launch)(void *device, void *lane, void *after, void *module, uint32_t function, uint32_t blocks, uint32_t threads, void *arg);
-    int (*lane_done)(void *device, void *lane); /* state of the last launch: 0: it has ended, -EINPROGRESS, or an error */
-    /* Runs a kernel of the program, given as a C function. NULL: the program itself starts its kernels. */
+    int (*lane_done)(void *device, void *lane); /* returns 0 if the last launch has ended, -EINPROGRESS, or an error */
+    /* Runs a kernel of the program, given as a C function. NULL if the program itself starts its kernels. */
     int (*run)(void *device, const weft_device *d, weft_gpu_kernel kernel, uint32_t blocks, void *arg);
     /* Runs a kernel of the program, given as text. `there`: the address at which kernels find their weft_device. */
     int (*run_text)(void *device, const void *there, const char *text, const char *kernel, uint32_t blocks, uint32_t threads, void *arg,
@@ -108,7 +111,7 @@ extern const struct gpu_backend gpu_host, gpu_cuda, gpu_metal, gpu_unusable;
 extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_text.py) */
 
 /* --- look.c --- */
-/* Finds the usable GPU of that name; with NULL, the first usable GPU. -ENODEV: there is no such GPU. */
+/* Finds the usable GPU of that name; with NULL, the first usable GPU. Returns -ENODEV if there is no such GPU. */
 int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
 
 /* An open GPU, as the files about arenas see it. */
@@ -154,14 +157,15 @@ void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_ga
  * possible. Sets place->number. */
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
 void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
-/* Closes the arenas of that GPU. False: operations on some of them are still under way, and need the GPU until gpu_arenas_free(). */
+/* Closes the arenas of that GPU. Returns false if operations on some of them are still under way, and need the GPU until
+ * gpu_arenas_free(). */
 bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
 void gpu_arenas_end(struct arenas *c);  /* ends the carrier thread */
 void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
 
-/* --- work.c --- */
+/* --- work.c and work_open.c --- */
 #define GPU_WORKERS_MAX 64u
-#define GPU_QUEUES      64u /* the most queues of a GPU; kernels give a queue's number */
+#define GPU_QUEUES      64u /* maximum number of queues of a GPU; kernels give a queue's number */
 
 struct gpu_ring;
 struct gpu_request;
@@ -204,8 +208,8 @@ struct gpu_records { /* records of requests that are not complete, oldest first 
 };
 /* Begins a request whose record is in an arena of this node. */
 int gpu_record_begin(struct weft_node *w, struct gpu_records *list, struct gpu_request *q, const struct gpu_service *service);
-bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step of all records; true: something to do */
-/* -EINPROGRESS; otherwise the result, which is returned once and ends the request */
+bool gpu_records_step(struct weft_node *w, struct gpu_records *list); /* takes a step of all records; false: nothing was to do */
+/* returns -EINPROGRESS, or the result, but only once: the request then ends */
 int gpu_record_result(struct weft_node *w, struct gpu_request *q);
 
 /* --- serve.c --- */
@@ -219,8 +223,8 @@ int gpu_serve(struct gpu_server **out, struct gpu_workers *workers, struct gpu_r
  * returned 0. One thread at a time calls these two functions. */
 int gpu_serve_turn(struct gpu_server *s, int64_t deadline);
 int gpu_serve_wait(struct gpu_server *s, int64_t deadline);
-/* Ends the serving thread when all requests that have arrived are done, or at `deadline`. False: operations that write to `rings` are still
- * under way. */
+/* Ends the serving thread when all requests that have arrived are done, or at `deadline`. Returns false if operations that write to `rings`
+ * are still under way. */
 bool gpu_serve_end(struct gpu_server *s, int64_t deadline);
 void gpu_serve_stat(const struct gpu_server *s, weft_gpu_stats *out);
 

@@ -6,16 +6,16 @@
  *
  * Why no put can reach a slot that the owner uses for something else: the node puts into a slot only between the owner's grant and the
  * node's message LAND about the slot, or between an answer that leaves the slot to the node and the next LAND. The node sends LAND when its
- * put is complete, so no further bytes will come. If a put or the sending of LAND fails, bytes may still be under way. Then the node puts
+ * put is complete, so no further bytes will arrive. If a put or the sending of LAND fails, bytes may still be under way. Then the node puts
  * into none of its slots, waits until the link is flushed, and gives all slots back. The owner uses a slot for something else only after
  * one of these:
  *
  *   - The owner's answer to a LAND said that the slot is not the node's any more. The node had nothing under way to this slot, because it
  *   waited for the answer.
- *   - The node's message GIVE has come. The node sends it when no put into any of its slots is under way, and after every LAND. A slot that
- *   is being copied becomes free when the copy has ended. A GIVE is about all slots that were granted before it came. So the node takes a
- *   grant only as the answer to its last question (`question`), which it asked after its last GIVE.
- *   - The node is gone. grant_gone() is called after the link was closed, when nothing can come from the node any more.
+ *   - The node's message GIVE has arrived. The node sends it when no put into any of its slots is under way, and after every LAND. A slot
+ *     that is being copied becomes free when the copy has ended. A GIVE is about all slots that were granted before it arrived. So the node
+ *     takes a grant only as the answer to its last question (`question`), which it asked after its last GIVE.
+ *   - The node is gone. grant_gone() is called after the link was closed, when nothing can arrive from the node any more.
  *
  * A node that is stopped keeps its slots. So a node gets at most as many slots as stay free. While requests of other nodes wait for a slot,
  * answers to LAND take slots back.
@@ -24,14 +24,14 @@
 
 #define IDLE_NS  (5 * WEFT_MS)  /* a node gives its slots back when it has used none for this time */
 #define AGAIN_NS (10 * WEFT_MS) /* a node that did not get all the slots it asked for asks again only after this time */
-#define PULL_NS  (20 * WEFT_MS) /* while a node has no slots, pieces wait so long for the owner's answer; then the owner gets the pieces */
+#define PULL_NS  (20 * WEFT_MS) /* how long pieces wait for the owner's answer if there are no slots; then the owner gets them itself */
 #define LOST_NS  WEFT_SECOND    /* a question that is not answered in this time counts as lost */
 
 /* The state of the last question, in the low bits of grants.offer. With OFFER_WANTED, the whole word is the number of the question, which
  * is never 0. */
 enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE, OFFER_NEXT = 4 };
 
-/* Makes sure that a next step happens, even if no message comes. */
+/* Makes sure that a next step happens, even if no message arrives. */
 static void step_again(struct arenas *c)
 {
     c->rooms_seen = atomic_load_explicit(&c->rooms, memory_order_relaxed) - 1;
@@ -90,7 +90,7 @@ static void take_back(struct arenas *c, uint32_t node)
     }
 }
 
-/* Grants slots to a node that has asked for some. False: the answer cannot be sent now. */
+/* Grants slots to a node that has asked for some. Returns false if the answer cannot be sent now. */
 static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 {
     struct stage_slot *taken[GRANTS_MOST];
@@ -269,7 +269,7 @@ static bool taker_look(struct arenas *c, uint32_t node)
     if (moved)
         take_offer(c, g);
     if (offer_of(g) == OFFER_WANTED && base_now_ns() - g->wanted_at > LOST_NS && offer_turn(c, g, OFFER_WANTED, OFFER_NONE))
-        g->lost = true; /* slots that come later must be given back, too */
+        g->lost = true; /* slots that arrive later must be given back, too */
     if (atomic_exchange_explicit(&g->stray, false, memory_order_relaxed))
         g->lost = true;
     return give_back(c, node, g) || moved;

@@ -170,7 +170,8 @@ static int job_wait(struct arenas *c, uint32_t node)
                          node, ARENA_JOBS);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "node %u: none of %u operations on GPUs' memory met the deadline (is the node stopped?)", node, ARENA_JOBS);
+        return base_fail(rc, "node %u: none of %u operations on GPUs' memory was complete before the deadline (is the node stopped?)", node,
+                         ARENA_JOBS);
     return rc ? rc : fab_refuse_node(c->w, node);
 }
 

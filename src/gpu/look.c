@@ -16,7 +16,7 @@ static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size
         snprintf(out, room, "%s:%u", b->name, index);
 }
 
-/* Finds the GPU with that number, counted over all back ends. NULL: there is no such GPU. */
+/* Finds the GPU with that number, counted over all back ends. Returns NULL if there is no such GPU. */
 static const struct gpu_backend *gpu_find(uint32_t number, uint32_t *index, weft_gpu_info *info)
 {
     for (size_t k = 0; k < sizeof backends / sizeof *backends; k++)

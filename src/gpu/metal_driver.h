@@ -19,7 +19,7 @@ struct metal_driver {
 };
 extern struct metal_driver gpu_metal_driver; /* written only by the first gpu_metal_usable() */
 
-/* Loads Metal, if it is not loaded yet. False: `gpu_metal_driver.why` tells why it cannot be used. */
+/* Loads Metal, if it is not loaded yet. Returns false if it cannot be used; `gpu_metal_driver.why` then tells why. */
 bool gpu_metal_usable(void);
 
 /* Sends `object` a message. `types`: the types of the message's arguments, which follow `name`. */
@@ -37,10 +37,10 @@ enum { METAL_SHARED = 0, METAL_READ_WRITE = 3, METAL_COMPLETED = 4, METAL_FAMILY
 void metal_release(void *object);
 void *metal_text(const char *text);    /* an NSString in the current autorelease pool; NULL: no memory */
 const char *metal_words(void *string); /* its characters, valid as long as the string; "" if `string` is NULL */
-void *metal_device(uint32_t index);    /* an MTLDevice, which the caller releases; NULL: there are not so many */
+void *metal_device(uint32_t index);    /* an MTLDevice, which the caller releases; returns NULL if there are fewer devices */
 bool metal_device_usable(void *d, char why[160]);
 
-/* A Metal buffer over whole pages of this process's memory, which the caller releases. NULL: Metal has refused. */
+/* A Metal buffer over whole pages of this process's memory, which the caller releases. Returns NULL if Metal has refused. */
 void *metal_buffer_over(void *d, void *memory, size_t bytes);
 uint64_t metal_buffer_there(void *buffer); /* the buffer's address for kernels */
 

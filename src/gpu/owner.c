@@ -224,7 +224,7 @@ static void request_store(struct arenas *c, struct arena_request *r)
     request_moved(r, rc);
 }
 
-/* Answers the request. True: the answer was sent. */
+/* Answers the request. Returns true if the answer was sent. */
 static bool request_end(struct arenas *c, struct arena_request *r)
 {
     if (!fab_alive(c->w, r->from))
@@ -243,7 +243,7 @@ static bool request_end(struct arenas *c, struct arena_request *r)
     return rc == 0 || rc == -ECONNRESET;
 }
 
-/* Takes a step of a request. True: the request has ended. */
+/* Takes a step of a request. Returns true if the request has ended. */
 static bool request_step(struct arenas *c, struct arena_request *r)
 {
     if (r->step == REQUEST_NEW)

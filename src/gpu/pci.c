@@ -103,8 +103,8 @@ uint32_t gpu_pci_list(const char *root, struct pci_gpu *out, uint32_t room)
 
 /* --- the tree --- */
 
-/* The path of a device: the bridges above it and the device, such as "pci0000:16/0000:16:01.0/0000:17:00.0". False: it is not on a PCI
-   bus. */
+/* The path of a device: the bridges above it and the device, such as "pci0000:16/0000:16:01.0/0000:17:00.0". Returns false if it is not on
+ * a PCI bus. */
 static bool pci_path(const char *root, const char *link, char out[PATH_MAX])
 {
     char path[PCI_ROOT_MAX + 256], real[PATH_MAX];
@@ -212,8 +212,8 @@ void gpu_pci_tell(const char *root, const struct pci_gpu *g, weft_gpu_info *out)
 
 /* --- the kernel's log --- */
 
-/* Whether a line of the log names the device: "0000:17:00.0" or, in Xid messages, "PCI:0000:17:00". `other`: the line names another
-   device. */
+/* Whether a line of the log names the device: "0000:17:00.0" or, in Xid messages, "PCI:0000:17:00". `*other` is set if the line names
+ * another device. */
 static bool pci_named(const char *line, const char *address, bool *other)
 {
     char slot[16];

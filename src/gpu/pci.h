@@ -27,7 +27,7 @@ uint32_t gpu_pci_list(const char *root, struct pci_gpu *out, uint32_t room);
 /* Finds the RDMA device that is nearest to a device in the PCI tree, and how near it is (enum weft_gpu_distance); "" if there is none. */
 void gpu_pci_nearest(const char *root, const char *address, char rdma[64], uint32_t *distance);
 
-/* Reads which processors are on the NUMA node of a device, as a bit set. False: that is not known. */
+/* Reads which processors are on the NUMA node of a device, as a bit set. Returns false if that is not known. */
 bool gpu_pci_processors(const char *root, const char *address, uint64_t set[BASE_CPU_WORDS]);
 
 /* Fills the fields of a GPU's description that are known from PCI. */

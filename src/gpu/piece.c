@@ -80,8 +80,8 @@ static bool by_fabric(const struct arena_piece *p)
     return p->grant || far_is_pool(p->job);
 }
 
-/* The most bytes of a piece that goes into a granted slot. Pieces become smaller towards the end of a job, so that the last copy to the GPU
- * is short. */
+/* Maximum number of bytes of a piece that goes into a granted slot. Pieces become smaller towards the end of a job, so that the last copy
+ * to the GPU is short. */
 static uint64_t granted_most(uint64_t left, uint64_t slot)
 {
     uint64_t most = base_round_up(left / TAIL_PARTS + 1, TAIL_LEAST);
@@ -89,7 +89,7 @@ static uint64_t granted_most(uint64_t left, uint64_t slot)
     return most < left ? most : left;
 }
 
-/* Chooses where the piece's data goes at the other node. False: no slot is free now. */
+/* Chooses where the piece's data goes at the other node. Returns false if no slot is free now. */
 static bool piece_far(struct arenas *c, struct arena_job *j, struct arena_piece *p, uint64_t *most)
 {
     bool pull = true;
@@ -101,7 +101,7 @@ static bool piece_far(struct arenas *c, struct arena_job *j, struct arena_piece 
     return p->grant || pull;
 }
 
-/* Chooses the memory through which the piece's data goes at this node. False: no memory is free now. */
+/* Chooses the memory through which the piece's data goes at this node. Returns false if no memory is free now. */
 static bool piece_near(struct arenas *c, struct arena_job *j, struct arena_piece *p, uint64_t *most, int *why)
 {
     uint8_t *near = j->near + p->from;
@@ -120,7 +120,7 @@ static bool piece_near(struct arenas *c, struct arena_job *j, struct arena_piece
     return true;
 }
 
-/* Chooses the memory through which the piece's data goes at both nodes. False: no memory is free now at one of them. */
+/* Chooses the memory through which the piece's data goes at both nodes. Returns false if no memory is free now at one of them. */
 static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piece *p, int *why)
 {
     uint64_t left = j->length - j->begun;
@@ -161,7 +161,7 @@ static void expect_copy(struct arenas *c, uint64_t bytes)
 {
     int64_t ns = bytes / COPY_GBS < COPY_MOST_NS ? (int64_t)(bytes / COPY_GBS) + 20 * WEFT_US : COPY_MOST_NS;
     int64_t until = base_now_ns() + ns;
-    if (until > atomic_load_explicit(&c->copies_until, memory_order_relaxed)) /* under `stepping`: one thread writes */
+    if (until > atomic_load_explicit(&c->copies_until, memory_order_relaxed)) /* the caller holds `stepping`, so only one thread writes */
         atomic_store_explicit(&c->copies_until, until, memory_order_relaxed);
 }
 
@@ -198,7 +198,7 @@ static void piece_word(struct arenas *c, struct arena_job *j, struct arena_piece
     }
 }
 
-/* Begins the next piece of a job, if possible. True: a piece has begun. */
+/* Begins the next piece of a job, if possible. Returns true if a piece has begun. */
 bool piece_begin(struct arenas *c, struct arena_job *j)
 {
     bool bytes = j->begun < j->length;
@@ -251,7 +251,7 @@ static void piece_send(struct arenas *c, struct arena_job *j, struct arena_piece
     if (p->word && j->length && fab_alive(c->w, j->node)) /* the atomic of a signal comes after its data */
         c->w->links[j->node].transport->fence(c->w, &c->w->links[j->node]);
     uint32_t expected = PIECE_ANSWER;
-    go_to(p, PIECE_ANSWER); /* before the send, because the answer may come at once */
+    go_to(p, PIECE_ANSWER); /* do this before the send, because the answer may arrive at once */
     bool bytes = m.kind == ASK_WRITE;
     int rc = fab_send(c->w, j->node, ARENA_HANDLER_ASK, &m, sizeof m, bytes ? p->bytes : NULL, bytes ? p->length : 0, NULL);
     while (rc && !atomic_compare_exchange_weak_explicit(&p->step, &expected, rc == -EAGAIN ? PIECE_SEND : PIECE_ARRIVES,

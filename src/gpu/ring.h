@@ -46,7 +46,7 @@ struct gpu_ring {
 
 int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes);
 void gpu_ring_close(struct gpu_ring *r);
-/* Reads a cell of a slot. False: kernels have not written the cell yet in this round of the ring. */
+/* Reads a cell of a slot. Returns false if kernels have not written the cell yet in this round of the ring. */
 static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
 {
     const weft_device_cell *c = &r->slots[slot & r->mask].cell[cell];
@@ -58,7 +58,7 @@ static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32
     return true;
 }
 
-/* True: no request is under way, and none has arrived. */
+/* Returns true if no request is under way, and none has arrived. */
 static inline bool gpu_ring_quiet(const struct gpu_ring *r)
 {
     /* relaxed: gpu_ring_next() reads the word again */
@@ -66,8 +66,8 @@ static inline bool gpu_ring_quiet(const struct gpu_ring *r)
     return r->done == r->head && (high & WEFT_DEVICE_ROUND) != weft_device_round(r->head, r->mask);
 }
 
-/* Returns the next request. NULL: it has not arrived completely, or too many requests are under way. `*why` is -EPROTO if the slot has no
- * valid request. The same request is returned until gpu_ring_keep() or gpu_ring_end() removes it. */
+/* Returns the next request. Returns NULL if it has not arrived completely, or if too many requests are under way. `*why` is -EPROTO if the
+ * slot has no valid request. The same request is returned until gpu_ring_keep() or gpu_ring_end() removes it. */
 static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
 {
     uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;

@@ -17,7 +17,7 @@
 #define LOOKS        128u /* how many times all rings are polled between two readings of the clock */
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
-#define AT_A_TIME    64u             /* the most requests of one ring before the next ring is served */
+#define AT_A_TIME    64u             /* maximum number of requests of one ring before the next ring is served */
 #define FETCH_AHEAD  16u             /* slots that are prefetched, because reading what a device wrote takes long */
 #define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
 
@@ -37,7 +37,7 @@ struct gpu_server {
     uint64_t epoch; /* the membership epoch at which `notice` was last written */
     /* asked, served: how many turns were requested, and how many are done; the thread reads the rings while the two differ */
     _Atomic uint32_t asked, served;
-    int error; /* the first error of a request without an answer in the last turn; written before `served` */
+    int error; /* the first error, in the last turn, of a request without an answer; written before `served` */
     pthread_t thread;
     _Atomic uint64_t requests, failed, waits;
 };
@@ -146,7 +146,7 @@ int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
     return 0;
 }
 
-/* Starts a request. -EAGAIN: the queue to its node is full now. */
+/* Starts a request. Returns -EAGAIN if the queue to its node is full now. */
 static int server_start(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
     struct weft_node *w = s->w;
@@ -262,7 +262,7 @@ static bool all_done(struct gpu_server *s)
     return true;
 }
 
-/* Polls each ring once. True: there was something to do. */
+/* Polls each ring once. Returns true if there was something to do. */
 static bool server_round(struct gpu_server *s)
 {
     uint32_t taken = 0, ended = 0;
@@ -349,7 +349,7 @@ static void *server_run(void *arg)
 
 /* --- turns --- */
 
-/* True: all requests of the kernel are done, and the rings hold nothing except invalid slots. */
+/* Returns true if all requests of the kernel are done, and the rings hold nothing except invalid slots. */
 static bool server_nothing_left(struct gpu_server *s)
 {
     int why;

@@ -119,7 +119,7 @@ static void share_give(struct arenas *c, struct arena_other *o)
     arena_leave(a);
 }
 
-/* --- taking; under share_lock --- */
+/* --- receiving what others share; the caller holds share_lock --- */
 
 static void share_end(struct arenas *c, struct arena_other *o, uint32_t node, int rc)
 {
@@ -266,7 +266,7 @@ static void share_say(struct arenas *c, struct arena_other *o, uint32_t node)
 
 /* --- steps --- */
 
-/* Handles one arena's changes. True: there is more to do. */
+/* Handles one arena's changes. Returns true if there is more to do. */
 static bool share_look(struct arenas *c, struct arena_other *o, uint32_t node, uint32_t space)
 {
     share_give(c, o);
@@ -307,7 +307,7 @@ static bool all_looked_at(void *arg)
     return true;
 }
 
-/* Allocates `other`. The caller holds share_lock. False: there is no memory, so all arenas are reached by messages. */
+/* Allocates `other`. The caller holds share_lock. Returns false if there is no memory: then messages carry all operations on arenas. */
 static bool share_prepare(struct arenas *c)
 {
     if (!atomic_load_explicit(&c->other, memory_order_relaxed)) {
@@ -362,7 +362,7 @@ static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu
     return held;
 }
 
-/* Removes a mapping that belongs to the GPU. False: the mapping is in use. */
+/* Removes a mapping that belongs to the GPU. Returns false if the mapping is in use. */
 static bool share_leave(struct arenas *c, struct arena_other *o, const struct gpu_place *place, int64_t deadline)
 {
     if (!share_hold(c, o, place))
@@ -390,7 +390,7 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
         if (all[i].until)
             share_end(c, &all[i], i / ARENA_SPACES, -ENODEV);
     pthread_mutex_unlock(&c->share_lock);
-    /* not under share_lock: share_leave() may wait, and other threads need the lock meanwhile */
+    /* without share_lock, because share_leave() may wait, and other threads need the lock in the meantime */
     for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
         free &= share_leave(c, &all[i], place, deadline);
     return free;

@@ -14,8 +14,8 @@
 #include "weft/device_memory.h"
 
 #define SPAN_THREADS 256u
-/* The most bytes of a chunk. The copy engine loses 2 us between two copies: an H200 copies chunks of 2 MiB at 50.6 GB/s, of 4 MiB at 52.5,
- * and of 16 MiB at 54. */
+/* Maximum number of bytes of a chunk. The copy engine loses 2 us between two copies: an H200 copies chunks of 2 MiB at 50.6 GB/s, of 4 MiB
+ * at 52.5, and of 16 MiB at 54. */
 #define SPAN_CHUNK_BYTES (4u << 20)
 #define SPAN_GRAIN       64u /* bytes that one thread of wc or grep processes */
 #define SPAN_TEXT_MAX    64u /* the GPU compares the first SPAN_TEXT_MAX bytes of the text that grep looks for, the host the rest */

@@ -14,7 +14,8 @@
 bool gpu_spans_has(const weft_kernel *kernel);
 
 /* Counts the GPUs of this machine that can run kernels, except `host`, and returns the name of GPU number `which` modulo that count.
- * -ENODEV: there is none, or weft was built without code for GPUs. This loads CUDA's driver, which then does not work in forked children.
+ * Returns -ENODEV if there is none, or if weft was built without code for GPUs. This loads CUDA's driver, which then does not work in
+ * forked children.
  */
 int gpu_spans_look(uint32_t which, char name[16], uint32_t *count);
 

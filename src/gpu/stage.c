@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Buffers in the pool, called slots, through which pieces are copied between a GPU and another node. The slots of one node may be at most
- * as many as stay free, so that no node can use all slots.
+ * Buffers in the pool, called slots, through which pieces are copied between a GPU and another node. One node may have at most as many
+ * slots as stay free, so that no node can use all slots.
  */
 #include "gpu/arena.h"
 

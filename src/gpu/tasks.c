@@ -18,7 +18,7 @@ struct gpu_tasks {
     struct gpu_workers *all;
     pthread_mutex_t lock;
     pthread_cond_t more;
-    struct gpu_request *first, **last; /* under the lock */
+    struct gpu_request *first, **last; /* guarded by `lock` */
     _Atomic bool over;                 /* the thread must end, and drops requests that it has not begun */
     _Atomic bool some;                 /* the list is not empty; this flag is read without the lock */
     pthread_t thread;

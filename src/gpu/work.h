@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * A persistent worker and its tasks: see work.c. Members that different threads write are on different cache lines.
+ * A persistent worker and its tasks: see work.c and work_open.c. Members that different threads write are on different cache lines.
  */
 #ifndef WEFT_GPU_WORK_H
 #define WEFT_GPU_WORK_H
@@ -68,5 +68,10 @@ struct weft_gpu_worker {
     bool failed;         /* the device has failed */
     bool finished;       /* no more tasks will be claimed */
 };
+
+/* The worker's two threads; the argument is the worker. */
+void *gpu_work_run(void *arg);
+void *gpu_work_finish(void *arg);
+void gpu_work_wake(weft_gpu_worker *k); /* wakes the second thread; call it after `claimed` or `over` was changed */
 
 #endif

@@ -19,7 +19,7 @@ extern const weft_kernel kernel_wc, kernel_histogram, kernel_xxh64, kernel_grep;
 /* --- For src/gpu/, which computes the results of pieces on a GPU. kernel/wc.h defines the result of wc; the result of histogram is 256
  * counters of 64 bits --- */
 int kernel_hash_give(const weft_span *in, uint64_t hash, weft_out *out);
-int kernel_grep_check(const char *arg); /* 0, or -EINVAL: grep cannot search for `arg` */
+int kernel_grep_check(const char *arg); /* returns 0, or -EINVAL if grep cannot search for `arg` */
 /* Writes the lines with a match that starts in [from, to), but no line before `*next`. Sets `*next` to the end of the last written line. */
 int kernel_grep_lines(const weft_span *in, const char *arg, size_t from, size_t to, size_t *next, weft_out *out);
 

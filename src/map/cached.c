@@ -27,7 +27,7 @@ uint64_t map_identity(uint64_t device, uint64_t inode)
 }
 
 /* Makes the cache of the file service small, so that it fits into the processor's caches. It need only hold bytes that are being sent.
- * False: there is no memory for the environment variable. */
+ * Returns false if there is no memory for the environment variable. */
 static bool homes_small_cache(const struct map_job *job)
 {
     const char *setting = getenv("WEFT_POOL");

@@ -27,7 +27,7 @@
  * other builds, one operation puts the last bytes and changes the word, since a second operation makes a map up to 15 % slower.
  */
 #define WORD_APART BASE_THREAD_SANITIZER
-/* The most requests of one node that can wait at this node, if the asking node obeys the protocol. */
+/* Maximum number of requests of one node that can wait at this node, if the asking node obeys the protocol. */
 #define ASKS_MAX (2 * MAP_SLOTS_MAX * MAP_BRING_DEPTH)
 
 struct asked {
@@ -93,7 +93,8 @@ static void asker_put(struct asker *f, struct asked *a)
     f->waiting++;
 }
 
-/* Takes a request. Starts one more carrier for the node if all are busy. False: there is no memory, or too many requests wait. */
+/* Takes a request. Starts one more carrier for the node if all are busy. Returns false if there is no memory, or if too many requests
+ * wait. */
 static bool asker_add(struct asker *f, const struct map_ask *ask)
 {
     struct asked *a = malloc(sizeof *a);

@@ -52,7 +52,7 @@ static int open_nameless(struct map_emit *e)
     return 0;
 }
 
-/* Follow symbolic links up to the path where the file is to be created. NULL: it cannot be found; errno says why. */
+/* Follow symbolic links up to the path where the file is to be created. Returns NULL, with errno set, if the path cannot be found. */
 static char *behind_links(const char *path)
 {
     char *at = strdup(path), target[4096];

@@ -121,8 +121,8 @@ static int fork_nodes(struct map_job *job, int64_t timeout_ns)
     return rc;
 }
 
-/* The joining has failed: end all nodes. True: one of the nodes had been killed, so a new try may succeed. Waits a little, because a killed
- * process closes its connections before wait() reports its end. */
+/* The joining has failed: end all nodes. Returns true if one of the nodes had been killed; then a new try may succeed. Waits a little,
+ * because a killed process closes its connections before wait() reports its end. */
 static bool stop_nodes(struct map_job *job)
 {
     bool killed = false;

@@ -181,7 +181,7 @@ void map_gpu_leave(struct map_slot *slot)
         weft_free(job->w, slot->pass_memory);
 }
 
-/* Allocates the slot's buffers when the slot gets its first piece. False: there is no room for them. */
+/* Allocates the slot's buffers when the slot gets its first piece. Returns false if there is no room for them. */
 static bool gpu_enter(struct map_slot *slot)
 {
     struct map_job *job = slot->job;

@@ -66,7 +66,7 @@
 #define MAP_ERRNO_MAX    4096                /* every errno is smaller */
 #define MAP_PIPE_BYTES   (1 << 20)
 #define MAP_STDERR_BYTES (64u << 10) /* how many bytes of a command's stderr are kept: the first half and the last half */
-/* The most pieces between the first one that is not printed and the last one that is submitted, these two included. */
+/* Maximum number of pieces between the first one that is not printed and the last one that is submitted, these two included. */
 #define MAP_WINDOW          2048u
 #define MAP_POOL_MIN        (UINT64_C(4) << 20)
 #define MAP_HANDLER_RELEASE 1u /* from the owner: free the buffers at these addresses */
@@ -86,7 +86,7 @@ struct map_input {
     uint64_t start, size; /* bytes [start, size) are the input; not used for a stream */
     uint64_t device, inode;
 };
-#define MAP_INPUTS_OPEN 256u /* so many inputs stay open for the whole job; further inputs are opened when they are needed */
+#define MAP_INPUTS_OPEN 256u /* this many inputs stay open for the whole job; further inputs are opened when they are needed */
 
 /* The one input that a thread keeps open until it needs another input. */
 struct map_held {
@@ -139,7 +139,7 @@ void map_scratch_open(struct map_scratch *s);
 void map_scratch_close(struct map_scratch *s);
 int map_scratch_write(const struct map_scratch *s, uint64_t offset, const void *bytes, size_t len);
 int map_scratch_read(const struct map_scratch *s, uint64_t offset, void *bytes, size_t len);
-/* Read exactly `len` bytes. Sets no error text; -ENODATA: the file is shorter. */
+/* Read exactly `len` bytes. Returns -ENODATA if the file is shorter. Sets no error text. */
 int map_read_at(int fd, uint64_t offset, void *bytes, size_t len);
 void map_scratch_drop(const struct map_scratch *s, uint64_t offset, uint64_t len); /* frees the space on the disk */
 #define MAP_SCRATCH_ALIGN 4096u /* dropped ranges must start and end at a block of the file system */
@@ -234,14 +234,14 @@ struct map_ask {
     weft_gaddr to, word;  /* at the asking node */
 };
 #define MAP_ASK_BYTES (1u << 20)
-int map_carry_start(struct map_job *job); /* from now on, other nodes get answers */
+int map_carry_start(struct map_job *job); /* starts to answer other nodes' requests */
 void map_carry_stop(struct map_job *job);
 
 /* --- bring.c: asks another node for bytes that only that node can read, and fetches them --- */
 /* Send a request. The answer arrives in `ask->word`, which is in this node's pool. Poll that word, or call map_asked(). */
 int map_ask(struct map_job *job, uint32_t node, const struct map_ask *ask);
 int map_answer(
-    uint64_t word); /* decodes the answer in a word, without an error text; -EINPROGRESS: no answer yet; -EPROTO: the answer is invalid */
+    uint64_t word); /* decodes the answer in a word: -EINPROGRESS if there is none yet, -EPROTO if it is invalid; sets no error text */
 struct map_slot;
 /* Waits for the answer, as long as the node is alive. Meanwhile renews the claim of `slot` (map_slot_renew()); `slot` may be NULL. */
 int map_asked(struct map_job *job, uint32_t node, weft_gaddr word, struct map_slot *slot, int64_t *next);
@@ -249,13 +249,13 @@ int map_ended(struct map_job *job, weft_op *op); /* waits for the end of an oper
 struct map_span;
 /* Fetch a piece from another node, into this node's memory or its spill file. */
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in);
-/* Finds memory for a piece that is fetched. True: the whole piece fits at `*to`. False: only MAP_BRING_DEPTH chunks fit at `*to`, and each
- * chunk then goes to the spill file. */
+/* Finds memory for a piece that is fetched. Returns true if the whole piece fits at `*to`. Otherwise only MAP_BRING_DEPTH chunks fit there,
+ * and each chunk then goes to the spill file. */
 bool map_bring_room(struct map_slot *slot, const struct map_piece *piece, weft_gaddr *to);
 void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr to,
                  struct map_span *in);        /* called when all bytes have arrived */
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
-/* Make the slot's buffer in the pool at least `bytes` long. False: there is no memory. */
+/* Make the slot's buffer in the pool at least `bytes` long. Returns false if there is no memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
 /* Renew the claim on the slot's piece, once `*next` has come. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
@@ -359,7 +359,7 @@ void map_capture_refused(struct map_capture *c, const weft_result *result);
 void map_capture_close(struct map_capture *c);
 #define MAP_STATUS_SPILLED 1                                /* weft_result.status: the outcome itself is in the spill file */
 #define MAP_STATUS_HOME    2                                /* used by the owner only: the outcome is in its private memory */
-uint64_t map_spill_take(struct map_job *job, uint64_t len); /* room in the spill file */
+uint64_t map_spill_take(struct map_job *job, uint64_t len); /* takes `len` bytes of the spill file; returns their offset */
 
 /* --- command.c: one command on one piece --- */
 struct map_errors { /* the first and the last bytes of a command's stderr */
@@ -384,7 +384,7 @@ struct map_mapped {
     volatile sig_atomic_t cut;
 };
 int map_mapped_open(struct map_mapped *m, int fd, uint64_t offset, uint64_t length);
-bool map_mapped_close(struct map_mapped *m); /* true: the file was truncated, so the mapped bytes may have been wrong */
+bool map_mapped_close(struct map_mapped *m); /* returns true if the file was truncated, so the mapped bytes may have been wrong */
 
 struct gpu_spans;
 struct gpu_pass;
@@ -416,11 +416,12 @@ int map_slots_start(struct map_job *job);
 void map_slots_join(struct map_job *job);
 
 /* --- gpu.c: kernels on the node's GPU --- */
-/* Owner only, before it has nodes or threads: check whether the job can run on GPUs, and count the GPUs. -EINVAL: the options are wrong. */
+/* Owner only, before it has nodes or threads: check whether the job can run on GPUs, and count the GPUs. Returns -EINVAL if the options are
+ * wrong. */
 int map_gpu_check(struct map_job *job);
 int map_gpu_open(struct map_job *job); /* call it after the node has joined; does nothing if the job is not for GPUs */
 void map_gpu_close(struct map_job *job);
-/* Run the kernel on a piece that starts at `offset` of its input. False: run the piece on the processor instead. */
+/* Run the kernel on a piece that starts at `offset` of its input. Returns false if the piece must run on the processor instead. */
 bool map_gpu_run(struct map_slot *slot, const struct map_span *in, uint64_t offset, enum map_kind *kind, int *code);
 void map_gpu_leave(struct map_slot *slot); /* free the slot's buffers on the GPU */
 void map_gpu_report(struct map_job *job);  /* owner only: print which nodes no longer use their GPU */
@@ -534,7 +535,7 @@ struct map_job {
     char feed_text[512];
 };
 
-/* --- run.c: find the kernel that the options name; -EINVAL: there is no such kernel --- */
+/* --- run.c: find the kernel that the options name; returns -EINVAL if there is none --- */
 int map_choose_kernel(struct map_job *job);
 
 /* --- owner.c: the work of node 0. Returns the exit status. If its error text was not printed yet, returns a negative errno instead. After

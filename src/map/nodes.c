@@ -174,7 +174,7 @@ void map_end_all(struct map_job *job)
         struct timespec ms = {0, 1000000};
         nanosleep(&ms, NULL);
     }
-    map_progress_clear(job); /* erase a bar that was being drawn when the signal came */
+    map_progress_clear(job); /* erase a bar that was being drawn when the signal arrived */
     /* Kill commands that a node started while it was being killed. */
     for (uint32_t node = 0; node < job->nodes; node++)
         map_nodes_kill_groups(job, node);

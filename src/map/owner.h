@@ -46,7 +46,7 @@ void owner_release_part(struct map_owner *o, const struct record *r, const struc
 /* Release the outcome itself. Its parts are released when they are printed. */
 void owner_release_outcome(struct map_owner *o, const struct record *r);
 #define OWNER_OUTCOME_MAX (UINT64_C(1) << 30)                      /* bytes: enough for terabytes of output */
-int owner_check_outcome(const struct map_outcome *oc, size_t len); /* -EPROTO, without an error text: it is inconsistent */
+int owner_check_outcome(const struct map_outcome *oc, size_t len); /* returns -EPROTO, without an error text, if it is inconsistent */
 /* Copy the outcome of a piece into memory that the caller frees. Works for a dead node, too, because its pool stays mapped. */
 int owner_read_outcome(struct map_owner *o, struct record *r, struct map_outcome **out);
 /* Handle the outcome of a piece: success, failure, or another attempt. */

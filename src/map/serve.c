@@ -256,7 +256,7 @@ int map_serve(void)
         }
     }
     weft_close(job->w);
-    serving = NULL; /* no other thread is left, so a signal handler sees the whole job or NULL */
+    serving = NULL; /* no other thread runs now, so a signal handler sees either the whole job or NULL */
     map_scratch_close(&job->spill);
     serve_unmake(job);
     map_board_destroy(job);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SPOOL_AHEAD 2u /* the most pieces in the spool, for each slot of the job */
+#define SPOOL_AHEAD 2u /* maximum number of pieces in the spool, for each slot of the job */
 
 static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_t *got)
 {
@@ -31,7 +31,7 @@ static void wait_a_little(struct map_job *job)
 }
 
 /* Allocate pool memory for a piece, within the budget for reading ahead. A piece that already has `held` bytes may exceed the budget if no
- * other piece has memory. Waits until there is memory. False: the piece cannot fit. */
+ * other piece has memory. Waits until there is memory. Returns false if the piece cannot fit. */
 static bool take_memory(struct map_job *job, uint64_t bytes, uint64_t held, weft_gaddr *at)
 {
     bool got = false;

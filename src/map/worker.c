@@ -11,8 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* If nodes die while they run a piece, the piece runs again so many times, in addition to --retries. Then it fails, since it may be the
- * cause of the deaths. */
+/* If nodes die while they run a piece, the piece runs again at most this many times, in addition to --retries. Then it fails, since it may
+ * be the cause of the deaths. */
 #define DEATHS_MAX 3u
 
 /* A node on which a piece has failed passes the piece on, so that another node can take it. All nodes together do so at most this many
@@ -28,7 +28,7 @@
 
 #define READ_STEP (UINT64_C(16) << 20) /* bytes read between two checks of whether the claim must be renewed */
 
-/* The command's arguments for one piece, in one allocation that the caller frees. NULL: no memory. */
+/* The command's arguments for one piece, in one allocation that the caller frees. Returns NULL if there is no memory. */
 static char **fill_arguments(const struct map_job *job, const struct map_piece *piece)
 {
     struct {
@@ -234,7 +234,7 @@ static void note_choice(struct map_job *job, bool found)
 }
 
 /* If a piece has failed on this node before, give it back to the queue, so that another node can try it. Before that, claim another piece,
- * because the queue would hand out the same piece again. False: nothing is claimed now. */
+ * because the queue would hand out the same piece again. Returns false if nothing is claimed now. */
 static bool worker_choose(struct map_job *job, weft_lease *claim)
 {
     bool found = suits(job, claim);

@@ -60,7 +60,7 @@ static inline void set_top(struct stack *s, struct mem_block *top)
     atomic_store_explicit(&s->top, top, memory_order_relaxed);
 }
 
-/* --- returning blocks: under pool->lock --- */
+/* --- returning blocks; the caller holds pool->lock --- */
 
 /* Return the oldest `n` blocks of a stack to their slabs. The newest blocks stay, because they are likely in the processor's cache. */
 static void give_oldest(struct mem_pool *p, struct stack *s, size_t n)
@@ -148,7 +148,7 @@ static void make_key(void)
     thread_key_made = pthread_key_create(&thread_key, thread_ends) == 0;
 }
 
-/* Free this thread's caches of destroyed pools; under `registry`. */
+/* Free this thread's caches of destroyed pools. The caller holds `registry`. */
 static void prune(void)
 {
     for (struct mem_cache **at = &here.all; *at;) {
@@ -203,7 +203,7 @@ static struct mem_cache *make_cache(struct mem_pool *p)
     return c;
 }
 
-/* The calling thread's cache of a pool. NULL: the cache cannot be created, so every operation takes the lock. */
+/* The calling thread's cache of a pool. Returns NULL if the cache cannot be created; then every operation takes the lock. */
 static struct mem_cache *cache_here(struct mem_pool *p)
 {
     if (here.pool_id == p->id)
@@ -220,7 +220,7 @@ static struct mem_cache *cache_here(struct mem_pool *p)
     return c;
 }
 
-/* Raise the limit of a stack, within the limits of the thread and of the pool; under pool->lock. */
+/* Raise the limit of a stack, within the limits of the thread and of the pool. The caller holds pool->lock. */
 static void cache_grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
 {
     struct stack *s = &c->stack[class];

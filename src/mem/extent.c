@@ -6,7 +6,7 @@
  */
 #include "mem/heap.h"
 
-#define LOOK 16u /* so many runs of a bin are compared before the next bin is searched */
+#define LOOK 16u /* this many runs of a bin are compared before the next bin is searched */
 
 static uint32_t bin_of(uint32_t extents)
 {

@@ -14,8 +14,8 @@
  * cache line.
  *
  * A block is in exactly one of three states: used by the program (mark 1), in a thread's cache (mark 0, map bit 0), or free in its slab
- * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either under pool->lock or by the
- * program's own synchronisation, and both order the accesses to the mark.
+ * (mark 0, map bit 1). Marks are loaded and stored relaxed: a block passes from one thread to another either while pool->lock is held or by
+ * the program's own synchronisation, and both order the accesses to the mark.
  *
  * Lock order: `registry` in cache.c, then pool->lock.
  */
@@ -98,14 +98,14 @@ struct mem_pool {
     uint64_t granted; /* sum of the limits of all caches, in bytes */
 };
 
-/* --- extent.c: all under pool->lock --- */
+/* --- extent.c: the caller holds pool->lock --- */
 void run_init(struct mem_pool *p);
 uint32_t run_take(struct mem_pool *p, uint64_t extents, uint32_t align); /* first extent; 0: none */
 void run_give(struct mem_pool *p, uint32_t first, uint32_t extents);
 uint32_t run_largest(const struct mem_pool *p);
 uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* first extent of the free run or large buffer that contains `extent` */
 
-/* --- slab.c: all under pool->lock --- */
+/* --- slab.c: the caller holds pool->lock --- */
 void slab_init(struct mem_pool *p);
 void slab_fini(struct mem_pool *p);
 /* Take `want` blocks of a class, plus further blocks of the same words of the map, at most `room` blocks in all. Creates a slab if

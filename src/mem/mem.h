@@ -51,7 +51,8 @@ void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 void mem_enlarge(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 /* Whether mem_enlarge() may succeed and was not called for this buffer yet. */
 bool mem_can_enlarge(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Maps the memory of any process's pool. The address is aligned to 2 MiB, because huge pages need this alignment. NULL with errno. */
+/* Maps the memory of any process's pool. The address is aligned to 2 MiB, because huge pages need this alignment. Returns NULL on failure,
+ * with errno set. */
 void *mem_map(int fd, uint64_t bytes);
 
 void *mem_base(const struct mem_pool *pool);

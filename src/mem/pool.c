@@ -112,7 +112,7 @@ static int prefault(struct mem_pool *p)
 #if defined(MADV_POPULATE_WRITE)
     if (madvise(p->base, p->bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
-    if (errno != EINVAL) /* EINVAL: before Linux 5.14 */
+    if (errno != EINVAL) /* kernels before Linux 5.14 return EINVAL */
         return base_fail(-errno,
                          "cannot touch the %llu bytes of the pool when the node opens (WEFT_POOL_PREFAULT): %s; make the pool smaller "
                          "(WEFT_POOL), or unset WEFT_POOL_PREFAULT",

@@ -163,7 +163,7 @@ int weft_open(weft_node **out, const weft_config *config)
     int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
     if (rc)
         return rc;
-    /* -ECONNRESET: a member may have died while this node joined the running cluster, so try again. Each attempt uses up a
+    /* After -ECONNRESET try again: a member may have died while this node joined the running cluster. Each attempt uses up a
      * node number of the cluster, which has WEFT_MAX_NUMBERS of them, so the pauses grow. */
     for (int64_t pause = AGAIN_FIRST;; pause = pause < AGAIN_LAST ? 2 * pause : pause) {
         rc = open_once(out, config ? &c : NULL, &again);

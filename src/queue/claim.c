@@ -130,7 +130,8 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     return rc;
 }
 
-/* Returns the view of a claim's shard, and stores the claim's slot. NULL: this node certainly does not hold the claim any more. */
+/* Returns the view of a claim's shard, and stores the claim's slot. Returns NULL if this node certainly does not hold the claim any
+ * more. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
@@ -140,7 +141,7 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-/* Send completions to their submitter. False: the submitter is gone, and the shards' homes free its slots. */
+/* Send completions to their submitter. Returns false if the submitter is gone, and the shards' homes free its slots. */
 static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
@@ -179,7 +180,7 @@ static void limit_end(const struct limit *l)
         fab_limit(l->before);
 }
 
-/* Swap one claim to DONE. False: the shard has refused the swap. */
+/* Swap one claim to DONE. Returns false if the shard has refused the swap. */
 static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
 {
     uint32_t slot;
@@ -226,7 +227,7 @@ BASE_INLINE int complete(weft_queue *q, const weft_lease *claims, const weft_res
 {
     uint32_t good = 0;
     struct limit limit = {false, 0};
-    /* Windows of 64, so that the bits of one word can mark the claims that are already handled. */
+    /* Handle 64 claims at a time, so that the bits of one word can mark those that are done. */
     for (uint32_t from = 0; from < count; from += 64) {
         uint32_t n = count - from < 64 ? count - from : 64;
         uint64_t left = n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1;

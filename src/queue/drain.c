@@ -21,7 +21,7 @@
 #include <stdlib.h>
 
 #define DRAIN_SLICE_NS WEFT_MS
-#define ASK_NS         (20 * WEFT_MS) /* between two questions to a node that has not answered yet */
+#define ASK_NS         (20 * WEFT_MS) /* time between two questions to a node that has not answered yet */
 
 /* What one reading of the counters found about a node. */
 struct found {
@@ -51,7 +51,7 @@ static int drain_count(struct queue_view *v, uint64_t *submitted, uint64_t *comp
     return rc;
 }
 
-/* Look at the counters of one node. False: the node has outstanding work, or its counters cannot be read. */
+/* Look at the counters of one node. Returns false if the node has outstanding work, or if its counters cannot be read. */
 static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct found *f)
 {
     struct queue_view *v = queue_view_of(q, node);
@@ -72,7 +72,8 @@ static bool drain_look_at(const struct weft_queue *q, uint32_t node, struct foun
     return submitted == completed;
 }
 
-/* Read the counters of all living nodes once. True: all work is complete. `*same`: nothing has changed since the previous call. */
+/* Read the counters of all living nodes once. Returns true if all work is complete. `*same`: nothing has changed since the previous
+ * call. */
 static bool drain_look(struct drain *d, bool *same)
 {
     *same = true;

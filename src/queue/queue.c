@@ -186,6 +186,7 @@ int weft_queue_stat(weft_queue *q, weft_queue_stats *out, size_t bytes)
     s.refused = atomic_load_explicit(&q->refused, memory_order_relaxed);
     s.requeued = atomic_load_explicit(&q->requeued, memory_order_relaxed);
     s.ready = slot_backlog(&q->own->shard);
+    s.lease_ns = atomic_load_explicit(&q->lease_ns, memory_order_relaxed);
     base_give_struct(out, bytes, &s, sizeof s);
     return 0;
 }

@@ -32,9 +32,9 @@
  *
  * SLEEPING. A claimer sets the `idle` word of its own node's header to 1, then looks at the shards, then sleeps. A node that makes work
  * ready loads `idle` afterwards; if it is 1, the node swaps it to 0 and wakes the claimer's node. All four steps are seq_cst (the claimer
- * stores `idle` and loads `tail`; the other node raises `tail` and loads `idle`), so at least one side sees the other. This covers only the
- * claimer's own shard. For work in other shards: if the node that a submitter has chosen is busy, the submitter wakes another idle node;
- * and a sleeping claimer looks again every CLAIM_SLICE_NS.
+ * stores `idle` and loads `tail`; the other node raises `tail` and loads `idle`), so at least one of the two sees what the other has
+ * stored. This covers only the claimer's own shard. For work in other shards: if the node that a submitter has chosen is busy, the
+ * submitter wakes another idle node; and a sleeping claimer looks again every CLAIM_SLICE_NS.
  */
 #ifndef WEFT_QUEUE_ROOM_H
 #define WEFT_QUEUE_ROOM_H
@@ -46,7 +46,7 @@
 
 #define QUEUE_NAME_BYTES 32u
 #define QUEUES_MAX       64u /* queues that one node may have open at once */
-/* Calls that complete at least so many tasks fetch the tasks' memory in advance. The memory of fewer tasks is mostly in the cache. */
+/* Calls that complete at least this many tasks fetch the tasks' memory in advance. The memory of fewer tasks is mostly in the cache. */
 #define QUEUE_FETCH    32u
 #define QUEUE_SLOTS    4096u
 #define QUEUE_LEASE_NS (60 * WEFT_SECOND)
@@ -64,7 +64,7 @@ struct queue_view {
     struct weft_queue *q;
     weft_gaddr at;
     uint32_t node, incarnation; /* the shard's node, and the incarnation of the queue there */
-    _Atomic bool gone;          /* the node died, left or closed the queue; set under the table's lock */
+    _Atomic bool gone;          /* the node died, left or closed the queue; set while the table's lock is held */
     _Atomic uint32_t attempts;  /* number of attempts to take a slot */
     /* After the node has failed to answer, other nodes are asked first until this time; 0: the node answers. Only a hint, so relaxed. */
     _Atomic int64_t silent_until;
@@ -88,7 +88,7 @@ struct queue_unsent;
 struct weft_queue {
     struct weft_node *w;
     char name[QUEUE_NAME_BYTES];
-    uint64_t key;             /* of the name */
+    uint64_t key;             /* the hash of the name */
     uint32_t incarnation;     /* how many queues this node has opened so far, with this one */
     _Atomic int64_t lease_ns; /* relaxed: how long a claim in this node's shard is held without renewal */
     _Atomic uint32_t force;
@@ -191,7 +191,7 @@ void queue_room_leave(struct weft_queue *q); /* returns when no handler uses q a
 /* --- view.c --- */
 struct queue_view *queue_view_make(struct weft_queue *q, uint32_t node, uint32_t incarnation, weft_gaddr at, uint32_t slots, bool remote);
 /* Gives a view its shard.tried. If the array of the older view `old` is long enough, both views share it, so that reopening the queue takes
- * no more memory. False: no memory. */
+ * no more memory. Returns false if there is no memory. */
 bool queue_view_tried(struct queue_view *v, const struct queue_view *old);
 void queue_view_free(struct queue_view *v); /* no later view of the same node may be in use, since that view may share shard.tried */
 /* The view of a node's shard; NULL if no shard of the node is known, or the node is gone. */
@@ -214,7 +214,8 @@ static inline bool queue_view_usable(const struct queue_view *v)
 /* Bound how long this thread's operations on shards wait, for a call that ends at `deadline`. Returns the former limit. Pass that to
  * fab_limit() when the call ends. */
 int64_t queue_limit(int64_t deadline);
-/* Returns the view of the shard that has a slot at address `slot`, and stores the slot's index. NULL: no known shard has such a slot. */
+/* Returns the view of the shard that has a slot at address `slot`, and stores the slot's index. Returns NULL if no known shard has such a
+ * slot. */
 struct queue_view *queue_slot_find(const struct weft_queue *q, weft_gaddr slot, uint32_t *index);
 static inline weft_gaddr queue_slot_address(const struct queue_view *v, uint32_t slot)
 {
@@ -251,7 +252,7 @@ void queue_keep(struct weft_queue *q, uint32_t node, enum queue_message_type typ
                 size_t len);
 void queue_send_unsent(struct weft_queue *q);
 void queue_drop_unsent(struct weft_queue *q);
-uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; under unsent_lock */
+uint32_t queue_unsent_count(const struct weft_queue *q); /* for tests; the caller holds unsent_lock */
 /* Send HELLO or CLOSE to every other node that is alive, or SHUTDOWN to the nodes that are known to have the queue open. A node that opens
  * the queue later learns of a shutdown by the ANSWER to its HELLO. */
 void queue_tell_all(struct weft_queue *q, enum queue_message_type type);

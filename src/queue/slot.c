@@ -80,8 +80,8 @@ void slot_fetch(const struct slot_shard *s, uint32_t slot)
         base_fetch_to_write(s->mem + slot_base(s, slot));
 }
 
-/* A call that goes through several slots fetches so many of them in advance. Each swap is a memory barrier: without the fetch, the load of
- * a slot would begin only after the swap of the slot before. */
+/* A call that goes through several slots fetches this many of them in advance. Each swap is a memory barrier: without the fetch, the load
+ * of a slot would begin only after the swap of the slot before. */
 #define SLOT_AHEAD 8u
 
 /* Fetches both cache lines of the slot at a position. */

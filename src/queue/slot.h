@@ -134,11 +134,11 @@ static inline uint64_t slot_next_same(uint64_t word, enum slot_status status)
 
 /* How to reach a shard that this process cannot load from and store to. Each function returns 0 or a negative errno. After an error, the
  * operation must not touch `out` and `in` any more, because they are on the caller's stack. A load has at most SLOT_LOAD_WORDS. */
-#define SLOT_LOOK       16u /* a claimer reads the state words of so many slots at once */
+#define SLOT_LOOK       16u /* a claimer reads the state words of this many slots at once */
 #define SLOT_LOAD_WORDS ((SLOT_LOOK - 1) * SLOT_WORDS + 1)
 struct slot_remote {
     int (*load)(void *arg, uint32_t word, uint64_t *out, uint32_t count);
-    int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* visible before any later swap */
+    int (*store)(void *arg, uint32_t word, const uint64_t *in, uint32_t count); /* the stored words are visible before any later swap */
     int (*swap)(void *arg, uint32_t word, uint64_t expected, uint64_t desired, uint64_t *old);
     /* Returns a new number at each call, so that two attempts of this node to take the same slot differ. Otherwise, settling the first
      * attempt could undo the second one. */
@@ -189,8 +189,8 @@ int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct
 
 /* Starts to load the slot's memory, for a call that changes the slot soon. */
 void slot_fetch(const struct slot_shard *s, uint32_t slot);
-/* Worker: change a claim; `word` is the claimed word. On success `*now` is the new word. -ESTALE: the slot has another word now. After any
- * other error, which comes from the fabric, it is not known whether the change has happened. */
+/* Worker: change a claim; `word` is the claimed word. On success `*now` is the new word. Returns -ESTALE if the slot has another word now.
+ * After any other error, which comes from the fabric, it is not known whether the change has happened. */
 int slot_complete(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_renew(const struct slot_shard *s, uint32_t slot, uint64_t word, uint64_t *now);
 int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
@@ -200,7 +200,7 @@ int slot_release(const struct slot_shard *s, uint32_t slot, uint64_t word);
  * claimers should be woken. */
 bool slot_settle(const struct slot_shard *s, uint32_t slot, uint64_t from, uint64_t to, enum slot_status then);
 
-/* Submitter: free a slot whose completion was accepted; `word` is its DONE word. -ESTALE: the home has taken the slot back. */
+/* Submitter: free a slot whose completion was accepted; `word` is its DONE word. Returns -ESTALE if the home has taken the slot back. */
 int slot_free(const struct slot_shard *s, uint32_t slot, uint64_t word);
 
 /* An upper bound of the number of ready tasks; 0 if none is ready. */

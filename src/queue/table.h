@@ -63,13 +63,14 @@ void table_clear(struct table *t);
 /* Add entries for `count` tasks at `home`, and store their ids in ids[]. Returns how many were added, which is less than `count` if memory
  * is short. */
 uint32_t table_add(struct table *t, uint32_t home, const weft_task *tasks, uint32_t count, uint64_t *ids);
-/* Undo table_add() for a task that was not placed. False: the home has died meanwhile, so the entry is no longer OUT, and the task counts
- * as submitted. */
+/* Undo table_add() for a task that was not placed. Returns false if the home has died meanwhile; then the entry is no longer OUT, and the
+ * task counts as submitted. */
 bool table_remove(struct table *t, uint64_t id, uint32_t home);
 
 /* Starts to load the id's entry, for a completion that follows soon. */
 void table_fetch(const struct table *t, uint64_t id);
-/* Accept a completion. True: the task is now complete. False: the completion is a duplicate, or no task has this id. */
+/* Accept a completion. Returns true if the task is now complete. Returns false if the completion is a duplicate, or if no task has this
+ * id. */
 bool table_complete(struct table *t, uint64_t id, const weft_done *done);
 uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);
 
@@ -77,7 +78,7 @@ uint32_t table_reap(struct table *t, weft_done *out, uint32_t max);
 uint64_t table_homes(struct table *t, bool in[], uint32_t count);
 /* A home has died: the entries of its tasks become pending. Returns how many. */
 uint32_t table_home_gone(struct table *t, uint32_t home);
-/* Take the first pending task, to place it at `home`. False: there is none. */
+/* Take the first pending task, to place it at `home`. Returns false if there is none. */
 bool table_take_pending(struct table *t, uint32_t home, uint64_t *id, weft_task *task, uint32_t *tries);
 /* Undo table_take_pending() for a task that `home` had no room for. Does nothing if the task is complete or elsewhere by now. */
 void table_put_back(struct table *t, uint64_t id, uint32_t home, uint32_t tries);

@@ -129,7 +129,7 @@ static BASE_COLD int take_idle_elsewhere(struct queue_view *v)
     return swapped;
 }
 
-/* Swap the idle word of a node from 1 to 0, and wake the node. False: no claimer of that node sleeps. */
+/* Swap the idle word of a node from 1 to 0, and wake the node. Returns false if no claimer of that node sleeps. */
 static bool wake_if_idle(struct weft_queue *q, struct queue_view *v)
 {
     if (BASE_LIKELY(v->shard.mem != NULL)) {

@@ -205,8 +205,8 @@ static bool has_come(const struct sync *s, uint64_t word)
     return set == s->set ? (int32_t)((uint32_t)word - s->generation) >= 0 : set != 0 && set >> 20 < s->set >> 20;
 }
 
-/* Find out which nodes have not arrived. Nodes that do not answer in time are left out. False: `ready` has become true, so the wait is
- * over. */
+/* Find out which nodes have not arrived. Nodes that do not answer in time are left out. Returns false if `ready` has become true; then the
+ * wait is over. */
 static bool find_late(struct weft_node *w, const struct sync *s, fab_ready_fn ready, void *arg, bool late[])
 {
     int64_t end = base_deadline(ASK_ALL_NS);

@@ -153,7 +153,7 @@ static int give_back_later(struct weft_node *w, struct sync *s, uint64_t word, u
 
 /* --- claims left to the progress thread --- */
 
-/* Do one step to undo a claim that was left to the progress thread. True: no more steps are needed.
+/* Do one step to undo a claim that was left to the progress thread. Returns true if no more steps are needed.
  */
 static bool lock_settle(struct weft_node *w, struct lock_claim *c)
 {
@@ -278,7 +278,7 @@ static int64_t until(int64_t deadline)
     return left > 0 ? left : 0;
 }
 
-/* Wait for the compare-and-swap on a lock of another node. -EINPROGRESS: still pending at the deadline. */
+/* Wait for the compare-and-swap on a lock of another node. Returns -EINPROGRESS if the swap is still pending at the deadline. */
 static int wait_for_swap(struct lock_claim *c, struct fab_patience *p, uint64_t *old)
 {
     for (;;) {

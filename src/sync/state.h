@@ -13,7 +13,7 @@ struct lock_claim;  /* at a node: its claim on a lock that it holds, wants or re
 #define SYNC_CLAIM_BUCKETS 64u
 
 struct sync {
-    /* barrier.c, under barrier_lock */
+    /* barrier.c, guarded by barrier_lock */
     pthread_mutex_t barrier_lock;
     uint64_t epoch, set;
     uint32_t generation, member_count, place, dead;
@@ -26,7 +26,7 @@ struct sync {
     bool sent;         /* this round's signal has been sent */
     uint32_t distance; /* distance of this round's partner; at least member_count: all rounds are done */
 
-    /* lock.c, lock_home.c, under lock_lock */
+    /* lock.c, lock_home.c, guarded by lock_lock */
     base_spin lock_lock;
     struct lock_claim *claims[SYNC_CLAIM_BUCKETS], *left, *spare;
     uint64_t next_ticket;

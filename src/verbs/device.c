@@ -278,7 +278,7 @@ static int none(const struct verbs_device *all, uint32_t count, const char *name
     return base_fail(-ENODEV, "no usable RDMA device: %s", there);
 }
 
-/* Returns the device with this name; without a name, the fastest usable device. NULL: there is no such device. */
+/* Returns the device with this name; without a name, the fastest usable device. Returns NULL if there is no such device. */
 static struct verbs_device *pick(struct verbs_device *all, uint32_t count, const char *name)
 {
     struct verbs_device *best = NULL;

@@ -41,7 +41,7 @@ static int start_guard(const char *command, const char *at, int socket)
     return rc ? base_fail(rc, "cannot start the guard of RDMA devices: %s" BASE_THREAD_HINT, base_strerror(rc)) : 0;
 }
 
-/* Receives the guard's greeting. -EEXIST: another guard uses the socket. -ECONNRESET: the guard was about to end. */
+/* Receives the guard's greeting. Returns -EEXIST if another guard uses the socket. Returns -ECONNRESET if the guard was about to end. */
 static int greet(struct verbs_guard *g, const char *command)
 {
     struct guard_greeting hello;

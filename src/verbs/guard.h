@@ -13,7 +13,7 @@
 #define GUARD_MAGIC    UINT32_C(0x32646777) /* "wgd2" */
 #define GUARD_NONE     UINT32_MAX           /* the number of no object */
 #define GUARD_CONTEXTS VERBS_DEVICES_MAX
-#define GUARD_PORTS    32u /* the shared page has the states of so many ports of a device */
+#define GUARD_PORTS    32u /* the shared page has the states of this many ports of a device */
 #define GUARD_FD       0   /* in a new guard: the socket to the program that started it */
 
 enum guard_verb {

@@ -18,7 +18,7 @@ void guard_lost(struct verbs_guard *g, const char *why)
 }
 
 /* How long to wait for the guard's answer. After a time-out the guard is not used again, because a late answer would be taken for the
- * answer to the next call. Calls that only destroy an object wait less: the guard executes such a call in any case. */
+ * answer to the next call. Calls that only destroy an object wait less, because the guard executes them even if nobody waits. */
 static int64_t patience(uint32_t verb)
 {
     switch (verb) {

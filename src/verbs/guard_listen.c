@@ -81,7 +81,7 @@ static void add_program(struct shared_guard *h, int fd)
     }
 }
 
-/* Makes this process the guard at this path. -EEXIST: another process is the guard there. */
+/* Makes this process the guard at this path. Returns -EEXIST if another process is the guard there. */
 static int open_shared_guard(struct shared_guard *h)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -101,7 +101,7 @@ static int open_shared_guard(struct shared_guard *h)
     snprintf(beside, sizeof beside, "%s.log", h->path);
     int log = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (log >= 0)
-        dup2(log, STDERR_FILENO); /* so that the guard's messages do not appear in the program's standard error */
+        dup2(log, STDERR_FILENO); /* the guard's messages must not appear in the program's standard error */
     if (log >= 0)
         close(log);
     int rc = chdir("/") ? -errno : base_pipe(h->wake, O_NONBLOCK);

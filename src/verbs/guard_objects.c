@@ -11,7 +11,7 @@
 
 #include "verbs/guard_serve.h"
 
-#define ENTRIES_MAX (1u << 20) /* the most entries of a ring */
+#define ENTRIES_MAX (1u << 20) /* maximum number of entries of a ring */
 #define TABLE_MAX   (1u << 17)
 /* Limits for one program, because all programs share the guard's descriptors and mappings. */
 #define CHANNELS_MAX 256u
@@ -22,7 +22,7 @@ static const size_t sizes[KINDS] = {sizeof(struct context),     sizeof(struct do
 
 /* --- tables --- */
 
-/* Allocates a zeroed object of this kind, and enters it in the guard's table. NULL: no memory. */
+/* Allocates a zeroed object of this kind, and enters it in the guard's table. Returns NULL if there is no memory. */
 static void *objects_make(struct guard *g, enum kind kind, uint32_t *id)
 {
     struct table *t = &g->table[kind];

@@ -23,7 +23,7 @@
 #define LOOK   (5 * WEFT_MS) /* time between two queries of the ports while data moves */
 #define NAP_MS 20            /* ms between two queries of the ports while no data moves */
 
-/* Serves a call, if one has arrived. False: the program has ended, or has sent something invalid. */
+/* Serves a call, if one has arrived. Returns false if the program has ended, or has sent something invalid. */
 static bool serve_one(struct guard *g, bool *some)
 {
     struct pollfd ready = {.fd = g->fd, .events = POLLIN};

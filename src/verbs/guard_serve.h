@@ -118,10 +118,10 @@ void guard_shared_enter(struct guard_shared *s, struct guard *g);
 void guard_shared_leave(struct guard_shared *s, const struct guard *g);
 
 /* --- guard_objects.c --- */
-/* Executes a call, and returns the verb's result, 0 or an errno. On entry `fd` has the descriptor that came with the call; on return, the
- * descriptors to send with the answer. */
+/* Executes a call, and returns the verb's result, 0 or an errno. On entry `fd` has the descriptor that arrived with the call; on return,
+ * the descriptors to send with the answer. */
 int guard_answer_call(struct guard *g, const struct guard_call *c, struct guard_answer *a, int fd[2]);
-int guard_destroy(struct guard *g, enum kind kind, void *one); /* returns 0 or an errno; EBUSY: another object still uses it */
+int guard_destroy(struct guard *g, enum kind kind, void *one); /* returns 0, EBUSY if another object still uses it, or another errno */
 
 /* --- guard_move.c --- */
 /* Queries the ports, unless the last query is less than `at_most` old. */

@@ -70,7 +70,8 @@ static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
     return atomic_load_explicit(&g->gone, memory_order_relaxed) ? 0 : rc;
 }
 
-/* Allocates a zeroed struct of `bytes` for an object, and makes call `c`, which creates the object in the guard. NULL: see errno. */
+/* Allocates a zeroed struct of `bytes` for an object, and makes call `c`, which creates the object in the guard. Returns NULL on an error,
+ * with errno set. */
 static void *guarded_make(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, size_t bytes)
 {
     void *o = calloc(1, bytes);
@@ -105,7 +106,7 @@ static void ring_bell(struct verbs_guard *g)
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the fence in nap() of guard_serve.c */
     if (BASE_UNLIKELY(atomic_load_explicit(&g->page->sleeping, memory_order_relaxed)) &&
         atomic_exchange_explicit(&g->page->sleeping, 0, memory_order_relaxed))
-        /* a full socket means that the guard is awake; a closed one, that the guard has died, and SIGPIPE must not kill the program */
+        /* if the socket is full, the guard is awake; if it is closed, the guard has died, and SIGPIPE must not kill the program */
         (void)!send(g->bell, "r", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

@@ -28,7 +28,7 @@ static int explain(const struct verbs_device *d, bool dmabuf, uint64_t bytes, ui
     bool limited = getrlimit(RLIMIT_MEMLOCK, &lock) == 0 && lock.rlim_cur != RLIM_INFINITY;
     base_format_bytes(bytes, size, sizeof size);
     if (dmabuf) {
-        meaning = code == -EOPNOTSUPP                 ? ". The device's driver does not register dmabufs, or none of this exporter's"
+        meaning = code == -EOPNOTSUPP                 ? ". The device's driver does not register dmabufs, or not those of this exporter"
                   : code == -EBADF || code == -EINVAL ? ". The descriptor is no dmabuf, or its buffer does not have these bytes"
                                                       : "";
     } else if (d->traits.link == VERBS_THUNDERBOLT) {

@@ -67,7 +67,7 @@ static void one_counter(const struct nlattr *entry, struct verbs_usage *out)
     }
 }
 
-/* Reads the kernel's message about one device. True: it is about `device`. */
+/* Reads the kernel's message about one device. Returns true if it is about `device`. */
 static bool one_device(const uint8_t *at, const uint8_t *end, const char *device, struct verbs_usage *out)
 {
     const struct nlattr *a, *summary = NULL;

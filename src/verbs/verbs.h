@@ -56,8 +56,8 @@ struct verbs_library {
      * how many each has. */
     void (*holders)(struct ibv_context *context, char *out, size_t len);
 };
-/* Loads the library when first called, and returns the table of its functions. -ENOENT: the library cannot be loaded; the error text says
- * how to install it. WEFT_VERBS_LIBRARY names another file. Any thread may call this. */
+/* Loads the library when first called, and returns the table of its functions. Returns -ENOENT if the library cannot be loaded; the error
+ * text says how to install it. WEFT_VERBS_LIBRARY names another file. Any thread may call this. */
 int verbs_load(const struct verbs_library **out);
 /* Converts the result of a verb to a negative errno. Some verbs return the errno. Others return -1 or NULL, and set errno. For a verb that
  * returned NULL, pass 0 as `returned`. `thunderbolt`: also convert macOS's numbers, which a Thunderbolt device uses on any system. `raw`
@@ -106,8 +106,8 @@ struct verbs_choice {
     char why[160]; /* "IPv4-mapped, index 1, RoCE v2" */
 };
 /* Chooses an entry of the GID table. An IPv4-mapped address is preferred, with RoCE v2 before v1; then any other address, with index 1
- * first. InfiniBand uses index 0. `wanted` >= 0: take that index instead, or fail. -EADDRNOTAVAIL: no entry is usable. `device` and
- * `interface` are for the error text. */
+ * first. InfiniBand uses index 0. `wanted` >= 0: take that index instead, or fail. Returns -EADDRNOTAVAIL if no entry is usable. `device`
+ * and `interface` are for the error text. */
 int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
                      const char *device, const char *interface);
 /* Writes the GID as text, such as "fe80::1", into `out` of at least 40 bytes. */
@@ -139,7 +139,8 @@ int verbs_devices(struct verbs_device **out, uint32_t *count, int wanted_gid);
 int verbs_devices_of(const struct verbs_library *lib, struct ibv_device **list, int given, struct verbs_device **out, uint32_t *count,
                      int wanted_gid);
 void verbs_devices_close(struct verbs_device *devices, uint32_t count);
-/* Opens the device with this name; NULL: the fastest usable device. -ENODEV: the error text lists the devices of this host. */
+/* Opens the device with this name, or the fastest usable device if the name is NULL. Returns -ENODEV if there is none; the error text then
+ * lists the devices of this host. */
 int verbs_device_open(struct verbs_device **out, const char *name, int wanted_gid);
 /* Opens up to `max` other devices or ports with the same speed, kind of link and operations as `one`. Close each with verbs_device_close().
  */
@@ -148,7 +149,7 @@ int verbs_devices_like(const struct verbs_device *one, struct verbs_device **out
 int verbs_device_again(struct verbs_device *d, int wanted_gid);
 /* Allocates the protection domain. Make all checks that need no protection domain before this call. */
 int verbs_device_use(struct verbs_device *d);
-bool verbs_port_up(struct verbs_device *d); /* queries the device; false if the device has vanished */
+bool verbs_port_up(struct verbs_device *d); /* queries the device's port; returns false if the port is down or the device has vanished */
 /* Frees the device's protection domain and context. Destroy its queue pairs, regions and completion queues first. NULL is allowed. */
 void verbs_device_close(struct verbs_device *d);
 
@@ -164,15 +165,15 @@ int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd)
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
 void verbs_guard_end(struct verbs_guard *g); /* closes its devices, and waits until the guard process has ended; NULL is allowed */
 /* Makes this process a guard, and returns when all its programs have ended. The first program is connected to descriptor 0. `path`: a
- * socket for further programs, or NULL. -EEXIST: another guard has this socket; the program at descriptor 0 was told so. */
+ * socket for further programs, or NULL. Returns -EEXIST if another guard has this socket; the program at descriptor 0 was told so. */
 int verbs_guard_serve(const char *path);
 
 /* --- usage.c: how many objects of a device all processes have together --- */
 struct verbs_usage {
     int64_t qps, pds, regions, cqs, srqs, contexts; /* -1: not known */
 };
-/* Reads the kernel's counts of a device's objects. -ENOTSUP: the system is not Linux, or the device has no kernel driver; then all counts
- * are -1. */
+/* Reads the kernel's counts of a device's objects. Returns -ENOTSUP if the system is not Linux, or the device has no kernel driver; then
+ * all counts are -1. */
 int verbs_usage(const char *device, struct verbs_usage *out);
 
 /* --- region.c --- */
@@ -187,10 +188,11 @@ struct verbs_regions {
     int access; /* the access flags that the device accepted */
     struct ibv_mr **mr;
 };
-/* -ENOSPC: the memory needs more regions than `budget` (0: the limit in the traits). */
+/* Returns -ENOSPC if the memory needs more regions than `budget` (0: the limit in the traits). */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
 /* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. Requests address this memory from `base` on;
- * `base` and `offset` must have the same offset in a page. The caller may close `fd` afterwards. -EOPNOTSUPP: dmabufs are not supported. */
+ * `base` and `offset` must have the same offset in a page. The caller may close `fd` afterwards. Returns -EOPNOTSUPP if dmabufs are not
+ * supported. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);
@@ -242,8 +244,8 @@ bool verbs_address_valid(const struct verbs_address *a);
 int verbs_qp_stop(struct verbs_qp *q);
 
 /* --- srq.c: shared receive queues; each receive has one element --- */
-/* Makes a queue of `depth` requests, or fewer if the device's limit is lower. -EOPNOTSUPP: the device or the system has no shared receive
- * queues. */
+/* Makes a queue of `depth` requests, or fewer if the device's limit is lower. Returns -EOPNOTSUPP if the device or the system has no shared
+ * receive queues. */
 int verbs_srq_create(struct ibv_srq **out, struct verbs_device *d, uint32_t depth);
 void verbs_srq_destroy(struct verbs_device *d, struct ibv_srq *srq); /* destroy its queue pairs first; NULL is allowed */
 int verbs_post_shared(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);

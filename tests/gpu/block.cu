@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// The calls of weft/device.cuh, which all threads of a warp or block make together: put, get, signal, submit, claim, complete, compared
-// with a shadow memory. Also GB/s of 1 MiB to and from the host's pool, by a block and by a grid, beside a kernel that only copies. For two
-// nodes or more.
+// The calls of weft/device.cuh, which all threads of a warp or block make together: put, get, flush, signals, waits, submit, claim, renew,
+// complete, compared with a shadow memory. Also GB/s of 1 MiB to and from the host's pool, by a block and by a grid, beside a kernel that
+// only copies; not with the argument `quick`. For two nodes or more.
 #include <vector>
 
 #include "check.cuh"
@@ -23,21 +23,39 @@ struct job {
     struct move *moves;   /* [SLICES][OPS] */
 };
 
+/* A call by a warp or by a block. */
+#define BY(call, ...) (WARP ? weft_device_##call##_warp(__VA_ARGS__) : weft_device_##call##_block(__VA_ARGS__))
+
+/* One move, in one of three ways: with a wait; without an op and with a flush; without waiting for room, and with polls. */
+template <bool WARP>
+static __device__ int move_one(const weft_device *d, const struct move &m, uint64_t to, uint64_t from, uint32_t far_node, uint32_t way)
+{
+    weft_device_op op;
+    int rc;
+    if (way == 0) {
+        rc = m.get ? BY(get, d, to, from, m.length, &op) : BY(put, d, to, from, m.length, &op);
+        return rc ? rc : BY(wait, d, &op);
+    }
+    if (way == 1) {
+        rc = m.get ? BY(get, d, to, from, m.length, NULL) : BY(put, d, to, from, m.length, NULL);
+        return rc ? rc : BY(flush, d, far_node);
+    }
+    do
+        rc = m.get ? BY(get_nowait, d, to, from, m.length, &op) : BY(put_nowait, d, to, from, m.length, &op);
+    while (rc == -WEFT_DEVICE_EAGAIN);
+    while (rc == 0 && (rc = BY(test, d, &op)) == -WEFT_DEVICE_EINPROGRESS)
+        rc = 0;
+    return rc;
+}
+
 template <bool WARP> static __global__ void move_all(const weft_device *d, struct job j, struct report *bad)
 {
     uint32_t slice = WARP ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
     uint64_t near = j.near + (uint64_t)slice * SLICE, far = j.far + (uint64_t)slice * SLICE;
-    weft_device_op op;
     for (uint32_t i = 0; i < OPS; i++) {
         struct move m = j.moves[slice * OPS + i];
         uint64_t to = (m.get ? near : far) + m.to, from = (m.get ? far : near) + m.from;
-        if (WARP) {
-            KERNEL(m.get ? weft_device_get_warp(d, to, from, m.length, &op) : weft_device_put_warp(d, to, from, m.length, &op));
-            KERNEL(weft_device_wait_warp(d, &op));
-        } else {
-            KERNEL(m.get ? weft_device_get_block(d, to, from, m.length, &op) : weft_device_put_block(d, to, from, m.length, &op));
-            KERNEL(weft_device_wait_block(d, &op));
-        }
+        KERNEL(move_one<WARP>(d, m, to, from, (uint32_t)(far >> 48), (i + slice) % 3));
     }
 }
 
@@ -109,29 +127,57 @@ static void test_moves(weft_gaddr near, weft_gaddr far)
     CUDA(cudaFreeHost(j.moves));
 }
 
-/* Each node's block puts numbered bytes to the next node and signals. It checks the bytes that it receives, and then signals the node
- * before it to write again. `signal` counts received rounds, the word behind it the rounds that the next node has read. */
-static __global__ void signals(const weft_device *d, weft_gaddr at, weft_gaddr signal, weft_gaddr mine, uint32_t rounds, struct report *bad)
+/* Each node's block (or warp) puts numbered bytes to the next node and signals. It checks the bytes that it receives, and then signals the
+ * node before it to write again. `signal` counts received rounds, the word behind it the rounds that the next node has read. */
+template <bool WARP>
+static __global__ void signals(const weft_device *d, weft_gaddr at, weft_gaddr signal, weft_gaddr mine, uint32_t first, uint32_t last,
+                               struct report *bad)
 {
     const uint64_t place = (1ull << 48) - 1, next = (uint64_t)((d->rank + 1) % d->size) << 48;
-    const uint64_t read = (uint64_t)((d->rank + d->size - 1) % d->size) << 48 | ((signal + 8) & place);
-    uint64_t *from = (uint64_t *)weft_device_ptr(d, mine, SLICE);
+    const uint32_t before = (d->rank + d->size - 1) % d->size;
+    const uint64_t read = (uint64_t)before << 48 | ((signal + 8) & place);
+    uint64_t *from = (uint64_t *)weft_device_ptr(d, mine, SLICE), seen;
     volatile uint64_t *came = (volatile uint64_t *)weft_device_ptr(d, at, SLICE);
-    for (uint32_t round = 1; round <= rounds; round++) {
-        int wrong = 0;
+    weft_device now = *d;
+    now.nowait = true;
+    for (uint32_t round = first; round <= last; round++) {
+        int wrong = 0, rc;
         for (uint32_t i = threadIdx.x; i < SLICE / 8; i += blockDim.x)
             from[i] = (uint64_t)round << 32 | i;
-        KERNEL(weft_device_put_signal_block(d, next | (at & place), mine, SLICE, next | (signal & place), 1, NULL));
-        KERNEL(weft_device_wait_at_least_block(d, signal, round));
+        KERNEL(BY(put_signal, d, next | (at & place), mine, SLICE, next | (signal & place), 1, NULL));
+        if (round % 2) {
+            KERNEL(BY(wait_at_least, d, signal, round));
+        } else {
+            KERNEL(BY(wait_for, d, before, signal, round, &seen));
+            KERNEL_CHECK(seen == round);
+        }
         for (uint32_t i = threadIdx.x; i < SLICE / 8; i += blockDim.x)
             wrong |= came[i] != ((uint64_t)round << 32 | i);
         KERNEL_CHECK(!__syncthreads_or(wrong));
-        KERNEL(weft_device_put_signal_block(d, read, 0, 0, read, 1, NULL));
-        KERNEL(weft_device_wait_at_least_block(d, signal + 8, round));
+        do
+            rc = BY(put_signal, &now, read, 0, 0, read, 1, NULL);
+        while (rc == -WEFT_DEVICE_EAGAIN);
+        KERNEL(rc);
+        KERNEL(BY(wait_until, d, signal + 8, WEFT_EQ, round, &seen, 60 * WEFT_SECOND));
+        KERNEL_CHECK(seen == round);
     }
+    KERNEL_IS(BY(wait_until, d, signal + 8, WEFT_GT, last, &seen, 0), -WEFT_DEVICE_ETIMEDOUT);
+    KERNEL_CHECK(seen == last);
+    KERNEL_IS(BY(wait_until, d, signal + 8, WEFT_NE, last, NULL, WEFT_MS), -WEFT_DEVICE_ETIMEDOUT);
 }
 
-/* The first block of node 0 submits; all claim and complete, until the queue ends. Each block has 16 KiB at `desks`. */
+/* Renews the leases of `n` tasks, by both calls. Returns how many this node still holds. */
+static __device__ int renew(const weft_device *d, uint32_t queue, weft_gaddr leases, uint32_t n)
+{
+    weft_device_op op;
+    int rc = weft_device_renew_start(d, queue, leases, n, true, &op);
+    rc = rc ? rc : weft_device_wait(d, &op);
+    if (rc == 0 && op.value != (1ull << n) - 1)
+        rc = -WEFT_DEVICE_EINVAL;
+    return rc ? rc : weft_device_renew(d, queue, leases, n, NULL);
+}
+
+/* The first block of node 0 submits; all claim, renew and complete, until the queue ends. Each block has 16 KiB at `desks`. */
 static __global__ void farm(const weft_device *d, uint32_t queue, weft_gaddr desks, struct report *bad)
 {
     weft_gaddr mine = desks + 16384ull * blockIdx.x, leases = mine + 4096, results = mine + 12288;
@@ -155,6 +201,7 @@ static __global__ void farm(const weft_device *d, uint32_t queue, weft_gaddr des
         if (n == -WEFT_DEVICE_ESHUTDOWN)
             return;
         KERNEL_CHECK(n > 0);
+        KERNEL_IS(weft_device_by_block([&] { return renew(d, queue, leases, (uint32_t)n); }), n);
         if (threadIdx.x < (uint32_t)n) {
             weft_result r = {};
             r.result_len = 3 * ((volatile weft_lease *)claims)[threadIdx.x].task.arg[0] + 1;
@@ -263,8 +310,9 @@ static void speed(weft_gaddr arena)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     open_node();
     CHECK(weft_size(w) >= 2);
     weft_gaddr far = on_node(same_place(AREA), (weft_rank(w) + 1) % weft_size(w)), at = same_place(SLICE), signal = same_place(64), near,
@@ -286,12 +334,15 @@ int main(void)
     wrong<<<1, 64>>>(weft_gpu_device(gpu), mine, bad);
     KERNEL_DONE();
     all_here();
-    signals<<<1, 256>>>(weft_gpu_device(gpu), at, signal, mine, 20, bad);
+    signals<false><<<1, 256>>>(weft_gpu_device(gpu), at, signal, mine, 1, 20, bad);
+    KERNEL_DONE();
+    all_here();
+    signals<true><<<1, 32>>>(weft_gpu_device(gpu), at, signal, mine, 21, 40, bad);
     KERNEL_DONE();
     all_here();
     test_farm("farm", desks);
     test_farm("farm in arenas", arena_desks);
-    if (weft_rank(w) == 0)
+    if (weft_rank(w) == 0 && !quick)
         speed(arena);
     all_here();
     OK(weft_gpu_close(gpu));

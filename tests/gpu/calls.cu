@@ -22,7 +22,14 @@ __global__ void calls(const weft_device *d, uint64_t there, uint64_t here, uint6
     rc |= weft_device_fetch_add(d, there, 1, &old) | weft_device_swap(d, there, 1, &old) | weft_device_compare_swap(d, there, 1, 2, &old);
     rc |= weft_device_nothing(d, true);
     rc |= weft_device_ask_start(d, 3, here, &op) | weft_device_ask(d, 3, here, &old);
-    rc |= weft_device_wait_at_least(d, here, 1, &old);
+    rc |= weft_device_wait_at_least(d, here, 1, &old) | weft_device_wait_for(d, 1, here, 1, &old) |
+          weft_device_wait_until(d, here, WEFT_NE, 1, &old, 1000);
+    rc |= weft_device_fetch_add_start(d, there, 1, &op) | weft_device_swap_start(d, there, 1, &op) |
+          weft_device_compare_swap_start(d, there, 1, 2, &op);
+    weft_device now = *d;
+    now.nowait = true;
+    rc |= weft_device_get(&now, here, there, 64, &op) | weft_device_send(&now, 1, 5, 7, here, 64, NULL) | weft_device_fence(&now, 1);
+    rc |= weft_device_gone(d, 1) + (int)weft_device_block(d);
     *out = (uint64_t)rc + old + (weft_device_ptr(d, there, 8) ? *(uint64_t *)weft_device_ptr(d, there, 8) : 0);
 }
 
@@ -42,6 +49,7 @@ __global__ void queues(const weft_device *d, uint32_t queue, uint64_t here, int 
     rc |= weft_device_submit_start(d, queue, here, 4, 0, false, &op) | weft_device_wait(d, &op);
     rc |= weft_device_claim_start(d, queue, here, 4, false, &op) | weft_device_wait(d, &op);
     rc |= weft_device_complete_start(d, queue, here, here + 4096, 4, true, &op) | weft_device_wait(d, &op);
+    rc |= weft_device_renew(d, queue, here, 4, &accepted) | weft_device_renew_start(d, queue, here, 4, true, &op);
     *out = rc + (int)accepted;
 }
 
@@ -58,6 +66,12 @@ __global__ void together(const weft_device *d, uint32_t queue, uint64_t there, u
     rc |= weft_device_put_nowait_warp(d, there, here, 64, &op) | weft_device_test_warp(d, &op) | weft_device_flush_warp(d, 1);
     rc |= weft_device_get_nowait_warp(d, here, there, 64, NULL) | weft_device_wait_at_least_warp(d, here, 1);
     rc |= weft_device_put_signal_warp(d, there, here, 4096, there + 4096, 1, NULL);
+    weft_device now = *d;
+    now.nowait = true;
+    rc |= weft_device_put_signal_block(&now, there, here, 4096, there + 4096, 1, NULL);
+    uint64_t seen;
+    rc |= weft_device_wait_until_block(d, here, WEFT_EQ, 1, &seen, 1000) | weft_device_wait_for_block(d, 1, here, 1, &seen);
+    rc |= weft_device_wait_until_warp(d, here, WEFT_EQ, 1, &seen, 1000) | weft_device_wait_for_warp(d, 1, here, 1, NULL);
     rc |= weft_device_by_block([&] { return weft_device_claim(d, queue, here, 8); });
     rc |= weft_device_by_warp([&] { return weft_device_submit(d, queue, here, 8, 0); });
     *out = rc;

@@ -4,10 +4,12 @@
  * driver, as libcuda.so.1 (LD_LIBRARY_PATH). A GPU's memory has addresses that the processor cannot access.
  *
  * FAKE_CUDA is a list of words: gpus=N (default 1), init=CODE (the result of cuInit()), full (no memory), no-dmabuf, no-rdma, ordered=N
- * (an attribute), deaf (writes nothing).
+ * (an attribute), deaf (writes nothing), no-register=N (from then on, registration number N of memory fails), trap (a kernel has trapped).
+ * A test that finds fakeSay() with dlsym() can change the words later, and play a kernel with fakeStart().
  * Compiled with FAKE_CUDA_OLD it lacks the functions that drivers before CUDA 10.2 lack.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,7 +21,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, ALREADY = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, ALREADY = 712, NOT_REGISTERED = 713, TRAPPED = 719, NOT_SUPPORTED = 801 };
 enum { PIECES = 256, PAGE = 4096 };
 
 typedef unsigned long long ptr;
@@ -39,9 +41,13 @@ struct piece {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int current = -1; /* the device of the thread's context */
 static struct piece pieces[PIECES];
+static const char *_Atomic said; /* the words in place of FAKE_CUDA; NULL: that holds */
+static _Atomic long registrations;
+static _Atomic int running; /* kernels */
+
 static long word(const char *name, long otherwise)
 {
-    const char *all = getenv("FAKE_CUDA"), *at = all ? strstr(all, name) : NULL;
+    const char *words = atomic_load(&said), *all = words ? words : getenv("FAKE_CUDA"), *at = all ? strstr(all, name) : NULL;
     size_t n = strlen(name);
     return !at ? otherwise : at[n] == '=' ? atol(at + n + 1) : 1;
 }
@@ -148,6 +154,51 @@ static int unmake(void *at)
     EXPORT int __VA_ARGS__; \
     EXPORT int __VA_ARGS__
 
+/* --- for tests --- */
+
+FAKE(fakeSay(const char *words)) /* must stay valid */
+{
+    atomic_store(&registrations, 0);
+    atomic_store(&said, words);
+    return OK;
+}
+
+struct kernel {
+    void (*play)(void *);
+    void *arg;
+};
+static void *play(void *arg)
+{
+    struct kernel k = *(struct kernel *)arg;
+    free(arg);
+    k.play(k.arg);
+    atomic_fetch_sub(&running, 1);
+    return NULL;
+}
+
+/* Plays a kernel in a thread: until it returns, cuCtxSynchronize() waits. */
+FAKE(fakeStart(void (*kernel)(void *), void *arg))
+{
+    pthread_t thread;
+    struct kernel *k = malloc(sizeof *k);
+    if (!k)
+        return NO_MEMORY;
+    *k = (struct kernel){kernel, arg};
+    atomic_fetch_add(&running, 1);
+    return pthread_create(&thread, NULL, play, k) || pthread_detach(thread) ? INVALID : OK;
+}
+
+FAKE(fakeRegistered(const void *memory))
+{
+    pthread_mutex_lock(&lock);
+    struct piece *m = piece_at(memory);
+    bool is = m && !m->view;
+    pthread_mutex_unlock(&lock);
+    return is;
+}
+
+/* --- the driver --- */
+
 FAKE(cuInit(unsigned flags))
 {
     (void)flags;
@@ -230,11 +281,15 @@ FAKE(cuCtxPopCurrent_v2(void **context))
 }
 FAKE(cuCtxSynchronize(void))
 {
-    return OK;
+    while (!word("trap", 0) && atomic_load(&running))
+        usleep(1000);
+    return word("trap", 0) ? TRAPPED : OK;
 }
 FAKE(cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags))
 {
     (void)flags;
+    if (atomic_fetch_add(&registrations, 1) + 1 == word("no-register", 0))
+        return NO_MEMORY;
     pthread_mutex_lock(&lock);
     struct piece *m = piece_at(memory) ? NULL : piece_new();
     int code = m ? OK : ALREADY;
@@ -279,7 +334,7 @@ FAKE(cuMemFreeHost(void *memory))
 FAKE(cuMemGetInfo_v2(size_t *left, size_t *all))
 {
     *left = *all = (size_t)64 << 20;
-    return OK;
+    return word("trap", 0) ? TRAPPED : OK;
 }
 FAKE(cuMemAlloc_v2(ptr *out, size_t bytes))
 {
@@ -309,6 +364,8 @@ FAKE(cuMemcpyAsync(ptr to, ptr from, size_t bytes, void *stream))
     (void)stream;
     if (!reaches(to) || !reaches(from))
         return INVALID;
+    if (word("trap", 0))
+        return TRAPPED;
     if (bytes == 8) /* other threads may read the word meanwhile */
         __atomic_store_n((uint64_t *)(void *)seen(to), __atomic_load_n((uint64_t *)(void *)seen(from), __ATOMIC_RELAXED), __ATOMIC_RELAXED);
     else
@@ -392,7 +449,10 @@ FAKE(cuEventQuery(void *event))
 }
 FAKE(cuGetErrorName(int code, const char **name))
 {
-    *name = code == NO_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED" : "CUDA_ERROR_OF_THE_FAKE";
+    *name = code == NO_MEMORY       ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == TRAPPED       ? "CUDA_ERROR_LAUNCH_FAILED"
+            : code == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
+                                    : "CUDA_ERROR_OF_THE_FAKE";
     return OK;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Every call of weft/device.h by kernels of a real GPU, between nodes: weft run -n 3 -- kernels. tests/multi/test_gpu.c does the same on
-// the back end `host`.
+// The calls of weft/device.h by single threads of kernels on a real GPU, between nodes: weft run -n 3 -- kernels. block.cu has the calls by
+// warps and blocks and those for queues, faults.cu what a kernel sees of a death. tests/multi/test_gpu.c does the same on the back end
+// `host`.
 #include "check.cuh"
 
 #define BLOCKS  8u
@@ -150,6 +151,76 @@ static void test_ping_pong(struct job j)
     all_here();
 }
 
+/* Atomics that are started, all three under way at once; and without an op, until a flush. */
+__global__ void starts(const weft_device *d, struct job job, struct report *bad)
+{
+    const struct job *j = &job;
+    for (uint32_t node = 0; node < d->size; node++) {
+        weft_gaddr there = place(d, j, node);
+        weft_device_op op[3];
+        for (int i = 0; i < 3; i++)
+            KERNEL(weft_device_put_value(d, there + 8 * i, 100 + i, NULL));
+        KERNEL(weft_device_flush(d, node));
+        KERNEL(weft_device_fetch_add_start(d, there, 5, &op[0]));
+        KERNEL(weft_device_swap_start(d, there + 8, 6, &op[1]));
+        KERNEL(weft_device_compare_swap_start(d, there + 16, 102, 7, &op[2]));
+        for (int i = 0; i < 3; i++) {
+            KERNEL(weft_device_wait(d, &op[i]));
+            KERNEL_CHECK(op[i].value == 100 + i);
+        }
+        KERNEL(weft_device_compare_swap_start(d, there + 16, 102, 8, &op[2])); /* the word is not 102 any more */
+        KERNEL(weft_device_wait(d, &op[2]));
+        KERNEL_CHECK(op[2].value == 7);
+        for (int i = 0; i < 3; i++)
+            KERNEL(weft_device_fetch_add_start(d, there + 8 * i, 1, NULL));
+        KERNEL(weft_device_flush(d, node));
+        for (int i = 0; i < 3; i++) {
+            uint64_t old;
+            KERNEL(weft_device_swap(d, there + 8 * i, 0, &old));
+            KERNEL_CHECK(old == (i == 0 ? 106 : i == 1 ? 7 : 8));
+        }
+    }
+}
+
+/* Node 0's kernel changes a word at node 1, where a kernel waits for each change by another comparison. The word is 10 at first. */
+__global__ void comparisons(const weft_device *d, struct job job, struct report *bad)
+{
+    const weft_cmp cmp[6] = {WEFT_EQ, WEFT_NE, WEFT_LT, WEFT_LE, WEFT_GT, WEFT_GE};
+    const uint64_t value[6] = {7, 7, 8, 2, 2, 10}, becomes[6] = {7, 8, 3, 2, 9, 10};
+    weft_gaddr word = device_on_node(job.at, 1) + 32, ack = device_on_node(job.at, 0) + 40;
+    uint64_t seen;
+    for (uint32_t i = 0; i < 6; i++) {
+        if (d->rank == 0) {
+            KERNEL(weft_device_put_value(d, word, becomes[i], NULL));
+            KERNEL(weft_device_wait_until(d, ack, WEFT_EQ, i + 1, &seen, WEFT_TIMEOUT_DEFAULT));
+            continue;
+        }
+        KERNEL(weft_device_wait_until(d, word, cmp[i], value[i], &seen, 60 * WEFT_SECOND));
+        KERNEL_CHECK(seen == becomes[i]);
+        KERNEL(weft_device_put_signal(d, ack, 0, 0, ack, 1, NULL));
+    }
+    if (d->rank == 0)
+        return;
+    for (int64_t timeout = 0; timeout <= WEFT_MS; timeout += WEFT_MS) {
+        int64_t began = weft_device_now_ns();
+        KERNEL_IS(weft_device_wait_until(d, word, WEFT_LT, 10, &seen, timeout), -WEFT_DEVICE_ETIMEDOUT);
+        KERNEL_CHECK(seen == 10 && weft_device_now_ns() - began >= timeout);
+    }
+    KERNEL_IS(weft_device_wait_until(d, word, (weft_cmp)6, 10, &seen, 0), -WEFT_DEVICE_EINVAL);
+}
+
+static void test_comparisons(struct job j)
+{
+    if (weft_rank(w) == 1)
+        *(volatile uint64_t *)weft_ptr(w, on_node(j.at, 1) + 32, 8) = 10;
+    all_here();
+    if (weft_rank(w) < 2) {
+        comparisons<<<1, 1>>>(weft_gpu_device(gpu), j, bad);
+        KERNEL_DONE();
+    }
+    all_here();
+}
+
 /* Invalid requests: they return errors, and other requests are not affected. */
 __global__ void wrong(const weft_device *d, struct job job, struct report *bad)
 {
@@ -187,6 +258,12 @@ __global__ void full(const weft_device *d, struct job job, struct report *bad)
         KERNEL(weft_device_put_nowait(d, good + 8, j->mine, 8, &ops[i]));
     weft_device_op more;
     KERNEL_IS(weft_device_put_nowait(d, good, j->mine, 8, &more), -EAGAIN);
+    weft_device now = *d;
+    now.nowait = true;
+    KERNEL_IS(weft_device_get(&now, j->mine, good, 8, &more), -EAGAIN);
+    KERNEL_IS(weft_device_put_signal(&now, good, j->mine, 8, good + 8, 1, &more), -EAGAIN);
+    KERNEL_IS(weft_device_fetch_add_start(&now, good + 8, 1, &more), -EAGAIN);
+    KERNEL_IS(weft_device_fetch_add(&now, good + 8, 1, NULL), -EAGAIN);
     KERNEL_IS(weft_device_put(d, good, j->mine, 8, &more), -ETIMEDOUT);
     KERNEL(weft_device_put_value(d, good, 1, NULL));                   /* needs no place for an answer */
     for (uint64_t i = weft_device_load_own(d->ring->next); i % 8; i++) /* up to the place of the first */
@@ -225,6 +302,9 @@ int main(void)
     all_here();
     test_atomics(j);
     test_ping_pong(j);
+    starts<<<BLOCKS, THREADS>>>(weft_gpu_device(gpu), j, bad);
+    KERNEL_DONE();
+    test_comparisons(j);
     wrong<<<1, 1>>>(weft_gpu_device(gpu), j, bad);
     KERNEL_DONE();
     all_here();

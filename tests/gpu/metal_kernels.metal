@@ -9,7 +9,7 @@
 
 static_assert(sizeof(metal_op) == sizeof(weft_device_op) && sizeof(weft_device_cell) == 16 && sizeof(weft_device_slot) == 32,
               "as the node has them");
-static_assert(sizeof(weft_device) == 64 && sizeof(weft_device_ring) == 64, "as the node has them");
+static_assert(sizeof(weft_device) == 72 && sizeof(weft_device_ring) == 64, "as the node has them");
 
 #define MUST(is)                  \
     do {                          \
@@ -66,6 +66,8 @@ kernel void metal_start(const device weft_device *given, device metal_argument *
     MUST(weft_device_complete(&d, 0, a->mine, a->mine, 1, &old) == -WEFT_DEVICE_ENOTSUP);
     MUST(weft_device_wait_at_least(&d, a->mine, (uint64_t)1 << 60, &old) == -WEFT_DEVICE_ETIMEDOUT);
     MUST(weft_device_wait_at_least(&d, a->mine + 8, 1, &old) == 0);
+    MUST(weft_device_wait_until(&d, a->mine + 8, WEFT_NE, mine[1], &old, 1000) == -WEFT_DEVICE_ETIMEDOUT && old == mine[1]);
+    MUST(weft_device_wait_until(&d, a->mine + 8, WEFT_LE, mine[1], &old, 0) == 0);
     a->result = 0;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Memory of a real GPU that other processes of the host map: weft run -n N -- shared [killed]. Kernels load from and store to the next
-// node's arena; copies of both kinds; arenas opened while a kernel of another node runs. killed: the owner is killed while a kernel of the
-// other one stores into its memory.
+// node's arena; copies of both kinds; arenas opened while a kernel of another node runs. killed: kernels of two nodes store into each
+// other's memory, and one node is killed meanwhile.
 #include <csignal>
 #include <ctime>
 
@@ -128,15 +128,19 @@ static void while_busy(uint32_t next)
     CHECK(took < 4);
 }
 
-static int killed(weft_gaddr there)
+/* Node 1 is killed while its kernel stores into node 0's arena, and node 0's kernel into node 1's. */
+static int killed(weft_gaddr mine)
 {
     volatile int *flag = flag_new();
-    if (weft_rank(w) == 1) {
+    uint32_t me = weft_rank(w);
+    weft_gaddr there = on_node(mine, 1 - me);
+    store_until<<<8, 256>>>(weft_gpu_device(gpu), there, (const volatile int *)flag, bad);
+    CUDA(cudaGetLastError());
+    all_here();
+    if (me == 1) {
         usleep(500000);
         kill(getpid(), SIGKILL);
     }
-    store_until<<<8, 256>>>(weft_gpu_device(gpu), there, (const volatile int *)flag, bad);
-    CUDA(cudaGetLastError());
     uint64_t value = 0;
     int rc = 0;
     for (double began = seconds(); rc == 0 && seconds() - began < 60;)
@@ -144,6 +148,11 @@ static int killed(weft_gaddr there)
     CHECK(rc == -ECONNRESET);
     sleep(1);
     *flag = 1;
+    KERNEL_DONE();
+    OK(weft_get_blocking(w, &value, mine + 8 * 4096, 8)); /* node 1's kernel has stored there */
+    CHECK(value % WORDS == 4096);
+    store<<<64, 256>>>(weft_gpu_device(gpu), mine, 5, bad); /* node 0's own memory is as usable as before */
+    load<<<64, 256>>>(weft_gpu_device(gpu), mine, 5, bad);
     KERNEL_DONE();
     OK(weft_gpu_close(gpu));
     printf("shared: all right\n");
@@ -166,7 +175,7 @@ int main(int argc, char **argv)
     way_is(next, "mapped");
     all_here();
     if (argc > 1 && strcmp(argv[1], "killed") == 0)
-        return killed(on_node(mine, 1));
+        return killed(mine);
     store<<<64, 256>>>(d, on_node(mine, next), me, bad);
     KERNEL_DONE();
     all_here();

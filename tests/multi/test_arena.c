@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * Memory of GPUs in the address space, on the GPU `host`: operations from every node against a shadow, from processors and kernels, the
- * owner's death. WEFT_TEST_GPU names another GPU: then everything but the kernels is tested.
+ * deaths of owners and of nodes whose kernels store. WEFT_TEST_GPU names another GPU: then everything but the kernels is tested.
  */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -364,7 +365,7 @@ static void node_late(weft_node *w, void *arg)
     weft_gpu *g = NULL;
     weft_gaddr at = weft_gaddr_make(0, SPACE, 65536) + 8 * me;
     const char *way = shm ? "mapped" : !strcmp(stats(w, (me + 1) % 3).transport, "rc") ? "rdma" : "staged";
-    const weft_gpu_config config = {.bytes = sizeof config, .name = "host", .rings = 1, .slots = 64};
+    const weft_gpu_config config = {.bytes = sizeof config, .name = gpu_name(), .rings = 1, .slots = 64};
     if (me == 1)
         OK(weft_gpu_open(w, &config, &g));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
@@ -381,14 +382,14 @@ static void node_late(weft_node *w, void *arg)
         way_is(w, 0, way, "");
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     volatile uint64_t *word = weft_gpu_ptr(g, at, 8);
-    CHECK(!word == (me && !shm) && (!word || *word == me + 5));
+    CHECK(!word == (me && !shm) && (!word || !gpu_is_host() || *word == me + 5));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0)
         OK(weft_gpu_close(g));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     CHECK(weft_put(w, at, &(uint64_t){1}, 8, NULL) == -EFAULT);
     CHECK(!me || !weft_gpu_ptr(g, at, 8));
-    if (me && word)
+    if (me && word && gpu_is_host())
         *word = 9; /* a late kernel may still store here */
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0) {
@@ -500,7 +501,7 @@ static void node_death(weft_node *w, void *arg)
     }
     CHECK(rc == -ECONNRESET && weft_flush(w, 1, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
     uint64_t old;
-    if (theirs)
+    if (theirs && gpu_is_host())
         memset((void *)(uintptr_t)theirs, 1, AREA); /* acts like a kernel that has not noticed the death */
     OK(weft_fetch_add_blocking(w, on_node(m.area[1], weft_rank(w)), 1, &old));
     OK(weft_put_blocking(w, on_node(m.area[1], weft_rank(w)), m.near[2], AREA));
@@ -517,11 +518,95 @@ static void test_death(void **state)
     assert_int_equal(status[2], 0);
 }
 
+/* --- a node is killed while its kernel stores into another node's arena --- */
+
+#define STORED 512u /* words */
+
+struct stores {
+    weft_gaddr there; /* at node 0: STORED words of the kernel, then some of the nodes that stay alive */
+    bool maps;
+    struct progress *shared;
+};
+
+struct progress {
+    _Atomic uint32_t met, stored, finished; /* nodes have met; the kernel has stored for a while; node 2 has finished */
+    _Atomic pid_t pid;                      /* of node 1 */
+};
+
+static void store_for_ever(const weft_device *d, void *arg)
+{
+    const struct stores *j = arg;
+    volatile uint64_t *p = weft_device_ptr(d, j->there, 8 * STORED);
+    CHECK(!p == !j->maps);
+    for (uint64_t i = 0;; i++) {
+        if (p)
+            p[i % STORED] = i;
+        else
+            KERNEL(weft_device_put_value(d, j->there + 8 * (i % STORED), i, NULL));
+        if (i == 10 * STORED)
+            atomic_store(&j->shared->stored, 1);
+    }
+}
+
+/* Node 0 owns the arena. Its memory stays usable for it and for node 2: the words have what the kernel stores there, and no others have
+ * changed. */
+static void node_stores(weft_node *w, void *arg)
+{
+    struct stores j = {.maps = maps(w), .shared = arg};
+    uint32_t me = weft_rank(w);
+    static uint64_t words[STORED];
+    uint64_t old = 0;
+    weft_gpu *g = open_arena(w, 1 << 20);
+    OK(weft_gpu_alloc(g, SPACE, 16 * STORED, &j.there));
+    j.there = on_node(j.there, 0);
+    weft_gaddr others = j.there + 8 * STORED + 64 * me;
+    for (uint32_t half = 0; me == 0 && half < 2; half++)
+        OK(weft_put_blocking(w, j.there + half * sizeof words, words, sizeof words));
+    OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
+    if (me == 1)
+        atomic_store(&j.shared->pid, getpid());
+    meet(&j.shared->met, 3);
+    if (me == 1)
+        OK(weft_gpu_run(g, store_for_ever, 1, &j)); /* until node 2 kills this node */
+    wait_for(&j.shared->stored, 1);
+    if (me == 2)
+        kill(j.shared->pid, SIGKILL);
+    while (fab_alive(w, 1))
+        is_there(w, others, ++old);
+    is_there(w, others, 77);
+    OK(weft_fetch_add_blocking(w, others, 1, &old));
+    CHECK(old == 77);
+    OK(weft_get_blocking(w, words, j.there, sizeof words));
+    for (uint32_t i = 0; i < STORED; i++)
+        CHECK(words[i] % STORED == i && words[i] > 8 * STORED);
+    OK(weft_get_blocking(w, words, j.there + 8 * STORED, sizeof words));
+    for (uint32_t i = 0; i < STORED; i++)
+        CHECK(words[i] == 0 || i % 8 == 0);
+    if (me == 2)
+        atomic_store(&j.shared->finished, 1);
+    wait_for(&j.shared->finished, 1);
+    OK(weft_gpu_close(g));
+}
+
+static void test_stores(void **state)
+{
+    (void)state;
+    int status[NODES_MAX];
+    struct progress *shared = shared_words(sizeof *shared);
+    nodes_run(3, node_stores, shared, (const char *const[]){"WEFT_LOG=error", NULL}, status);
+    assert_true(WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL);
+    assert_int_equal(status[0], 0);
+    assert_int_equal(status[2], 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wrong),   cmocka_unit_test(test_shadow), cmocka_unit_test(test_words),
-        cmocka_unit_test(test_kernels), cmocka_unit_test(test_late),   cmocka_unit_test(test_death),
+        cmocka_unit_test(test_wrong), cmocka_unit_test(test_shadow), cmocka_unit_test(test_words),
+        cmocka_unit_test(test_late),  cmocka_unit_test(test_death),
     };
+    const struct CMUnitTest kernels[] = {cmocka_unit_test(test_kernels), cmocka_unit_test(test_stores)};
+    if (gpu_is_host() && cmocka_run_group_tests_name("kernels and arenas", kernels, NULL, NULL))
+        return 1;
     return cmocka_run_group_tests_name("arena", tests, NULL, NULL);
 }

@@ -112,7 +112,7 @@ class Follow(Cast):
         sends the rest."""
         self.grow()
         got, said = self.end(self.begin("--follow=1", self.path), 1)
-        self.assertIn("model.part has not grown for 1 s and has not got its name: not sent; give the same command again", said)
+        self.assertIn("model.part has not grown for 1 s and does not have its final name: not sent; give the same command again", said)
         self.assertFalse(got["ok"])
         self.no_name()
         self.grow()

@@ -347,6 +347,9 @@ static void full(const weft_device *d, void *arg)
         KERNEL(weft_device_put_nowait(d, good + 8, j->mine, 8, &ops[i]));
     weft_device_op more;
     CHECK(weft_device_put_nowait(d, good, j->mine, 8, &more) == -EAGAIN);
+    weft_device now = *d;
+    now.nowait = true;
+    CHECK(weft_device_get(&now, j->mine, good, 8, &more) == -EAGAIN && weft_device_fetch_add(&now, good, 1, NULL) == -EAGAIN);
     CHECK(weft_device_put(d, good, j->mine, 8, &more) == -ETIMEDOUT);
     CHECK(weft_device_nothing(d, true) == -ETIMEDOUT); /* a request without an op needs no place for an answer */
     for (int i = 0; i < 8; i++)
@@ -381,6 +384,79 @@ static void test_full(void **state)
     (void)state;
     const char *environment[] = {"WEFT_DEADLINE=300ms", NULL};
     assert_int_equal(nodes_failed_with(1, node_full, NULL, environment), 0);
+}
+
+/* With weft_device.nowait each call that posts a request is told that the ring is full. The ring stays full because the node takes no
+ * request while the kernel runs (weft_gpu_config.turns). */
+#define TOLD(call) CHECK((call) == -WEFT_DEVICE_EAGAIN)
+static void told(const weft_device *d, void *arg)
+{
+    const struct job *j = arg;
+    weft_gaddr good = on_node(j->at, d->rank), mine = j->mine;
+    weft_device now = *d;
+    weft_device_op op;
+    weft_device_worker worker = {0};
+    weft_device_task task = {0};
+    uint64_t old;
+    CHECK(!now.nowait);
+    now.nowait = true;
+    KERNEL(weft_device_get(&now, mine, good, 8, &op)); /* there is room */
+    weft_device_leave(&now, &op);
+    for (int i = 0; i < 7; i++)
+        KERNEL(weft_device_put_value(&now, good, (uint64_t)i, NULL));
+    for (int with_op = 0; with_op < 2; with_op++) {
+        weft_device_op *o = with_op ? &op : NULL;
+        TOLD(weft_device_put(&now, good, mine, 8, o));
+        TOLD(weft_device_put_nowait(d, good, mine, 8, o));
+        TOLD(weft_device_put_value(&now, good, 1, o));
+        TOLD(weft_device_get(&now, mine, good, 8, o));
+        TOLD(weft_device_put_signal(&now, good, mine, 8, good + 8, 1, o));
+        TOLD(weft_device_send(&now, d->rank, 5, 1, mine, 8, o));
+        TOLD(weft_device_fetch_add_start(&now, good, 1, o));
+        TOLD(weft_device_swap_start(&now, good, 1, o));
+        TOLD(weft_device_compare_swap_start(&now, good, 0, 1, o));
+        TOLD(weft_device_ask_start(&now, 1, mine, o));
+        TOLD(weft_device_submit_start(&now, 0, mine, 1, 0, true, o));
+        TOLD(weft_device_claim_start(&now, 0, mine, 1, true, o));
+        TOLD(weft_device_renew_start(&now, 0, mine, 1, true, o));
+        TOLD(weft_device_complete_start(&now, 0, mine, mine, 1, true, o));
+        TOLD(weft_device_nothing(&now, with_op));
+    }
+    TOLD(weft_device_fence(&now, d->rank));
+    TOLD(weft_device_flush(&now, d->rank));
+    TOLD(weft_device_fetch_add(&now, good, 1, &old));
+    TOLD(weft_device_swap(&now, good, 1, &old));
+    TOLD(weft_device_compare_swap(&now, good, 0, 1, &old));
+    TOLD(weft_device_ask(&now, 1, mine, &old));
+    TOLD(weft_device_submit(&now, 0, mine, 1, 0));
+    TOLD(weft_device_claim(&now, 0, mine, 1));
+    TOLD(weft_device_renew(&now, 0, mine, 1, NULL));
+    TOLD(weft_device_complete(&now, 0, mine, mine, 1, NULL));
+    TOLD(weft_device_task_done(&now, &worker, &task, 0, 0, 0));
+    CHECK(weft_device_put_value(d, good, 1, NULL) == -WEFT_DEVICE_ETIMEDOUT); /* without `nowait` a call waits */
+}
+
+static void node_told(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct job j = {.at = symmetric_alloc(w, 4096)};
+    weft_gpu *g;
+    weft_gpu_config config = {.bytes = sizeof config, .name = "host", .rings = 1, .slots = 8, .turns = 1};
+    OK(weft_alloc(w, 64, &j.mine));
+    OK(weft_gpu_open(w, &config, &g));
+    for (int i = 0; i < 2; i++)
+        OK(weft_gpu_run(g, told, 1, &j)); /* after a turn there is room again */
+    weft_gpu_stats stats;
+    OK(weft_gpu_stat(g, &stats, sizeof stats));
+    CHECK(stats.requests == 16 && stats.failed == 0); /* calls that were told have posted nothing */
+    OK(weft_gpu_close(g));
+}
+
+static void test_told(void **state)
+{
+    (void)state;
+    const char *environment[] = {"WEFT_DEADLINE=300ms", NULL};
+    assert_int_equal(nodes_failed_with(1, node_told, NULL, environment), 0);
 }
 
 /* A kernel writes invalid requests into a ring: the node does not execute them, the next flush reports an error, and other requests are not
@@ -470,7 +546,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_put_and_get), cmocka_unit_test(test_atomics),  cmocka_unit_test(test_ping_pong),
         cmocka_unit_test(test_flood),       cmocka_unit_test(test_wrong),    cmocka_unit_test(test_full),
-        cmocka_unit_test(test_dying),       cmocka_unit_test(test_nonsense),
+        cmocka_unit_test(test_dying),       cmocka_unit_test(test_nonsense), cmocka_unit_test(test_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -190,6 +190,7 @@ static void node_moves(weft_node *w, void *arg)
 }
 
 static const char *const DIRECT = "the RDMA device of its node accesses the GPU's memory";
+static const char *const OFF = "WEFT_GPU_RDMA is set to no on its node";
 static const char *const REFUSES = "through the pools: its RDMA device refuses to access it";
 
 static void moves(struct plan p, const char *const *environment)
@@ -207,16 +208,27 @@ static void test_direct(void **state)
 static void test_off(void **state)
 {
     (void)state;
-    moves((struct plan){.way = "staged", .why = "WEFT_GPU_RDMA is set to no on its node"}, (const char *const[]){"WEFT_GPU_RDMA=no", NULL});
+    moves((struct plan){.way = "staged", .why = OFF}, (const char *const[]){"WEFT_GPU_RDMA=no", NULL});
+}
+
+static void moves_with_loss(struct plan p, const char *const *environment)
+{
+    softverbs("fault add drop --chance 2% --seed 5");
+    softverbs("fault add delay --time 1ms --every 7");
+    moves(p, environment);
+    softverbs("fault clear");
 }
 
 static void test_loss(void **state)
 {
     (void)state;
-    softverbs("fault add drop --chance 2% --seed 5");
-    softverbs("fault add delay --time 1ms --every 7");
-    moves((struct plan){.way = "rdma", .why = DIRECT, .direct = true}, NULL);
-    softverbs("fault clear");
+    moves_with_loss((struct plan){.way = "rdma", .why = DIRECT, .direct = true}, NULL);
+}
+
+static void test_loss_off(void **state)
+{
+    (void)state;
+    moves_with_loss((struct plan){.way = "staged", .why = OFF}, (const char *const[]){"WEFT_GPU_RDMA=no", NULL});
 }
 
 /* Queue pairs break while the device reads and writes arenas. */
@@ -419,9 +431,9 @@ static void test_killed(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest direct[] = {cmocka_unit_test(test_direct), cmocka_unit_test(test_off),    cmocka_unit_test(test_loss),
-                                        cmocka_unit_test(test_cables), cmocka_unit_test(test_broken), cmocka_unit_test(test_later),
-                                        cmocka_unit_test(test_second), cmocka_unit_test(test_killed)};
+    const struct CMUnitTest direct[] = {cmocka_unit_test(test_direct),   cmocka_unit_test(test_off),    cmocka_unit_test(test_loss),
+                                        cmocka_unit_test(test_loss_off), cmocka_unit_test(test_cables), cmocka_unit_test(test_broken),
+                                        cmocka_unit_test(test_later),    cmocka_unit_test(test_second), cmocka_unit_test(test_killed)};
     const struct CMUnitTest few[] = {cmocka_unit_test(test_few)}, none[] = {cmocka_unit_test(test_refused)};
     const char *which = argc > 1 ? argv[1] : "direct";
     if (!strcmp(which, "few"))

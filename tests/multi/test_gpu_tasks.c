@@ -78,6 +78,12 @@ static void submit_all(const weft_device *d, struct farm *f, struct desk *mine)
     }
 }
 
+/* Waits for the result of a call that tries once. */
+static int once(const weft_device *d, int rc, weft_device_op *op)
+{
+    return rc ? rc : weft_device_wait(d, op);
+}
+
 static int work_some(const weft_device *d, struct farm *f, struct desk *mine)
 {
     int n = weft_device_claim(d, f->number, OF(d->block, leases), BATCH);
@@ -88,8 +94,12 @@ static int work_some(const weft_device *d, struct farm *f, struct desk *mine)
         mine->results[i] = (weft_result){.status = (int32_t)t->kind - 9, .result = t->arg[0] * 3, .result_len = t->arg[0] + 1};
     }
     uint64_t accepted = 0, held = 0;
+    weft_device_op op;
     if (n > 0)
         CHECK(weft_device_renew(d, f->number, OF(d->block, leases), (uint32_t)n, &held) == n && held == (1ull << n) - 1);
+    if (n > 0)
+        CHECK(once(d, weft_device_renew_start(d, f->number, OF(d->block, leases), (uint32_t)n, true, &op), &op) == 0 &&
+              op.value == (1ull << n) - 1);
     if (n > 0)
         CHECK(weft_device_complete(d, f->number, OF(d->block, leases), OF(d->block, results), (uint32_t)n, &accepted) == n &&
               accepted == (1ull << n) - 1);
@@ -170,12 +180,6 @@ static void test_farm(void **state)
     near |= IN_ARENA, far |= IN_ARENA;
     assert_int_equal(nodes_failed(2, node_farm, &near), 0);
     assert_int_equal(nodes_failed(2, node_farm, &far), 0);
-}
-
-/* Waits for the result of a call that tries once. */
-static int once(const weft_device *d, int rc, weft_device_op *op)
-{
-    return rc ? rc : weft_device_wait(d, op);
 }
 
 static void lie_about_memory(const weft_device *d, struct farm *f)
@@ -265,6 +269,9 @@ static void lie(const weft_device *d, void *arg)
     weft_device hurried = *d;
     hurried.deadline_ns = 300 * WEFT_MS;
     CHECK(weft_device_claim(&hurried, f->number, OF(0, leases), 1) == -WEFT_DEVICE_ETIMEDOUT);
+    weft_device now = *d;
+    now.nowait = true; /* a single attempt */
+    CHECK(weft_device_claim(&now, f->number, OF(0, leases), 1) == -WEFT_DEVICE_EAGAIN);
 }
 
 static void closed(const weft_device *d, void *arg)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * A persistent worker whose threads have to wait: for completions that take long, and for tasks.
+ * A persistent worker whose threads have to wait: for completions that take long, for tasks, and for blocks that work on one task for
+ * longer than its lease.
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -29,9 +30,9 @@ struct farm {
     _Atomic uint32_t done;
 };
 
-static void farm_open(weft_node *w, struct farm *f, int64_t task_ns)
+static void farm_open(weft_node *w, struct farm *f, int64_t task_ns, int64_t lease_ns)
 {
-    weft_queue_config qc = {.bytes = sizeof qc, .slots = 512};
+    weft_queue_config qc = {.bytes = sizeof qc, .slots = 512, .lease_ns = lease_ns};
     OK(weft_queue_open(w, "farm", &qc, &f->q));
     weft_gpu_config gc = {.bytes = sizeof gc, .name = "host"};
     OK(weft_gpu_open(w, &gc, &f->g));
@@ -85,7 +86,7 @@ static void node_slow_queue(weft_node *w, void *arg)
     (void)arg;
     struct farm f = {0};
     pthread_t kernel;
-    farm_open(w, &f, WEFT_SECOND);
+    farm_open(w, &f, WEFT_SECOND, 0);
     submit(&f, TASKS);
     CHECK(pthread_create(&kernel, NULL, run_kernel, &f) == 0);
     wait_for(&f.done, 1);
@@ -146,7 +147,7 @@ static void node_hangs(weft_node *w, void *arg)
     (void)arg;
     struct hang h = {.blocks = 0};
     pthread_t kernel;
-    farm_open(w, &h.f, WEFT_SECOND);
+    farm_open(w, &h.f, WEFT_SECOND, 0);
     submit(&h.f, 2);
     int64_t until = now_ns() + patience_ns(20);
     while (worker_stats(&h.f).claimed < 2 && now_ns() < until)
@@ -168,6 +169,48 @@ static void test_hangs(void **state)
 {
     (void)state;
     assert_int_equal(nodes_failed(1, node_hangs, NULL), 0);
+}
+
+/* --- a block works on one task for longer than the lease --- */
+
+#define LEASE_NS (2 * WEFT_SECOND)
+#define LONG_NS  (9 * WEFT_SECOND / 2)
+
+/* The first task takes long, and the other block goes on asking for tasks: it would get the task again if its lease ended. */
+static void work_long(const weft_device *d, void *arg)
+{
+    struct farm *f = arg;
+    weft_device_task t;
+    while (weft_device_next_task(d, f->there, &t) == 0) {
+        CHECK(atomic_fetch_add(&f->done, 1) == 0);
+        base_sleep_ns(LONG_NS);
+        CHECK(weft_device_task_done(d, f->there, &t, 0, 0, 0) == 0);
+    }
+}
+
+static void *run_long(void *arg)
+{
+    struct farm *f = arg;
+    OK(weft_gpu_run(f->g, work_long, 2, f));
+    return NULL;
+}
+
+/* With the default setting the worker renews the lease in time: the task is done once, and its result is accepted. */
+static void node_long(weft_node *w, void *arg)
+{
+    (void)arg;
+    struct farm f = {0};
+    pthread_t kernel;
+    farm_open(w, &f, 0, LEASE_NS);
+    CHECK(pthread_create(&kernel, NULL, run_long, &f) == 0);
+    submit(&f, 1);
+    finish(&f, 1, kernel);
+}
+
+static void test_long(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed(1, node_long, NULL), 0);
 }
 
 #if defined(__linux__)
@@ -227,7 +270,7 @@ static void node_asleep(weft_node *w, void *arg)
     pid_t thread[2];
     uint64_t sleeps[2];
     pthread_t kernel;
-    farm_open(w, &f, 0);
+    farm_open(w, &f, 0, 0);
     weft_gpu_worker *other = open_another(&f, thread);
     usleep(IDLE_MS * 1000); /* until it counts as idle */
     for (uint32_t i = 0; i < 2; i++)
@@ -253,6 +296,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slow_queue),
         cmocka_unit_test(test_hangs),
+        cmocka_unit_test(test_long),
 #if defined(__linux__)
         cmocka_unit_test(test_asleep),
 #endif

@@ -424,7 +424,7 @@ static void lost(weft_node *w, void *arg)
         OK(weft_wait_until(w, word, WEFT_EQ, 1, NULL, WEFT_TIMEOUT_DEFAULT));
         *stage = 5;
         CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
-        CHECK(strstr(weft_error(), "a node has died that may have been the one to do it"));
+        CHECK(strstr(weft_error(), "a node has died that would perhaps have changed it"));
         w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
         *stage = 6;

@@ -72,7 +72,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     uint32_t first[RC_LANES], executed = 0, n = 0;
     for (int i = 0; i < RC_LANES; i++)
         first[i] = l->lane[i].sent;
-    /* From the newest on, so that `first` ends as the oldest frame that still has a request. */
+    /* From the newest request to the oldest, so that `first` is in the end the oldest frame that still has a request. */
     for (uint32_t i = window + rest; i-- > 0;) {
         const struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
         if (s->kind == RC_SLOT_FRAME) /* NOLINT(clang-analyzer-core.NullDereference): without `again`, `rest` is 0 */

@@ -102,7 +102,7 @@ bool rc_push_locked(struct rc_link *l)
         rc_resume_locked(l);
     if (BASE_UNLIKELY(l->repeats))
         rc_stripe_repeat(l);
-    if (BASE_UNLIKELY(l->flush_wanted)) /* first, because otherwise other threads' requests could use the room again and again */
+    if (BASE_UNLIKELY(l->flush_wanted)) /* the flush's read first: else other threads' requests could use the room again and again */
         rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
     while (again) { /* progress of one lane may end a fence of the other */

@@ -44,7 +44,7 @@ void rc_done(struct rc_link *l, const struct ibv_wc *wc)
     }
     if (BASE_UNLIKELY(l->repeats || rc_waits(l)))
         rc_push_locked(l);
-    rc_tell_locked(l, false); /* earlier there may have been no room for an acknowledgement */
+    rc_tell_locked(l, false); /* an acknowledgement may be due for which there was no room before */
     base_spin_unlock(&l->lock);
 }
 

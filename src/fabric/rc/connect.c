@@ -32,7 +32,7 @@
 #define CALL_MAGIC     UINT64_C(0x7765667463613032) /* "weftca02" */
 #define LEAVE_NS       (100 * WEFT_MS)              /* how long to wait for the device to report that a queue pair takes no more receives */
 #define RETRY_FIRST_NS (5 * WEFT_MS)
-#define RETRY_DOUBLED  7 /* the most doublings of the interval: 640 ms */
+#define RETRY_DOUBLED  7 /* maximum number of doublings of the interval: 640 ms */
 
 enum call_kind { RC_CALL = 1, RC_READY, RC_FAILED, RC_QUESTION, RC_REPLY };
 

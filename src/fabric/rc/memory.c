@@ -12,8 +12,8 @@ static const struct verbs_regions *regions_of(const struct fab_memory *m)
     return &((const struct rc_memory *)m)->regions;
 }
 
-/* How many regions are left for memory outside the pool. Regions for received frames count as used even before they are made. With
- * memory_lock. */
+/* How many regions are left for memory outside the pool. Regions for received frames count as used even before they are made. The caller
+ * holds memory_lock. */
 static uint32_t regions_left(const struct rc *rc)
 {
     uint32_t used = rc->pool.count + rc->private.count + rc->receives.room, all = rc->device->traits.regions;

@@ -57,7 +57,7 @@ static uint32_t rc_message_payload_at(const struct rc_frame *f)
     return (uint32_t)sizeof *f + ((f->header_len + 7u) & ~7u);
 }
 
-/* Puts a message into the inbox. False: the message is invalid. */
+/* Puts a message into the inbox. Returns false if the message is invalid. */
 static bool rc_message_keep(struct rc_link *l, uint32_t frame, const uint8_t *at, uint32_t bytes)
 {
     struct rc_frame f;
@@ -114,7 +114,7 @@ void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames)
     base_spin_unlock(&l->lock);
 }
 
-/* Finds the link over whose queue pair the frame came. Tries the link of the sender's rank in the frame first, but trusts only the queue
+/* Finds the link over whose queue pair the frame arrived. Tries the link of the sender's rank in the frame first, but trusts only the queue
  * pair's number. */
 static struct rc_link *whose(struct rc *rc, const struct ibv_wc *wc, const uint8_t *at)
 {
@@ -137,7 +137,7 @@ void rc_received(struct rc *rc, const struct ibv_wc *wc)
     uint32_t frame = (uint32_t)wc->wr_id;
     const uint8_t *at = rc_receive_at(rc, frame);
     struct rc_link *l = at ? whose(rc, wc, at) : NULL;
-    if (!l) { /* the frame came over a queue pair that was destroyed */
+    if (!l) { /* the frame arrived over a queue pair that was destroyed */
         if (at)
             rc_receive_unused(rc, frame);
         return;
@@ -177,7 +177,7 @@ int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most)
         const uint8_t *at = rc_receive_at(l->rc, frame);
         struct rc_frame f;
         memcpy(&f, at, sizeof f);
-        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* changes only with w->progress held */
+        if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE)) /* changes only with w->progress */
             stash_deliver(w, &l->stash, f.id, at + sizeof f, f.header_len, at + rc_message_payload_at(&f), f.payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);
         rc_receive_give(l, frame);

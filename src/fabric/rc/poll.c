@@ -6,7 +6,7 @@
 
 #define BATCH 32
 
-/* Handles a completion. True: a receive has completed. */
+/* Handles a completion. Returns true if a receive has completed. */
 static bool rc_poll_handle(struct rc *rc, const struct ibv_wc *wc)
 {
     uint32_t number = rc_wr_link(wc->wr_id);
@@ -100,7 +100,7 @@ bool rc_idle(struct weft_node *w)
         return false;
     if (!rc->has_early) {
         ibv_req_notify_cq(rc->cq, 0);
-        /* Poll once more: a completion that came before the request for notification causes no notification. */
+        /* Poll once more: a completion that arrived before the request for notification causes no notification. */
         rc->has_early = ibv_poll_cq(rc->cq, 1, &rc->early) > 0;
     }
     bool quiet = !rc->has_early;

@@ -74,7 +74,7 @@ BASE_INLINE struct piece next_piece(const struct rc_link *l, uint64_t remote, co
 {
     const struct rc *rc = l->rc;
     const struct verbs_regions *own = regions_of(rc, memory);
-    struct piece p = {.at = (uintptr_t)local - (uintptr_t)own->base}; /* below the pool's base this wraps to a huge offset */
+    struct piece p = {.at = (uintptr_t)local - (uintptr_t)own->base}; /* for memory below the pool's base this wraps to a huge offset */
     p.ours = p.at <= own->bytes && len <= own->bytes - p.at;
     uint64_t here = p.ours ? own->segment_bytes - (p.at & (own->segment_bytes - 1)) : RC_STAGE_BYTES;
     uint64_t segment = UINT64_C(1) << l->peer_shift, there = segment - (remote & (segment - 1));
@@ -116,7 +116,7 @@ bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool 
     return post_transfer(l, next, slot->kind == RC_SLOT_PUT, prompt) == 0;
 }
 
-/* Posts one piece, with which `op` completes. False: there is no room now. */
+/* Posts one piece, with which `op` completes. Returns false if there is no room now. */
 BASE_INLINE bool post_piece(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory,
                             const struct piece *p, weft_op *op, struct rc_work *work, uint32_t fences, bool prompt)
 {
@@ -270,7 +270,7 @@ bool rc_post_frame(struct rc_link *l, const void *body, uint32_t bytes, uint32_t
         *own = NULL;
     }
     q->sent++;
-    if (kind == RC_MESSAGE) { /* without the padding after the header */
+    if (kind == RC_MESSAGE) { /* count the message without the padding after the header */
         struct rc_frame f;
         memcpy(&f, body, sizeof f);
         l->sent_bytes += (uint64_t)f.header_len + f.payload_len;
@@ -348,7 +348,7 @@ void rc_flush_locked(struct rc_link *l)
     l->flush_wanted = !rc_has_slot(l);
     if (l->flush_wanted)
         return;
-    /* A read behind the writes. Its completion proves that they have arrived. */
+    /* A read behind the writes. Its completion proves that the writes have arrived. */
     struct rc_slot *slot = rc_slot_next(l);
     *slot = (struct rc_slot){.len = 8, .kind = RC_SLOT_FLUSH, .fences = l->fences_posted};
     uint64_t at = RC_FLUSHES_AT + (uint64_t)l->link->node * 8; /* the result is not used */

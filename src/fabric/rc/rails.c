@@ -14,7 +14,7 @@
 
 /* --- the devices --- */
 
-static uint32_t name_length(const char *name) /* length without the port, because the limits belong to the device */
+static uint32_t name_length(const char *name) /* The length of the name without the port, because the limits belong to the device. */
 {
     return (uint32_t)strcspn(name, ":");
 }

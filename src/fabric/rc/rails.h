@@ -20,9 +20,9 @@
 #include "fabric/rc/rc.h"
 
 #define RC_TRACKS      (FAB_RAILS_MAX - 1)
-#define RC_TRACK_DEPTH 64u        /* the most pieces under way on a track; each needs up to two requests */
+#define RC_TRACK_DEPTH 64u        /* maximum number of pieces under way on a track; each needs up to two requests */
 #define RC_CUT_BYTES   4096u      /* in the peer's memory, pieces begin at multiples of this */
-#define RC_PIECE_BYTES (8u << 20) /* the most bytes of a piece; few, because a broken rail's pieces are sent again */
+#define RC_PIECE_BYTES (8u << 20) /* maximum number of bytes of a piece; few, because a broken rail's pieces are sent again */
 
 /* A further device of this node. */
 struct rc_rail {
@@ -71,7 +71,7 @@ struct rc_track {
     uint32_t over_generation;
     bool was_up, said;
     struct rc_stand stand;
-    /* --- under the link's lock --- */
+    /* --- guarded by the link's lock --- */
     uint32_t generation;
     struct verbs_qp qp;
     bool up, lost, proved;
@@ -87,18 +87,18 @@ struct rc_tracks {
     struct rc_peer_rail peer[RC_TRACKS];
     uint64_t local_bytes, remote_bytes; /* the smallest segment sizes of all rails: no piece crosses a multiple of these */
     uint64_t message_bytes;
-    uint32_t up;                           /* under the lock: how many tracks are up */
-    struct rc_work *oldest, *newest;       /* under the lock: the unfinished striped operations, by number */
+    uint32_t up;                           /* how many tracks are up; guarded by the link's lock */
+    struct rc_work *oldest, *newest;       /* the unfinished striped operations, by number; guarded by the link's lock */
     _Atomic uint64_t bytes[FAB_RAILS_MAX]; /* bytes of pieces posted on each rail */
     _Atomic uint64_t breaks;
     struct rc_track track[RC_TRACKS];
 };
 
 /* rails.c */
-int rc_rails_open(struct rc *rc); /* after verbs_device_use() of the first device; skips devices that do not work */
+int rc_rails_open(struct rc *rc); /* call this after verbs_device_use() of the first device; skips devices that do not work */
 void rc_rails_close(struct rc *rc);
-int rc_rails_poll(struct rc *rc);  /* with rc->receiving */
-bool rc_rails_idle(struct rc *rc); /* with rc->receiving */
+int rc_rails_poll(struct rc *rc);  /* the caller holds rc->receiving */
+bool rc_rails_idle(struct rc *rc); /* the caller holds rc->receiving */
 void rc_rails_woken(struct rc *rc);
 /* When two nodes join, each sends the other a description of its further rails. */
 int rc_rails_tell(struct rc_link *l, int side_fd, int64_t deadline);
@@ -108,15 +108,15 @@ void rc_rails_forget(struct rc_link *l); /* frees what rc_rails_hear() allocated
 
 /* tracks.c */
 int64_t rc_tracks_tend(struct rc_link *l, int64_t now);                /* returns when to call this again */
-bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* false: the message is not about tracks */
+bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* returns false if the message is not about tracks */
 
-/* stripe.c; with the link's lock */
+/* stripe.c; the caller holds the link's lock */
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
 /* Handles a completion: the pieces up to `position` are done, or that piece failed. */
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status);
 void rc_stripe_look(struct rc_link *l); /* counts the tracks that are up */
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);
-/* Repeats a broken track's pieces, as many as there is room for. True: no pieces are left to repeat. */
+/* Repeats a broken track's pieces, as many as there is room for. Returns true if no pieces are left to repeat. */
 bool rc_stripe_drained(struct rc_link *l, struct rc_track *t);
 /* After a track's queue pair was destroyed: fails the refused pieces, and counts those to repeat. */
 void rc_stripe_refused(struct rc_link *l, struct rc_track *t);

@@ -51,7 +51,7 @@
 
 #define RC_FRAME_BYTES 4096u
 #define RC_WINDOW      32u /* how many frames of a lane may be sent before the peer acknowledges one */
-#define RC_TELL        8u  /* the most unacknowledged frames before a frame is sent only to acknowledge them */
+#define RC_TELL        8u  /* after this many unacknowledged frames, a frame is sent that only acknowledges */
 #define RC_RESERVE     16u /* receives beyond the windows, for frames that only acknowledge: these need no credit */
 #define RC_RECEIVES    (2 * RC_WINDOW + RC_RESERVE)
 #define RC_SPARE       16u /* spare chunks: they replace receives that were lost with queue pairs */
@@ -59,18 +59,18 @@
 #define RC_SEND_DEPTH  128u
 #define RC_CQ_ENTRIES \
     (RC_SEND_DEPTH + RC_RECEIVES) /* entries of the completion queue for each peer: every request may ask for a completion */
-#define RC_PEERS_GROWN  128u      /* the most peers at a time in a cluster that grows, if it did not begin with more */
+#define RC_PEERS_GROWN  128u      /* maximum number of peers at a time in a cluster that grows, if it did not begin with more */
 #define RC_CQ_SPARE     (RC_SPARE * RC_RECEIVES + 16u)
 #define RC_SIGNAL_EVERY 16u
-#define RC_INLINE_MAX   220u        /* the most bytes that are sent inline, if the device allows as many */
+#define RC_INLINE_MAX   220u        /* maximum number of bytes that are sent inline, if the device allows as many */
 #define RC_STAGE_BYTES  (64u << 10) /* a stage: a buffer for a piece of a transfer whose local memory is outside the pool */
 #define RC_STAGES       64u
 #define RC_TX_FRAMES    256u /* frames to send from; all links of the node share them */
 /* offset in rc->memory of the words that flushes read into, one for each peer */
 #define RC_FLUSHES_AT   ((uint64_t)RC_STAGES * RC_STAGE_BYTES + (uint64_t)RC_TX_FRAMES * RC_FRAME_BYTES)
-#define RC_BACKLOG_WAIT (1u << 20)  /* while its lane's backlog has so many bytes, a call that sends a frame waits */
-#define RC_BACKLOG_PUTS (16u << 10) /* while the backlog has so many bytes, a put or get waits; few, because their data is not copied */
-#define RC_BACKLOG_MAX  (64u << 20) /* while the backlog has so many bytes, a call in a handler fails with -ENOBUFS instead of waiting */
+#define RC_BACKLOG_WAIT (1u << 20)  /* while its lane's backlog has this many bytes, a call that sends a frame waits */
+#define RC_BACKLOG_PUTS (16u << 10) /* while the backlog has this many bytes, a put or get waits; few, because their data is not copied */
+#define RC_BACKLOG_MAX  (64u << 20) /* while the backlog has this many bytes, a call in a handler fails with -ENOBUFS instead of waiting */
 
 enum rc_frame_kind { RC_MESSAGE = 1, RC_ATOMIC, RC_ANSWER, RC_SIGNAL, RC_STORE, RC_TELL_ONLY };
 
@@ -158,7 +158,7 @@ struct rc_ask { /* an operation that the home node's processor executes and answ
     weft_op *op;
     uint64_t *old;
 };
-#define RC_ASKS   256u       /* the most requests to the peer's processor without an answer */
+#define RC_ASKS   256u       /* maximum number of requests to the peer's processor without an answer */
 #define RC_NO_ASK UINT32_MAX /* a token that means: do not answer */
 
 /* When a queue pair last made progress; see rc_stands_still(). */
@@ -187,12 +187,12 @@ struct rc_link {
     int64_t retry_ns;  /* when to try again */
     int64_t called_ns; /* when the last call was sent */
     struct rc_stand stand;
-    uint64_t posted_then; /* `posted` when `stand` was last updated */
+    uint64_t posted_then; /* the value of `posted` when `stand` was last updated */
     uint32_t tries;
     /* from the peer's call: how many of our frames it has received and acknowledged */
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES];
 
-    /* --- under `lock` --- */
+    /* --- guarded by `lock` --- */
     base_spin lock;
     bool closed; /* the link is disconnected: nothing is posted any more */
     bool up;     /* requests may be posted */
@@ -233,7 +233,7 @@ struct rc_link {
     uint64_t last_read;    /* the position after the last read */
     uint64_t flushed_to;   /* requests before this position have arrived, because a later read has completed */
     uint64_t flush_read;   /* the position of the read of a flush under way, plus 1; 0: none */
-    uint64_t flush_covers; /* last_change when that read was posted */
+    uint64_t flush_covers; /* the value of last_change when that read was posted */
     bool flush_wanted;     /* the read of a flush found no room; it is posted before the backlogs */
     /* Number of calls of rc_gather_locked(). Each call invalidates the positions of all unfinished requests. */
     uint32_t gathered;
@@ -247,7 +247,8 @@ struct rc_link {
     uint64_t stripes_done;  /* the number of the first striped operation that is not done; UINT64_MAX: all are done */
     uint32_t repeats;       /* how many pieces of tracks are to be repeated over the first rail */
 
-    /* Messages that wait for their handler, in the frames in which they arrived. Added under rc->receiving, removed under w->progress. */
+    /* Messages that wait for their handler, in the frames in which they arrived. Added while rc->receiving is held, removed while
+     * w->progress is held. */
     struct {
         uint32_t frame, bytes;
     } inbox[RC_WINDOW];
@@ -255,7 +256,7 @@ struct rc_link {
     /* how many delivered messages are not acknowledged yet, because too many messages wait for a handler that is not installed */
     uint32_t withheld;
     struct stash stash;
-    uint32_t held[2];                          /* stages and frames that this link holds; under rc->lock */
+    uint32_t held[2];                          /* stages and frames that this link holds; guarded by rc->lock */
     _Atomic uint64_t staged_puts, staged_gets; /* pieces that went through a stage */
     _Atomic uint64_t native_atomics;
     _Atomic bool ended; /* the device has reported that the queue pair uses no more receives */
@@ -273,7 +274,7 @@ struct rc_receives {
     uint32_t most, room;     /* numbers of chunks. most: as many as the credits of all peers need; room: as many as the table can hold */
     struct rc_chunk *chunks; /* [room] */
     _Atomic uint32_t count;
-    /* given: receives posted to the shared queue; taken: receives used. Both modulo 2^32; `taken` is written under rc->receiving */
+    /* given: receives posted to the shared queue; taken: receives used. Both modulo 2^32; `taken` is written while rc->receiving is held */
     _Atomic uint32_t given, taken;
     base_spin lock; /* protects the following members, `given`, and adding chunks */
     uint32_t batch[RC_GIVE_BATCH], batched;
@@ -295,14 +296,14 @@ struct rc {
     uint64_t memory_bytes;
     base_spin lock;           /* protects the free lists */
     void *free[2];            /* the free lists of stages and of frames */
-    _Atomic uint32_t left[2]; /* lengths of the two free lists; written under the lock */
-    bool refused[2];          /* for stages and for frames: a link found no stage (or frame), and none has become free since */
+    _Atomic uint32_t left[2]; /* lengths of the two free lists; written while `lock` is held */
+    bool refused[2];          /* [0] for stages, [1] for frames: a link found none, and none has become free since */
     _Atomic bool freed;       /* a stage or frame was returned after a link had found none, so rc_progress() must check all links */
     struct rc_receives receives;
     /* peers: living peers that have had a queue pair; peers_max: peers for which the completion queue has room */
     uint32_t peers, peers_max;
     _Atomic bool attention; /* a link needs the progress thread */
-    int64_t tend_ns;        /* when the progress thread must check the links in any case; used only by that thread */
+    int64_t tend_ns;        /* when the progress thread must check the links at the latest; used only by that thread */
     struct rc_rails *rails; /* further devices; NULL: none */
     struct rc_link **links; /* [count] */
     _Atomic uint32_t count; /* grows when a node joins, after its entry in `links` was written (sequentially consistent) */
@@ -319,9 +320,9 @@ static inline uint32_t rc_peers_expected(const struct weft_node *w)
 }
 
 /* --- link.c --- */
-/* Puts a stage or frame into its free list. Under rc->lock, or before there are other threads. */
+/* Puts a stage or frame into its free list. The caller holds rc->lock, or no other thread runs yet. */
 void rc_put_back(struct rc *rc, void *stage, bool frame);
-/* with the link's lock. NULL: the link holds its share already, or none is free */
+/* The caller holds the link's lock. Returns NULL if the link holds its share already, or if none is free. */
 void *rc_take_stage(struct rc_link *l, bool frame);
 bool rc_stages_scarce(const struct rc *rc, bool frame);
 void rc_give_stage(struct rc_link *l, void *stage, bool frame);
@@ -337,14 +338,14 @@ uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t rec
 /* Whether a queue pair has made no progress for too long. `waits`: some request should complete; `done`: how many have completed. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now);
 
-/* --- work.c, with the link's lock --- */
+/* --- work.c: the caller holds the link's lock --- */
 struct rc_work *rc_work_make(enum rc_work_kind kind, uint32_t bytes); /* NULL: no memory */
-void rc_take_from_backlog(struct rc_queue *q);                        /* removes the first operation, which was posted or given up */
+void rc_take_from_backlog(struct rc_queue *q); /* removes the first operation of the queue, which was posted or given up */
 void rc_stripe_begin(struct rc_link *l, struct rc_work *k);
 void rc_stripe_over(struct rc_link *l, struct rc_work *k);
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* a request has ended */
 
-/* --- post.c, with the link's lock; false: no room now --- */
+/* --- post.c: the caller holds the link's lock; false means: no room now --- */
 /* Posts a put or get that fits into one request. `op` completes with it. */
 bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
                    weft_op *op);
@@ -364,26 +365,27 @@ void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if
 /* posts a read behind the posted requests, unless such a read is under way; when the read completes, l->flushed_to is set */
 void rc_flush_locked(struct rc_link *l);
 
-/* --- again.c: repeats the requests of a broken queue pair on the next one; with the lock --- */
+/* --- again.c: repeats the requests of a broken queue pair on the next one; the caller holds the link's lock --- */
 /* sets the requests of the broken queue pair aside; `received`: how many frames of each lane the peer has received */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]);
 void rc_resume_locked(struct rc_link *l);                 /* posts as many of those requests as there is room for */
 void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and requests that were to be posted again, with this status */
 
-/* --- stripe.c, with the lock --- */
+/* --- stripe.c: the caller holds the link's lock --- */
 /* 1: posted a part of the operation; 0: not possible now; -1: not worth striping */
 int rc_stripe_post(struct rc_link *l, struct rc_work *k);
 void rc_stripe_repeat(struct rc_link *l); /* posts the pieces of broken tracks over the first rail, as many as there is room for */
 
-/* --- backlog.c. Functions that queue an operation, and those with _locked at the end of the name, are called with the link's lock --- */
-/* Answers a request to this node's processor. False: the peer has more such requests under way than it may, or there is no memory. Takes
- * the lock. */
+/* --- backlog.c. Functions that queue an operation, and those with _locked at the end of the name, are called while the link's lock is held
+ * --- */
+/* Answers a request to this node's processor. Returns false if the peer has more such requests under way than it may, or if there is no
+ * memory. Takes the lock. */
 bool rc_answer(struct rc_link *l, uint32_t token, uint64_t value);
 void rc_drop_answers_locked(struct rc_link *l);
 /* appends `k` to the backlog, which then owns it */
 void rc_enqueue(struct rc_link *l, enum rc_lane lane, struct rc_work *k, uint64_t stripes);
 int rc_keep(struct rc_link *l, enum rc_lane lane, const struct rc_work *what); /* queues a copy of the operation */
-bool rc_push_locked(struct rc_link *l); /* posts as much of the backlogs as possible; true: something was posted */
+bool rc_push_locked(struct rc_link *l); /* posts as much of the backlogs as possible; returns whether something was posted */
 /* waits until the lane's backlog is below `limit` bytes */
 int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit);
 
@@ -431,13 +433,13 @@ int rc_receives_post_locked(struct rc_link *l);              /* posts the receiv
 uint8_t *rc_receive_at(const struct rc *rc, uint32_t frame); /* NULL: there is no such frame */
 void rc_receive_hold(struct rc_link *l, uint32_t frame);     /* marks the frame as in use: data has arrived in it */
 void rc_receive_give(struct rc_link *l, uint32_t frame);     /* posts the frame as a receive again */
-/* posts the frame as a receive again; no existing queue pair may have received it */
+/* posts a frame as a receive again; only for frames that arrived over a queue pair which no longer exists */
 void rc_receive_unused(struct rc *rc, uint32_t frame);
 void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken);
 
 /* --- message.c --- */
-void rc_received(struct rc *rc, const struct ibv_wc *wc);              /* handles the completion of a receive; with rc->receiving */
-int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most); /* runs the handlers of up to `most` messages; with w->progress */
+void rc_received(struct rc *rc, const struct ibv_wc *wc); /* handles the completion of a receive; the caller holds rc->receiving */
+int rc_deliver(struct weft_node *w, struct rc_link *l, uint32_t most); /* runs the handlers of up to `most` messages; needs w->progress */
 /* counts frames of the peer that were processed; takes the lock */
 void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames);
 
@@ -458,7 +460,7 @@ static inline struct rc_slot *rc_slot_at(struct rc_link *l, uint64_t position)
 {
     return &l->slots[position & (l->depth - 1)];
 }
-/* Whether something must be posted as soon as there is room; with the lock. */
+/* Whether something must be posted as soon as there is room. The caller holds the link's lock. */
 static inline bool rc_waits(const struct rc_link *l)
 {
     return l->again || l->flush_wanted || l->answers.first || l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;

@@ -40,7 +40,7 @@ static struct ibv_sge element(const struct rc *rc, uint32_t frame)
     return (struct ibv_sge){.addr = (uintptr_t)c->memory + at, .length = RC_FRAME_BYTES, .lkey = verbs_lkey(&c->region, at)};
 }
 
-/* --- the shared queue; with r->lock --- */
+/* --- the shared queue; the caller holds r->lock --- */
 
 static int post_batch(struct rc *rc)
 {
@@ -75,7 +75,7 @@ static int give_shared(struct rc *rc, uint32_t frame)
 
 /* --- chunks --- */
 
-/* Adds a chunk without posting its frames. With r->lock, or before there are other threads. */
+/* Adds a chunk without posting its frames. The caller holds r->lock, or no other thread runs yet. */
 static int add_chunk(struct rc *rc)
 {
     struct rc_receives *r = &rc->receives;
@@ -128,7 +128,7 @@ void rc_receives_look(struct rc *rc, uint32_t before, uint32_t taken)
     int err = post_batch(rc);
     if (!err && !r->full && atomic_load_explicit(&r->count, memory_order_relaxed) < r->most) {
         err = add_shared_chunk(rc);
-        r->full = err != 0; /* without more chunks, messages are only slower */
+        r->full = err != 0; /* not an error: without more chunks, messages are only slower */
     }
     base_spin_unlock(&r->lock);
     if (err)
@@ -187,7 +187,7 @@ void rc_receive_give(struct rc_link *l, uint32_t frame)
         err = give_shared(rc, frame);
         base_spin_unlock(&r->lock);
     } else {
-        base_spin_lock(&l->lock); /* so that the queue pair is not destroyed meanwhile */
+        base_spin_lock(&l->lock); /* keeps the queue pair from being destroyed meanwhile */
         atomic_fetch_and_explicit(held(l, frame), ~held_bit(l, frame), memory_order_relaxed);
         err = l->qp.qp ? post_own_locked(l, frame) : 0;
         base_spin_unlock(&l->lock);

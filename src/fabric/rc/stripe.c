@@ -53,7 +53,7 @@ static void stripe_finish(struct rc_link *l, struct rc_piece *p, int status)
     struct rc_slot s = {.work = p->work};
     if (!p->work)
         return;
-    if (status && !p->work->op) /* without an op, the next flush reports the error */
+    if (status && !p->work->op) /* an operation without an op: the next flush reports the error */
         atomic_store_explicit(&l->link->unsure, true, memory_order_relaxed);
     p->work = NULL;
     rc_finish(l, &s, status);
@@ -149,7 +149,7 @@ static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint
     uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)),
              there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
     uint64_t piece =
-        rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* less, because moving a cut down makes the next piece larger */
+        rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* less, because rounding a cut down makes the next piece larger */
     return rc_least(rc_least(len, rails * piece), rc_least(here, there));
 }
 
@@ -160,7 +160,7 @@ int rc_stripe_post(struct rc_link *l, struct rc_work *k)
     uint8_t *local = k->local + k->posted;
     uint64_t remote = k->remote + k->posted, len = k->len - k->posted, at = (uintptr_t)local - (uintptr_t)w->pool_base;
     if (k->memory)
-        return -1; /* registered with the first device only */
+        return -1; /* this memory is registered with the first device only */
     if (at > w->pool_bytes || len > w->pool_bytes - at)
         return -1; /* copying through stages limits the speed, so further rails do not help */
     uint64_t bytes = span(l, remote, at, len), rails = tracks->up + 1;
@@ -228,7 +228,7 @@ void rc_stripe_refused(struct rc_link *l, struct rc_track *t)
     }
 }
 
-/* Repeats over the first rail the pieces of a track that has no queue pair. True: no pieces are left to repeat. */
+/* Repeats over the first rail the pieces of a track that has no queue pair. Returns true if no pieces are left to repeat. */
 static bool repeat(struct rc_link *l, struct rc_track *t)
 {
     while (t->repeat && t->done < t->posted) {

@@ -23,7 +23,7 @@
 
 #define CALL_MAGIC     UINT64_C(0x77656674726c3031) /* "weftrl01" */
 #define RETRY_FIRST_NS (20 * WEFT_MS)
-#define RETRY_DOUBLED  8 /* the most doublings of the interval: 5 s */
+#define RETRY_DOUBLED  8 /* maximum number of doublings of the interval: 5 s */
 
 enum rail_call_kind { RAIL_OFFER = 1, RAIL_ACCEPT, RAIL_READY, RAIL_REFUSED, RAIL_GONE, RAIL_OVER };
 
@@ -133,7 +133,7 @@ static void later(struct rc_link *l, struct rc_track *t, const char *why)
     uint32_t choices = l->tracks->peer_count;
     if (t->was_up && l->w->options.reconnect_ns == 0)
         t->retry_ns = INT64_MAX;
-    else /* at once, while there are rails of the peer that were not tried */
+    else /* try at once, while there are rails of the peer that were not tried */
         t->retry_ns =
             base_now_ns() + (t->tries + 1 < choices ? 0 : RETRY_FIRST_NS << (t->tries < RETRY_DOUBLED ? t->tries : RETRY_DOUBLED));
     t->tries++;
@@ -211,7 +211,7 @@ static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
     for (uint32_t i = 0; i < tracks->peer_count; i++)
         if (!is_used(l, t, false, i))
             order[n++] = i;
-    for (uint32_t i = 1; i < n; i++) /* by similarity; among equals, the rail with the same index comes first */
+    for (uint32_t i = 1; i < n; i++) /* sort by similarity; among equals, the rail with the same index comes first */
         for (uint32_t k = i; k > 0; k--) {
             uint32_t a = order[k - 1], b = order[k];
             uint32_t of_a = alike(own, tracks->peer[a].gid) * 2 + (a == t->rail),

@@ -192,7 +192,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     if (b->lane_count == 0 || lane >= b->lane_count || (!of_lane && (id >= TB_TRANSFERS || lane != 0)))
         return -EPROTO;
     if (of_lane && m->r.kind != TB_LANE && (!l->up || m->r.generation != l->generation))
-        return 0; /* about an earlier queue pair of the lane */
+        return 0; /* the message is about an earlier queue pair of the lane */
     switch (m->r.kind) {
     case TB_OPEN:
         if (id >= TB_TRANSFERS / 2 || (b->in[id].used && !bulk_forget_done(b, id)) || !bulk_within(b, m->offset, m->a))

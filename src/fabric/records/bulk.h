@@ -30,13 +30,13 @@
 
 struct tb_bulk_env {
     void *lane_ctx; /* argument of lane_receive and lane_send */
-    /* Post a receive or a send of the lane's message size at an offset of the pool (TB_SCRAP: the dummy buffer). False: the work queue is
-     * full. */
+    /* Post a receive or a send of the lane's message size at an offset of the pool (TB_SCRAP: the dummy buffer). Return false if the work
+     * queue is full. */
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
     bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
     void *ctx; /* argument of the other functions */
-    /* Requests bytes of a transfer as records in the stream instead of over a lane. Later tb_bulk_fetched() is called. False: no room
-     * now. */
+    /* Requests bytes of a transfer as records in the stream instead of over a lane. Later tb_bulk_fetched() is called. Returns false if
+     * there is no room now. */
     bool (*fetch)(void *ctx, uint32_t transfer, uint16_t generation, uint64_t to, uint64_t from, uint32_t bytes);
     /* An incoming transfer is complete: apply `what` (from TB_OPEN) to the word. */
     void (*received)(void *ctx, uint64_t word, uint64_t add, uint32_t what);
@@ -58,7 +58,7 @@ struct tb_transfer {     /* an incoming transfer */
     uint32_t pieces, left, cursor;
     uint64_t *wanted;                  /* bitmap: pieces that need a receive */
     uint64_t from;                     /* if `own`: where the bytes are in the peer's pool */
-    uint32_t repairs_without_progress; /* lane repairs by this transfer since its last correct piece */
+    uint32_t repairs_without_progress; /* how often this transfer has repaired lanes since its last correct piece */
     bool use_records;                  /* after too many repairs: request the remaining pieces as records */
     /* fetching: the piece that is requested as records; asked: how many bytes of this piece were requested; asks: requests under way */
     uint32_t fetching, asked, asks;
@@ -87,7 +87,7 @@ struct tb_posted {
 struct tb_lane {
     /* `generation` is the number of the lane's current queue pair. Records about earlier queue pairs are ignored. */
     bool up, say_up;                      /* say_up: TB_LANE is to be sent */
-    uint16_t generation, peer_generation; /* of this end's queue pair; of the peer's queue pair, as the peer announced it */
+    uint16_t generation, peer_generation; /* numbers of this end's queue pair, and of the peer's, as the peer announced it */
     uint32_t message;
     uint32_t depth; /* maximum number of messages under way */
     /* Receiving: receives [in_first, in_next) are posted; those before in_landed have completed. */
@@ -95,7 +95,7 @@ struct tb_lane {
     struct tb_posted in[TB_LANE_DEPTH];
     int64_t last;
     int64_t patience;       /* time-out for a receive after its checksum has arrived */
-    int64_t asked_at, rest; /* when TB_QUIESCE was sent; how long sent bytes may still be on the wire */
+    int64_t asked_at, rest; /* asked_at: when TB_QUIESCE was sent; rest: how long sent bytes may still be on the wire */
     enum { TB_LANE_RUNS, TB_LANE_ASKS, TB_LANE_RESENDS } repair; /* TB_LANE_ASKS: TB_QUIESCE was sent, and TB_QUIET has not arrived */
     bool ask;                                                    /* TB_QUIESCE is to be sent */
     bool quiet;                                                  /* TB_QUIET has arrived */
@@ -114,7 +114,7 @@ struct tb_lane {
 
 struct tb_bulk_counts {
     uint64_t sent_bytes, received_bytes, pieces, rejected, repairs, use_records;
-    uint64_t put_bytes, get_bytes; /* of this node's transfers; each byte counts once, even if sent again */
+    uint64_t put_bytes, get_bytes; /* bytes of this node's transfers; each byte counts once, even if sent again */
 };
 
 struct tb_bulk {
@@ -157,7 +157,7 @@ void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation);
 /* The smallest size of a put or get that uses lanes now; UINT64_MAX if no lane is up. */
 uint64_t tb_bulk_least(const struct tb_bulk *b);
 
-/* Begins a put or a get of at most TB_TRANSFER_MAX bytes. False: no free number or no room now. */
+/* Begins a put or a get of at most TB_TRANSFER_MAX bytes. Returns false if there is no free number, or if there is no room now. */
 bool tb_bulk_put(struct tb_bulk *b, uint64_t from, uint64_t to, uint64_t length, uint64_t word, uint64_t add, uint32_t what, void *cookie);
 bool tb_bulk_get(struct tb_bulk *b, uint64_t to, uint64_t from, uint64_t length, void *cookie);
 
@@ -166,7 +166,7 @@ void *tb_bulk_give_up(struct tb_bulk *b);
 /* Called while no lane is up but frames reach the peer by another route. Ends every transfer of this node by done() or again(). */
 void tb_bulk_reroute(struct tb_bulk *b);
 
-/* Checks and handles a record whose kind is TB_OPEN or greater. Negative: the record is invalid. */
+/* Checks and handles a record whose kind is TB_OPEN or greater. Returns a negative value if the record is invalid. */
 int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now);
 void tb_bulk_fetched(struct tb_bulk *b, uint32_t transfer, uint16_t generation); /* the bytes that `fetch` requested have arrived */
 void tb_bulk_landed(struct tb_bulk *b, uint32_t lane, int64_t now);              /* the oldest receive of the lane has completed */

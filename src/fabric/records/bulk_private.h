@@ -9,7 +9,7 @@
 #include "fabric/records/bulk.h"
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
-/* After this time the sender reports which of its sends have not left. */
+/* TB_QUIET is sent this long after TB_QUIESCE, even if some of the sends have not left yet. */
 #define TB_BULK_QUIET_WITHIN (10 * WEFT_MS)
 #define TB_BULK_AHEAD        6u /* prefetch distance in frames while checksums are computed */
 
@@ -74,8 +74,8 @@ static inline struct tb_words tb_bulk_lane_words(const struct tb_bulk *b, enum t
 
 /* bulk_receive.c */
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length); /* prepares an incoming transfer */
-void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece);                                      /* this piece needs a receive */
-/* Posts receives for consecutive pieces, and announces them in one record. False: no more receives can be posted now. */
+void tb_bulk_receive_want(struct tb_transfer *t, uint32_t piece); /* marks this piece as one that needs a receive */
+/* Posts receives for consecutive pieces, and announces them in one record. Returns false if no more receives can be posted now. */
 bool tb_bulk_receive_post(struct tb_bulk *b, uint32_t lane, int64_t now);
 void tb_bulk_receive_fetch(struct tb_bulk *b); /* requests pieces as records */
 void tb_bulk_receive_repair(struct tb_bulk *b, uint32_t lane, int64_t now);

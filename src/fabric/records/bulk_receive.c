@@ -11,9 +11,9 @@
 #define PATIENCE_MOST                (100 * WEFT_MS)
 #define REST_LEAST                   (WEFT_MS / 5)
 #define REST_MOST                    (2 * WEFT_MS)
-#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* after so many lane repairs a transfer uses records */
+#define REPAIRS_WITHOUT_PROGRESS_MAX 4u /* after this many lane repairs a transfer uses records */
 #define FETCH_BYTES                  (32u << 10)
-#define GROW_AFTER                   16u /* after so many correct pieces, the queue of a repaired lane gets deeper again */
+#define GROW_AFTER                   16u /* after this many correct pieces, the queue of a repaired lane gets deeper again */
 
 int tb_bulk_receive_begin(struct tb_bulk *b, uint32_t id, bool own, uint64_t offset, uint64_t length)
 {
@@ -311,7 +311,8 @@ int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_word
     struct tb_words ready = tb_bulk_lane_words(b, TB_READY, lane, TB_NO_TRANSFER);
     ready.token = l->in_next;
     if (l->in_landed != l->in_next || !tb_stream_room(b->stream, sizeof ready))
-        return 0; /* these sends use the posted receives; otherwise the next TB_QUIET reports the sends again */
+        return 0; /* if receives are posted, these sends use them; if only room is missing, the peer's next TB_QUIET reports the sends again
+                   */
     while (ready.b < m->a && l->in_next - l->in_first < l->depth && b->env.lane_receive(b->env.lane_ctx, lane, TB_SCRAP)) {
         l->in[l->in_next++ % TB_LANE_DEPTH] = (struct tb_posted){.transfer = TB_NO_TRANSFER};
         ready.b++;

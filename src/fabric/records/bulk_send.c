@@ -92,7 +92,7 @@ void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now)
     struct tb_lane *l = &b->lanes[lane];
     bool all = l->unleft == 0 && l->out_next == l->out_end && l->again_next == l->again_end;
     if (!l->quiesce || (!all && (l->unleft == 0 || now - l->quiesce_at < TB_BULK_QUIET_WITHIN)))
-        return; /* TB_QUIET with 0 means that all sends have left: wait if only room is missing for the rest */
+        return; /* not yet: TB_QUIET with 0 would say that all sends have left, and others still wait for room */
     struct tb_words m = tb_bulk_lane_words(b, TB_QUIET, lane, 0);
     m.a = l->unleft;
     if (tb_stream_say(b->stream, &m)) {

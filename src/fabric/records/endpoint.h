@@ -35,11 +35,13 @@ struct tb_endpoint_env {
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
     bool (*lane_receive)(void *ctx, uint32_t lane, uint64_t offset);
     bool (*lane_send)(void *ctx, uint32_t lane, uint64_t offset);
-    /* Keep a copy of a message that has arrived in order. At most TB_MESSAGES messages wait. False: out of memory; the peer is given up. */
+    /* Keep a copy of a message that has arrived in order. At most TB_MESSAGES messages wait. Returns false if there is no memory; the peer
+     * is then given up. */
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
-    /* A move copies bytes to or from (`get`) the peer's pool without records. move() starts a move; tb_endpoint_moved() is called later,
-     * not from inside move(). False: no room now. movable(): whether a move can use this local memory. Both functions may be NULL. */
+    /* A move copies bytes to or from (`get`) the peer's pool without records. move() starts a move, or returns false if there is no room
+     * now; tb_endpoint_moved() is called later, not from inside move(). movable(): whether a move can use this local memory. Both functions
+     * may be NULL. */
     bool (*move)(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie);
     bool (*movable)(void *ctx, const uint8_t *local, uint64_t len);
 };
@@ -136,20 +138,22 @@ int tb_endpoint_fence(struct tb_endpoint *e);
 bool tb_endpoint_flushed(struct tb_endpoint *e, struct fab_flush *f);
 
 /* Called when no route leads to the peer. Pending operations end with `status`, and may have happened or not. Copied ones (messages, small
- * puts, system words) stay queued until there is a route. True: an operation without an op may be lost; the next flush must report this. */
+ * puts, system words) stay queued until there is a route. Returns true if an operation without an op may be lost, which the next flush must
+ * report. */
 bool tb_endpoint_fail(struct tb_endpoint *e, int status);
 
 /* Called while no lane is up but frames reach the peer by another route. Transfers are repeated with records. */
 void tb_endpoint_reroute(struct tb_endpoint *e);
 
 /* Events. The caller calls tb_endpoint_pump() after each batch of events. */
-/* Handles a frame. 0; -EBADMSG: the frame is damaged and dropped; other negative: the peer violated the protocol (`broken`). */
+/* Handles a frame. Returns 0; -EBADMSG if the frame is damaged, and so dropped; or another negative value if the peer violated the protocol
+ * (see `broken`). */
 int tb_endpoint_frame(struct tb_endpoint *e, const void *frame, uint32_t bytes, int64_t now);
 void tb_endpoint_left(struct tb_endpoint *e, uint32_t slot);
 void tb_endpoint_lane_landed(struct tb_endpoint *e, uint32_t lane, int64_t now);
 void tb_endpoint_lane_left(struct tb_endpoint *e, uint32_t lane);
-/* A move has ended. -EAGAIN: the operation begins again, because the move failed, perhaps after a part of its bytes. Other negative: the
- * operation fails with this error. */
+/* A move has ended with `status`. 0: it succeeded. -EAGAIN: it failed, perhaps after a part of its bytes, and the operation begins again.
+ * Another negative value: the operation fails with this error. */
 void tb_endpoint_moved(struct tb_endpoint *e, void *cookie, int status);
 void tb_endpoint_granted(struct tb_endpoint *e, uint32_t messages); /* the program has handled `messages` more messages of the peer */
 void tb_endpoint_pump(struct tb_endpoint *e, int64_t now);

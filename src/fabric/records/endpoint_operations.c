@@ -275,7 +275,7 @@ static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64
     return true;
 }
 
-/* Sends as much of a put as fits. True: the whole put has begun. */
+/* Sends as much of a put as fits. Returns true if the whole put has begun. */
 static bool push_put(struct tb_endpoint *e, struct tb_work *k)
 {
     uint64_t offset;
@@ -346,7 +346,7 @@ static bool push_get(struct tb_endpoint *e, struct tb_work *k)
     return true;
 }
 
-/* Removes the first queued operation, which has begun completely. It ends with its last piece. An operation without pieces ends when its
+/* Removes the first queued operation, which has begun completely. The operation ends with its last piece, or, if it has no pieces, when its
  * last record is acknowledged. */
 static void operation_begun(struct tb_endpoint *e)
 {

@@ -53,7 +53,7 @@ struct tb_work *tb_work_unlink_first(struct tb_endpoint *e, struct tb_work **fir
 /* Writes a record of `kind` with as many of the bytes at `src` as fit into the open frame. Returns how many; 0: no room. `second`: the
    record's second word. */
 uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, uint64_t second, const uint8_t *src, uint64_t len);
-/* Requests at most TB_ASK_BYTES. False: no room now. */
+/* Requests at most TB_ASK_BYTES. Returns false if there is no room now. */
 bool tb_endpoint_say_get(struct tb_endpoint *e, uint8_t *to, uint64_t from, uint32_t len, weft_op *op, struct tb_work *work);
 void tb_endpoint_free_ask(struct tb_endpoint *e, struct tb_ask *ask);
 /* A piece of this operation (a transfer or a request to the peer) has ended. If it was the last piece, and no part of the operation still

@@ -17,7 +17,7 @@ static int record_nonsense(struct tb_endpoint *e, const char *what)
     return -EPROTO;
 }
 
-/* --- records that come --- */
+/* --- records that arrive --- */
 
 static bool serve_data(struct tb_endpoint *e, struct tb_work *k)
 {

@@ -33,7 +33,7 @@ struct tb_frame {
     uint32_t ack;      /* the next sequence number expected: all frames before it have been executed */
     uint64_t early;    /* bit i: frame ack + 1 + i has arrived out of order */
     uint32_t grant;    /* total number of messages, since the beginning, that the receiver of this frame may send */
-    uint16_t length;   /* of the payload */
+    uint16_t length;   /* length of the payload */
     uint8_t type, flags;
 };
 _Static_assert(sizeof(struct tb_frame) == TB_HEADER_BYTES, "the frame's header");
@@ -65,7 +65,7 @@ struct tb_record {
     uint8_t kind, lane;
     uint16_t detail;
     uint16_t length;     /* bytes of the record, including this header, without padding */
-    uint16_t generation; /* of the record's lane or transfer; else 0 */
+    uint16_t generation; /* generation of the record's lane or transfer; else 0 */
 };
 /* The fixed fields of records that carry no bytes. Records with bytes have only the header and `offset` (TB_PUT) or `token` (others) before
  * the bytes. */

@@ -15,8 +15,8 @@
 #include "fabric/records/endpoint.h"
 #include "fabric/stash.h"
 
-#define RECORDS_BACKLOG_WAIT (1u << 20)  /* with so many bytes queued for a peer, calls that send to the peer wait */
-#define RECORDS_BACKLOG_MAX  (64u << 20) /* with so many bytes queued for a peer, calls in handlers fail with -ENOBUFS */
+#define RECORDS_BACKLOG_WAIT (1u << 20)  /* with this many bytes queued for a peer, calls that send to the peer wait */
+#define RECORDS_BACKLOG_MAX  (64u << 20) /* with this many bytes queued for a peer, calls in handlers fail with -ENOBUFS */
 
 struct records_message {
     uint16_t id, header_len, payload_len;
@@ -36,7 +36,7 @@ struct records_link {
     _Atomic bool no_room; /* a frame or a piece could not be posted */
     _Atomic int64_t due;  /* when a timer of the endpoint expires next */
     _Atomic bool cut;     /* there is no route to the peer now, or it is certain that there has never been one */
-    /* Messages that wait for their handlers. Filled under `lock`, emptied under w->progress. */
+    /* Messages that wait for their handlers. Messages are added while `lock` is held, and removed while w->progress is held. */
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
     /* number of the message at inbox[0]. Reset when the inbox is empty, so that mostly the start of the inbox is used */

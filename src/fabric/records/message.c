@@ -47,7 +47,7 @@ int records_message_deliver(struct weft_node *w, struct records_link *l, uint32_
     /* acquire: pairs with the release in records_message_keep() */
     while (n < most && atomic_load_explicit(&l->inbox_in, memory_order_acquire) != out) {
         const struct records_message *m = &l->inbox[(out - l->inbox_base) % TB_MESSAGES];
-        /* relaxed: the state changes only under w->progress, which is held */
+        /* relaxed: the state changes only while w->progress is held, and this thread holds it */
         if (BASE_LIKELY(atomic_load_explicit(&l->link->state, memory_order_relaxed) == FAB_ALIVE))
             stash_deliver(w, &l->stash, m->id, m->bytes, m->header_len, m->bytes + tb_padded(m->header_len), m->payload_len);
         atomic_store_explicit(&l->inbox_out, ++out, memory_order_release);

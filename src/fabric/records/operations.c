@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * The operations of transports over records. An operation waits for room and a route, and then starts in the link's endpoint, under the
- * link's lock.
+ * The operations of transports over records. An operation waits for room and a route, and then starts in the link's endpoint while the
+ * link's lock is held.
  */
 #include "fabric/records/link.h"
 
-#define LOOK_EVERY 16u /* on a crowded stream, one of so many operations polls for completions */
+#define LOOK_EVERY 16u /* on a crowded stream, one operation in this many polls for completions */
 
 struct room {
     struct records_link *l;

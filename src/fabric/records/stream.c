@@ -13,13 +13,13 @@
 
 #define US   INT64_C(1000)
 #define MS   (1000 * US)
-#define BUSY 2u /* if so many sends (or frames, see `paced`) are under way, records wait to share a frame */
+#define BUSY 2u /* if this many sends (or frames, see `paced`) are under way, records wait to share a frame */
 /* with `paced`: the longest time that records wait to share a frame, because acknowledgements arrive behind the bytes of large gets */
 #define GATHER     (100 * US)
 #define SAY_EVERY  (TB_WINDOW / 4)
 #define SAY_WITHIN (1 * MS) /* maximum delay of an acknowledgement that the peer has not asked for */
 #define RTO_FIRST  (5 * MS)
-/* The minimum retransmission time-out. The peer's thread may wait for a processor for this time. */
+/* The minimum retransmission time-out: the peer's thread may have to wait that long for a processor. */
 #define RTO_LEAST (2 * MS)
 #define RTO_MOST  (200 * MS)
 #define BACKOFFS  7u
@@ -215,7 +215,7 @@ void tb_stream_op(struct tb_stream *s, weft_op *op)
     op->next = slot->ops;
     slot->ops = op;
     slot->asks = true;
-    s->want_ack = s->want_ack || !s->fill; /* the frame may already have been sent without the flag */
+    s->want_ack = s->want_ack || !s->fill; /* if no frame is open, the last frame may have been sent without the flag */
 }
 
 uint32_t tb_stream_end_of_records(const struct tb_stream *s)
@@ -452,7 +452,8 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         memcpy(&f, frame, sizeof f);
     if (!tb_frame_right(&f, frame, bytes) || f.session != s->session || f.from != s->peer || f.to != s->here ||
         f.ack - s->first > s->next - s->first) {
-        /* If its acknowledgement is old, the frame was delayed: ignore the acknowledgement, and use the rest of the frame. */
+        /* If the frame's acknowledgement is older than one seen before, the frame was delayed. Ignore the acknowledgement, and use the rest
+         * of the frame. */
         if (bytes >= sizeof f && tb_frame_right(&f, frame, bytes) && f.session == s->session && f.from == s->peer && f.to == s->here &&
             (int32_t)(f.ack - s->first) < 0) {
             f.ack = s->first;

@@ -6,7 +6,7 @@
  *
  * Records are gathered in an open frame. The frame is sent at once while few frames are under way; otherwise it waits for more records. A
  * frame is kept until the peer acknowledges that it was executed. A frame counts as lost when a later frame has arrived, or when its
- * acknowledgement does not come in time.
+ * acknowledgement does not arrive in time.
  */
 #ifndef WEFT_RECORDS_STREAM_H
 #define WEFT_RECORDS_STREAM_H
@@ -23,11 +23,12 @@
 
 struct tb_stream_env {
     void *ctx; /* argument of emit and complete */
-    /* Sends a frame. tb_stream_left() must follow when `slot` may be reused. False: no room now; tb_stream_pump() tries again. */
+    /* Sends a frame. tb_stream_left() must follow when `slot` may be reused. Returns false if there is no room now; tb_stream_pump() tries
+     * again. */
     bool (*emit)(void *ctx, uint32_t slot, void *frame, uint32_t bytes);
     void (*complete)(void *ctx, weft_op *op, int status);
     void *records_ctx;
-    /* Handles records in the order of sending. Negative: the records are invalid. */
+    /* Handles records in the order of sending. Returns a negative value if the records are invalid. */
     int (*records)(void *ctx, const uint8_t *payload, uint32_t bytes);
 };
 
@@ -58,7 +59,7 @@ struct tb_stream {
      * acknowledged, not only until sends have completed; this wait is short. Frames ask for acknowledgements, and `window` is adapted. Set
      * this field and the next three after tb_stream_init(). */
     bool paced;
-    struct records_window window; /* of frames under way */
+    struct records_window window; /* window of the frames under way */
     int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`; set `rto` with them */
     uint8_t *frames;              /* [TB_SLOTS] of TB_FRAME_BYTES: registered memory of the caller */
 
@@ -98,11 +99,11 @@ void tb_stream_init(struct tb_stream *s, const struct tb_stream_env *env, uint16
 /* Completes all waiting ops with `status`, and frees all memory. All sends must have completed. */
 void tb_stream_end(struct tb_stream *s, int status);
 
-/* Reserves `bytes` in the open frame for a record, at a multiple of 8. NULL: the window is full. The caller writes the record, and then
- * commits the same number of bytes. */
+/* Reserves `bytes` in the open frame for a record, at a multiple of 8. Returns NULL if the window is full. The caller writes the record,
+ * and then commits the same number of bytes. */
 void *tb_stream_room(struct tb_stream *s, uint32_t bytes);
 void tb_stream_commit(struct tb_stream *s, uint32_t bytes);
-/* Reserves and commits a record of fixed fields. False: no room. */
+/* Reserves and commits a record of fixed fields. Returns false if there is no room. */
 bool tb_stream_say(struct tb_stream *s, const struct tb_words *m);
 /* Maximum size of the next record in the open frame, or in a new frame if the open one is nearly full; 0: no room. */
 uint32_t tb_stream_fits(const struct tb_stream *s);
@@ -116,8 +117,8 @@ uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
-/* Handles an untrusted frame from the peer. -EBADMSG: the frame is dropped, because it is damaged or of another session; other negative:
- * the result of records(). */
+/* Handles an untrusted frame from the peer. Returns 0, -EBADMSG if the frame is dropped, because it is damaged or of another session, or a
+ * negative result of records(). */
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* Called when the send of a buffer given to emit() has completed, or its queue pair is gone. */
 void tb_stream_left(struct tb_stream *s, uint32_t slot);

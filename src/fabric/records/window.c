@@ -6,11 +6,11 @@
 
 #include "weft/types.h"
 
-#define SOON     (250 * WEFT_MS)    /* the window may grow if an operation takes less than this longer than the shortest time */
-#define LATE     (500 * WEFT_MS)    /* the window shrinks if an operation takes more than this longer than twice the shortest time */
+#define SOON     (250 * WEFT_MS)    /* the window may grow while an operation takes at most this much longer than the shortest one */
+#define LATE     (500 * WEFT_MS)    /* the window shrinks if an operation takes twice the shortest time plus more than this */
 #define OWN_MOST WEFT_SECOND        /* upper limit for the network's own time */
 #define MEASURE  (10 * WEFT_SECOND) /* time between two measurements */
-#define ALONE    1                  /* a window size with which only one frame or operation is under way at a time */
+#define ALONE    1                  /* window size at which only one frame or operation is under way at a time */
 
 /* The window size after an operation that took this time. */
 static uint32_t window_next(const struct records_window *w, int64_t took, bool used)

@@ -13,7 +13,7 @@
 void copy_large(void *dst, const void *src, size_t len);
 
 /* Helpers: threads that help a node with its largest copies. The first such copy starts the helpers, and copy_team_free() ends them. They
- * sleep between copies. Any thread may call copy_by_team(). While one copy has the helpers, other callers copy alone. */
+ * sleep between copies. Any thread may call copy_by_team(). While one copy uses the helpers, other callers copy alone. */
 #define COPY_TEAM_LEAST (UINT64_C(4) << 20) /* bytes; for smaller copies, waking helpers costs more than it saves */
 #define COPY_TEAM_MAX   16u
 struct copy_team;

@@ -53,7 +53,7 @@ uint32_t copy_team_default(uint32_t processors, uint32_t nodes_here)
     return processors <= 2 || each < 2 ? 1 : each < THREADS_MOST ? each : THREADS_MOST;
 }
 
-/* Takes a piece and copies it. False: none is left. */
+/* Takes a piece and copies it. Returns false if none is left. */
 static bool copy_piece(struct copy_team *t)
 {
     /* acquire: pairs with the release of `ticket` in copy_by_team() */
@@ -132,7 +132,7 @@ void copy_team_free(struct copy_team *t)
     free(t);
 }
 
-/* Starts the helpers; with the lock. If some cannot be started, the copy has fewer helpers. */
+/* Starts the helpers. The caller holds `lock`. If some cannot be started, the copy has fewer helpers. */
 static BASE_COLD void team_start(struct copy_team *t)
 {
     while (t->started < t->helpers && base_thread(&t->threads[t->started], help, t) == 0)

@@ -31,7 +31,7 @@ size_t copy_class_bytes(unsigned class); /* the smallest size of the class; this
 
 /* Chooses a way by the measured times `ns`, of which 0 means: not measured. Returns an index into copy_ways. */
 unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX]);
-/* Measures the ways for a class. False: there is no memory to measure with. */
+/* Measures the ways for a class. Returns false if there is no memory to measure with. */
 bool copy_measure(unsigned class, uint64_t ns[COPY_WAYS_MAX]);
 /* Returns the way for a copy of `len` bytes. Counts the copies of each class, and measures a class after several. */
 const struct copy_way *copy_way_for(size_t len);

@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define BATCH        64u         /* the most messages to take from a ring before the next ring gets its turn */
-#define BACKLOG_WAIT (1u << 20)  /* senders wait while the backlog has so many bytes */
-#define BACKLOG_MAX  (64u << 20) /* the most bytes of a backlog; then messages fail with -ENOBUFS */
+#define BATCH        64u         /* maximum number of messages to take from a ring before the next ring gets its turn */
+#define BACKLOG_WAIT (1u << 20)  /* senders wait while the backlog has this many bytes */
+#define BACKLOG_MAX  (64u << 20) /* maximum number of bytes of a backlog; then messages fail with -ENOBUFS */
 
 void shm_messages_init(struct shm_link *s)
 {
@@ -89,7 +89,7 @@ static int shm_message_keep(struct shm_link *s, uint32_t id, const void *header,
     return 0;
 }
 
-/* Sends messages of the backlog while there is room. Returns how many. With send_lock. */
+/* Sends messages of the backlog while there is room. Returns how many messages it sent. The caller holds send_lock. */
 static int shm_message_drain(struct shm_link *s)
 {
     int n = 0;
@@ -215,8 +215,8 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
     return (int)n;
 }
 
-/* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only with
- * w->progress held. */
+/* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only while
+ * w->progress is held. */
 static bool heard_still(const struct shm_link *s)
 {
     return !atomic_load_explicit(&s->broken, memory_order_relaxed) &&
@@ -255,7 +255,7 @@ bool shm_idle(struct weft_node *w)
             continue;
         if (ring_has(&s->in) && s->stash.count < STASH_MAX && heard_still(s))
             return false;
-        /* The receiver has made room, and found no thread to wake. So no wake-up will come. */
+        /* The receiver has made room, and found no thread to wake. So no wake-up will arrive. */
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
             atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
             return false;

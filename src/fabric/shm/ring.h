@@ -67,9 +67,9 @@ static inline uint64_t ring_position_bits(uint64_t position)
     return (UINT64_C(1) << 24 | (position & 0xffffff)) << RING_POSITION_SHIFT;
 }
 
-/* Returns 0; -EAGAIN: no room; -EPROTO: the other side has written invalid data. */
+/* Returns 0, -EAGAIN if there is no room, or -EPROTO if the other side has written invalid data. */
 int ring_push(struct ring_sender *s, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
-/* Returns 1 if a message was taken; 0: there is none; -EPROTO: the other side has written invalid data. */
+/* Returns 1 if a message was taken, 0 if there is none, or -EPROTO if the other side has written invalid data. */
 int ring_pop(struct ring_receiver *r, struct ring_message *out);
 /* Whether the next cell was written: its word is neither 0 nor from the previous round. */
 static inline bool ring_has(const struct ring_receiver *r)

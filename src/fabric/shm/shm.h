@@ -53,7 +53,7 @@ struct shm {
     int control_fd;
     struct control *control;
     size_t control_bytes;
-    struct shm_link **here; /* [count]: links to the nodes of this host; after joining, changed only with w->progress held */
+    struct shm_link **here; /* [count]: links to the nodes of this host; after joining, changed only while w->progress is held */
     uint32_t count;
     struct ring_message message;      /* the message being delivered */
     _Atomic(struct copy_team *) team; /* threads that help with large copies; NULL: none */

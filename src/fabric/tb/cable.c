@@ -88,7 +88,7 @@ int tb_cable_add_lane(struct tb_cable *c)
     int err = cable_make_qp(qp, c->device, o->depth, o->depth, o->message);
     if (err)
         return err;
-    c->lane_count++; /* also if the lane fails, so that it is closed with the cable */
+    c->lane_count++; /* count the lane even if it is refused below, so that it is closed with the cable */
     if (qp->send_depth < need || qp->recv_depth < need)
         return base_fail(
             -ENOSPC,

@@ -146,9 +146,9 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
     return err;
 }
 
-/* Tries one pair of ports: both nodes make, connect and start their queue pairs. `*out` NULL: no cable connects these ports. Negative: the
- * side connection failed. Calls to the device are made with tb->receiving, so that a signal that frees the devices (ending.c) blocks this
- * thread there. */
+/* Tries one pair of ports: both nodes make, connect and start their queue pairs. Sets `*out` to NULL if no cable connects these ports.
+ * Returns a negative errno if the side connection failed. This thread holds tb->receiving while it calls the device, so that a signal that
+ * frees the devices (ending.c) blocks this thread there. */
 static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t deadline, struct tb_cable **out, char *why, size_t why_len)
 {
     base_spin *receiving = &l->tb->receiving;
@@ -215,7 +215,7 @@ static bool connect_meant(const struct hello *h, uint32_t i)
     return h->told == TOLD_NOTHING || (h->told == TOLD_DEVICE && strncmp(h->towards, h->offer[i].device, sizeof h->offer[i].device) == 0);
 }
 
-/* Checks the device that a hostfile names for this pair of nodes. 0: no error. */
+/* Checks the device that a hostfile names for this pair of nodes. Returns 0 if there is no error. */
 static int check_told_of(const struct hello *h, const struct hello *other)
 {
     char there[400] = "";

@@ -103,7 +103,7 @@ static void *ending_thread(void *arg)
     sigaddset(&this, number);
     pthread_sigmask(SIG_UNBLOCK, &this, NULL);
     raise(number);
-    _exit(128 + number); /* for the first process of a container, which ignores the signal's default action */
+    _exit(128 + number); /* reached by the first process of a container, which ignores the signal's default action */
 }
 
 /* A destructor, because it must run after all atexit() functions of the program and destructors of static C++ objects: one of these may

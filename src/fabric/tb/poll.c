@@ -14,10 +14,11 @@
 #define FETCHED_EARLY   128u
 /* after so long without a completion, possibly no thread has polled */
 #define PAUSE     (WEFT_MS / 2)
-#define BUSY_MOST 4u              /* the most rounds in a row with received frames before completions of sends are polled */
+#define BUSY_MOST 4u              /* maximum number of rounds in a row with received frames before completions of sends are polled */
 #define WATCH     (100 * WEFT_MS) /* the longest time between two queries of a port */
 
-/* Handles a frame. True: the frame is being forwarded, so its receive is still in use. A frame that arrived alone is answered at once. */
+/* Handles a frame. Returns true if the frame is being forwarded; then its receive is still in use. A frame that arrived alone is answered
+ * at once. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
@@ -33,7 +34,7 @@ static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint
     }
     struct tb_link *l = f.magic == TB_MAGIC ? tb_link_of(tb, f.from) : NULL;
     if (!l)
-        return false; /* damaged, or from an unknown node: the sender sends it again if necessary */
+        return false; /* the frame is damaged, or from an unknown node; the sender sends it again if necessary */
     base_spin_lock(&l->r.lock);
     int rc = l->r.closed ? -EBADMSG : tb_endpoint_frame(&l->r.endpoint, frame, bytes, now);
     if (rc == 0 && alone)
@@ -315,7 +316,7 @@ bool tb_idle(struct weft_node *w)
             struct tb_completions *c = &tb->devices[i].of[k];
             if (!c->has_early) {
                 ibv_req_notify_cq(c->cq, 0);
-                /* Poll once more: a completion that came before the queue was armed causes no event. */
+                /* Poll once more: a completion that arrived before the queue was armed causes no event. */
                 c->has_early = ibv_poll_cq(c->cq, 1, &c->early) > 0;
             }
             quiet = quiet && !c->has_early;

@@ -69,8 +69,8 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
 {
     struct tb_routes *r = tb->routes;
     uint8_t *mine = &r->near[(size_t)tb->w->rank * r->size + node];
-    /* Do this even if another cable to the node is left, because frames may have used the removed cable, and because routes_all_heard()
-     * does not wait for a node that is gone. */
+    /* Look at the routes again even if another cable to the node is left, because frames may have used the removed cable, and because
+     * routes_all_heard() does not wait for a node that is gone. */
     r->changed = true;
     if (*mine == there)
         return;

@@ -28,13 +28,13 @@
 #define TB_CABLE_LANES 8u
 _Static_assert(TB_CABLE_LANES == FAB_LANES_MAX && TB_LANE_DEPTH == FAB_LANE_DEPTH, "what the settings allow");
 #define TB_RECEIVES 128u /* receives for control frames on a cable; all links over the cable share them */
-#define TB_OWED     8u   /* receives are posted again in one call when so many of them wait */
+#define TB_OWED     8u   /* receives are posted again in one call when this many of them wait */
 #define TB_SENDS    128u
 
 enum { TB_RECEIVED, TB_SENT, TB_DIRECTIONS };
 
 struct tb_lane_option {
-    uint32_t message, depth; /* bytes of a message; the most messages posted */
+    uint32_t message, depth; /* bytes of a message; maximum number of messages posted */
 };
 
 /* The completion queue of a device's sends, or of its receives. There are two, because different threads poll them, and a shared queue
@@ -67,12 +67,12 @@ struct tb_cable {
     uint32_t lane_base;       /* the number of the cable's first lane in the link */
     uint32_t receives, sends; /* depths of the control queue pair's queues, in frames, as granted */
     uint8_t *frames;          /* [TB_RECEIVES], registered memory */
-    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: the frame is not being forwarded. This field
-     * and the next one are under tb->receiving. */
+    /* For each receive: 1 + the index of the cable over which its frame is being forwarded; 0: the frame is not being forwarded.
+     * tb->receiving guards this field and the next one. */
     uint16_t held[TB_RECEIVES];
     uint32_t held_count;
-    uint16_t expected;      /* the receive that will probably complete next; under tb->receiving */
-    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; under tb->receiving, like their count */
+    uint16_t expected;      /* the receive that will probably complete next; guarded by tb->receiving */
+    uint16_t owed[TB_OWED]; /* receives that wait to be posted again; guarded by tb->receiving, like their count */
     uint32_t owed_count;
     base_spin lock;                 /* protects the control send queue and the fields below */
     bool ready;                     /* both nodes are ready: frames may be sent */
@@ -85,7 +85,7 @@ struct tb_cable {
     } flight[TB_SENDS];
     bool open;     /* receives are posted; false: ignore their completions */
     uint16_t made; /* number of times that queue pairs were made; distinguishes completions of earlier queue pairs */
-    /* For watch.c, which makes the queue pairs again after the cable was unplugged. Under tb->receiving. */
+    /* For watch.c, which makes the queue pairs again after the cable was unplugged. Guarded by tb->receiving. */
     uint16_t generation; /* the generation of the cable's queue pairs, on which both nodes agree; a peer may send any value */
     bool building, connected, peer_ready, say_down;
     struct tb_device *was; /* the device on which the cable last worked */
@@ -97,9 +97,9 @@ struct tb_cable {
 };
 
 struct tb_link {
-    struct records_link r; /* first: fab_link's `impl` points to it */
+    struct records_link r; /* must be the first member, because fab_link's `impl` points to it */
     struct tb *tb;
-    bool touched; /* an event has happened since the last pump; under tb->receiving */
+    bool touched; /* an event has happened since the last pump; guarded by tb->receiving */
     struct tb_cable *cables[TB_DEVICES];
     uint32_t cable_count;
     struct tb_cable *via; /* the cable for frames to this peer; NULL: no route now */
@@ -124,30 +124,30 @@ struct tb {
     uint8_t *link_frames, *cable_frames, *scrap;
     struct tb_cable **cables; /* [cable_max] */
     uint32_t cable_count, cable_max;
-    uint16_t made;          /* number of times that queue pairs of any cable were made; under `receiving` */
+    uint16_t made;          /* number of times that queue pairs of any cable were made; guarded by `receiving` */
     struct tb_link **links; /* [size]; NULL for peers that use another transport */
     struct tb *next_ending; /* the list of ending.c */
     bool watched;
     int64_t ports_at;         /* when the ports without a known peer were last queried */
-    struct tb_routes *routes; /* routes.c; under `receiving` */
-    struct tb_leave *leave;   /* leave.c; under `receiving` */
+    struct tb_routes *routes; /* routes.c; guarded by `receiving` */
+    struct tb_leave *leave;   /* leave.c; guarded by `receiving` */
     base_spin receiving;
     uint64_t passed_on, dropped; /* number of frames that this node has forwarded, and number of frames that it has dropped instead */
     int64_t passed_at;           /* when the last frame was forwarded, or a route through this node may have appeared */
     _Atomic int64_t due;         /* the earliest timer of all links, or an earlier time */
-    bool owes_receives;          /* a cable has receives that wait to be posted again; under `receiving` */
-    bool answered;               /* the last frame that arrived was answered; under `receiving` */
-    bool paused;                 /* before this round nothing had arrived for long, or no thread had polled; under `receiving` */
-    int64_t looked_at;           /* when something last arrived; under `receiving` */
-    uint32_t looks, busy;        /* rounds in a row without and with completions; under `receiving` */
+    bool owes_receives;          /* a cable has receives that wait to be posted again; guarded by `receiving` */
+    bool answered;               /* the last frame that arrived was answered; guarded by `receiving` */
+    bool paused;                 /* before this round nothing had arrived for long, or no thread had polled; guarded by `receiving` */
+    int64_t looked_at;           /* when something last arrived; guarded by `receiving` */
+    uint32_t looks, busy;        /* rounds in a row without and with completions; guarded by `receiving` */
 };
 
 /* device.c */
 void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget);
 int tb_devices_find(struct tb *tb, bool *thunderbolt); /* `*thunderbolt`: there are Thunderbolt ports, so no other ports are used */
 int tb_devices_take(struct tb *tb, bool thunderbolt);  /* allocates the resources of each device */
-void tb_devices_again(struct tb *tb); /* adds devices whose ports have come up; on the progress thread, under tb->receiving */
-void tb_devices_close(struct tb *tb); /* call when all cables are closed; under tb->receiving */
+void tb_devices_again(struct tb *tb); /* adds devices whose ports have come up; called by the progress thread, which holds tb->receiving */
+void tb_devices_close(struct tb *tb); /* call when all cables are closed; the caller holds tb->receiving */
 /* Whether the device's port is up. Queries the port unless the last query is less than `at_most` ns old. Threads call this before they
  * post; they may hold any lock. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most);
@@ -165,17 +165,17 @@ int tb_cable_remake(struct tb_cable *c, struct tb_device *device);
 void tb_cable_lanes_down(struct tb_cable *c);
 void tb_cable_down(struct tb_cable *c); /* destroys the queue pairs; the sends that were posted stay in `flight` */
 void tb_cable_left(struct tb_cable *c); /* call when the oldest control send has completed */
-/* Makes a cable with its control queue pair. NULL: see base_error(). */
+/* Makes a cable with its control queue pair. Returns NULL on an error, with base_error() set. */
 struct tb_cable *tb_cable_make(struct tb *tb, struct tb_device *device, uint32_t node);
 int tb_cable_add_lane(struct tb_cable *c);
 int tb_cable_start(struct tb_cable *c); /* posts the receives of a connected cable */
 void tb_cable_close(struct tb_cable *c);
 /* Sends a frame. TB_REQUEST_FRAME: `whose` is the node to whose link the slot belongs. TB_REQUEST_FORWARD: `whose` is the cable over which
- * the frame arrived, and `slot` its receive. False: no room now. */
+ * the frame arrived, and `slot` its receive. Returns false if there is no room now. */
 bool tb_cable_send(struct tb_cable *c, enum tb_request what, uint32_t whose, uint32_t slot, void *frame, uint32_t bytes);
 bool tb_cable_lane_receive(struct tb_cable *c, uint32_t lane, void *at);
 bool tb_cable_lane_send(struct tb_cable *c, uint32_t lane, void *at);
-/* posts a receive again, at once or later together with others; under tb->receiving, like the next function */
+/* posts a receive again, at once or later together with others; the caller holds tb->receiving, also for the next function */
 int tb_cable_receive(struct tb_cable *c, uint32_t slot);
 int tb_cable_receive_owed(struct tb_cable *c);
 
@@ -187,8 +187,8 @@ static inline uint64_t tb_wr_id(enum tb_request what, const struct tb_cable *c, 
 }
 _Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "8 bits of a wr_id");
 
-/* watch.c: cables that are unplugged and plugged in again. Under tb->receiving. The functions that send messages to peers, or handle
- * theirs, run only on the progress thread. */
+/* watch.c: cables that are unplugged and plugged in again. The caller holds tb->receiving. Functions that send messages to peers, or handle
+ * messages of peers, run only on the progress thread. */
 /* queries the port unless the last query is less than `at_most` ns old */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most);
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* sends messages to the peers, and rebuilds cables */
@@ -204,7 +204,8 @@ void tb_ending_forget(struct tb *tb);
 /* connect.c */
 int tb_connect(struct tb_link *l, int side_fd, int64_t deadline);
 
-/* routes.c: all but open and close under tb->receiving; tb_routes_heard() and tb_routes_tell() only on the progress thread */
+/* routes.c: callers hold tb->receiving, except for open and close. Only the progress thread calls tb_routes_heard() and
+ * tb_routes_tell(). */
 int tb_routes_open(struct tb *tb);
 void tb_routes_close(struct tb *tb);
 void tb_routes_cable(struct tb *tb, uint32_t node, bool there); /* `there`: whether this node has a cable to that node */
@@ -217,20 +218,20 @@ bool tb_routes_needed(struct tb *tb);
 bool tb_routes_between(const struct tb *tb);
 void tb_routes_release(struct tb *tb, const struct tb_cable *ending);
 bool tb_routes_told(const struct tb *tb);
-/* Forwards a frame. False: the frame is dropped, and its receive is free. */
+/* Forwards a frame. Returns false if the frame is dropped, and its receive is free. */
 bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t bytes, uint32_t to);
 
-/* leave.c; all but open and close under tb->receiving */
+/* leave.c: callers hold tb->receiving, except for open and close */
 int tb_leave_open(struct tb *tb);
 void tb_leave_close(struct tb *tb);
 /* handles a message from the peer; its bytes may be anything */
 void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
 /* sends questions and answers; on the progress thread */
 void tb_leave_tell(struct tb *tb);
-/* false: tb_leave_tell() has still something to send */
+/* returns false if tb_leave_tell() has still something to send */
 bool tb_leave_told(const struct tb *tb);
-/* Call this repeatedly before this node leaves, until it returns false. True: other nodes need this node to forward frames, or have not
- * answered yet. */
+/* Call this repeatedly before this node leaves, until it returns false. Returns true if other nodes need this node to forward frames, or
+ * have not answered yet. */
 bool tb_leave_waits(struct tb *tb);
 
 /* link.c */
@@ -240,12 +241,12 @@ static inline struct tb_link *tb_link_of(const struct tb *tb, uint32_t node)
     return node < tb->w->founders ? __atomic_load_n(&tb->links[node], __ATOMIC_ACQUIRE) : NULL;
 }
 struct tb_link *tb_link_make(struct tb *tb, struct fab_link *link);
-/* Makes the endpoint of link `l`, whose cables are known. Under tb->receiving. */
+/* Makes the endpoint of link `l`, whose cables are known. The caller holds tb->receiving. */
 int tb_link_ready(struct tb_link *l, uint32_t session, uint64_t segment);
 struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of this link that is ready; NULL: none */
 
 /* poll.c; struct fab_transport describes the last six functions */
-int tb_poll(struct tb *tb, bool sends); /* polls the completion queues of receives, and of sends if asked for; under tb->receiving */
+int tb_poll(struct tb *tb, bool sends); /* polls for completed receives and, with `sends`, sends; the caller holds tb->receiving */
 void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; hold no lock */
 int tb_service(struct weft_node *w);
 int tb_progress(struct weft_node *w);

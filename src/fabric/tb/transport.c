@@ -42,7 +42,7 @@ static int transport_look(struct weft_node *w)
     bool thunderbolt;
     int err = tb_devices_find(tb, &thunderbolt);
     if (!err && thunderbolt)
-        err = tb_ending_watch(tb); /* before anything is allocated on a device */
+        err = tb_ending_watch(tb); /* call this before anything is allocated on a device */
     return err ? err : tb_devices_take(tb, thunderbolt);
 }
 
@@ -61,7 +61,7 @@ static void tb_close(struct weft_node *w)
     base_spin_lock(&tb->receiving); /* if a signal has begun to free the devices (ending.c), this lock is never released */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
-    tb_ending_forget(tb); /* last, because until then a signal must find its handler */
+    tb_ending_forget(tb); /* call this last, because until then a signal must find its handler */
     tb_routes_close(tb);
     tb_leave_close(tb);
     free(tb->links);

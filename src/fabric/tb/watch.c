@@ -61,8 +61,8 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         base_spin_lock(&c->lock);
         c->ready = false;
         base_spin_unlock(&c->lock);
-        /* Destroy the lanes' queue pairs first, under the lock that threads hold while they post. Afterwards the device writes nothing into
-         * memory whose data is requested again. */
+        /* Destroy the lanes' queue pairs first, while this thread holds the lock that other threads hold while they post. Afterwards the
+         * device writes nothing into memory whose data is requested again. */
         tb_cable_lanes_down(c);
         for (uint32_t i = 0; i < tb->lane_count && had && !l->r.closed; i++)
             tb_endpoint_lane_down(&l->r.endpoint, c->lane_base + i);
