@@ -61,17 +61,16 @@ def circles(arrows):
 
 def calls(folder):
     """File -> files whose functions or data it names."""
-    defined, wanted = {}, {}
-    for name in sorted(os.listdir(folder)):
-        if not name.endswith(".o"):
-            continue
-        wanted[name] = set()
-        out = subprocess.run(["nm", "-g", os.path.join(folder, name)], check=True, capture_output=True, text=True).stdout
-        for words in map(str.split, out.splitlines()):
-            if len(words) == 3 and words[1] in "TDBRSVWC":
-                defined[words[2]] = name
-            elif len(words) == 2 and words[0] == "U":
-                wanted[name].add(words[1])
+    defined, names = {}, sorted(name for name in os.listdir(folder) if name.endswith(".o"))
+    wanted = {name: set() for name in names}
+    out = subprocess.run(["nm", "-gA", *names], cwd=folder, check=True, capture_output=True, text=True).stdout if names else ""
+    for line in out.splitlines():
+        name, _, rest = line.partition(".o:")
+        name, words = name + ".o", rest.split()
+        if len(words) == 3 and words[1] in "TDBRSVWC":
+            defined[words[2]] = name
+        elif len(words) == 2 and words[0] == "U":
+            wanted[name].add(words[1])
     return {name: {defined[s] for s in symbols if s in defined} - {name} for name, symbols in wanted.items()}
 
 
