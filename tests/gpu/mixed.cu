@@ -2,7 +2,7 @@
 //
 // A million mixed operations of kernels and processors of all nodes, on pools and arenas, against a shadow memory: each thread has a page
 // of its own at every node, puts, gets, signals and swaps there in random order, and knows what must be where; counters that all share must
-// come out exactly. One thread in eight has its page in the node's arena, and half have their local buffers in an arena. weft run -n N
+// come out exactly. One thread in 64 has its page in the node's arena, and half have their local buffers in an arena. weft run -n N
 // -- mixed [OPERATIONS a thread]
 #include <vector>
 
@@ -40,8 +40,8 @@ __global__ void mixed(const weft_device *d, struct job j, struct report *bad, un
     uint32_t me = blockIdx.x * blockDim.x + threadIdx.x, s = j.seed + me * 2654435761u + d->rank + 1;
     uint32_t node = (me / 8 + d->rank) % d->size;
     uint64_t shadow[WORDS] = {0}, old;
-    weft_gaddr shared = j.at[me % 32 == 4]; /* few, because atomics on arenas are slow */
-    weft_gaddr there = at_node(j.at[me % 8 == 1], node) + 8 * (SHARED + WORDS * (d->rank * ALL + me));
+    weft_gaddr shared = j.at[me % 256 == 4]; /* few, because an atomic on an arena takes milliseconds if two processes share a GPU */
+    weft_gaddr there = at_node(j.at[me % 64 == 1], node) + 8 * (SHARED + WORDS * (d->rank * ALL + me));
     weft_gaddr mine = j.mine[me / 2 % 2] + 8ull * 2 * WORDS * me;
     volatile uint64_t *out = (volatile uint64_t *)weft_device_ptr(d, mine, 8 * WORDS), *in = out + WORDS;
     KERNEL_CHECK(out != NULL);
@@ -139,8 +139,8 @@ int main(int argc, char **argv)
     OK(weft_gpu_alloc(gpu, space, local, &j.mine[1]));
     all_here();
     mixed<<<BLOCKS, THREADS>>>(weft_gpu_device(gpu), j, bad, adds);
-    for (uint32_t i = 0; i < cpu; i++) { /* operations of this node's processor at the same time, one in eight in arenas */
-        OK(weft_fetch_add_blocking(w, on_node(j.at[i % 8 == 7], i % size) + 8 * (i % SHARED), 1, NULL));
+    for (uint32_t i = 0; i < cpu; i++) { /* operations of this node's processor at the same time, one in 64 in arenas */
+        OK(weft_fetch_add_blocking(w, on_node(j.at[i % 64 == 63], i % size) + 8 * (i % SHARED), 1, NULL));
     }
     KERNEL_DONE();
     for (uint32_t i = 0; i < cpu; i++)
