@@ -298,7 +298,7 @@ enum sf_fault_kind {
     SF_FAULT_REORDER,  /* the request's completions come later by a random time up to `nanoseconds`, so that other queue pairs' completions
                           overtake them */
     SF_FAULT_REFUSE,   /* a call of `verb` fails with `error` */
-    SF_FAULT_OVERTAKE, /* a read starts `nanoseconds` later, and later writes go first, up to the next one with the fence flag */
+    SF_FAULT_OVERTAKE, /* a read waits `nanoseconds`, and the writes behind it are done first, up to the next fence, send or atomic */
 };
 enum sf_verb { /* calls that can be refused */
                SF_VERB_OPEN_DEVICE,
@@ -492,7 +492,8 @@ uint32_t sf_find_gid(const struct sf_fabric *, const uint8_t raw[16], uint32_t *
 /* sf_find_lid() returns the device whose port has this LID, or SF_NO_DEVICE. sf_lid() returns a device's LID; 0 on Ethernet. */
 uint32_t sf_find_lid(const struct sf_fabric *, uint16_t lid);
 uint16_t sf_lid(const struct sf_fabric *, uint32_t device);
-/* Whether messages can get from one device to another now, by cables, the switch, ports, and removed devices. */
+/* Whether messages can get from one device to another now: a cable or the switch connects them, both ports are up, and neither device is
+ * removed. */
 bool sf_reachable(const struct sf_fabric *, uint32_t from, uint32_t to);
 
 /* signal.c: a message in the pipe of a channel or context, written with one write(). */

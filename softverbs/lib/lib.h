@@ -230,7 +230,7 @@ void sv_async_own(uint32_t qp, enum ibv_event_type);
 enum {
     SV_ONCE_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
                      1 << IBV_EVENT_QP_LAST_WQE_REACHED,
-    SV_ERROR_EVENTS = SV_ONCE_EVENTS & ~(1 << IBV_EVENT_COMM_EST), /* the queue pair is in ERR, or is being brought there */
+    SV_ERROR_EVENTS = SV_ONCE_EVENTS & ~(1 << IBV_EVENT_COMM_EST), /* say that the queue pair is in ERR, or is being brought there */
     SV_CQ_EVENTS = 1 << IBV_EVENT_CQ_ERR,
     SV_QP_EVENTS = 1 << IBV_EVENT_QP_FATAL | 1 << IBV_EVENT_QP_REQ_ERR | 1 << IBV_EVENT_QP_ACCESS_ERR | 1 << IBV_EVENT_COMM_EST |
                    1 << IBV_EVENT_SQ_DRAINED | 1 << IBV_EVENT_PATH_MIG | 1 << IBV_EVENT_PATH_MIG_ERR | 1 << IBV_EVENT_QP_LAST_WQE_REACHED,

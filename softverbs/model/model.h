@@ -118,7 +118,8 @@ struct sv_profile {
     uint64_t max_message; /* maximum number of bytes of a message */
     int32_t message_errno;
 
-    /* The depth of a queue counts requests, or frames of frame_bytes if that is not 0. Frames are rounded up to one of the steps. */
+    /* If frame_bytes is 0, the depth of a queue counts requests. Otherwise it counts frames of frame_bytes, and a requested depth is
+     * rounded up to one of the depth steps, if there are any. */
     uint32_t frame_bytes;
     uint32_t depth_step_count;
     uint32_t depth_steps[SV_STEPS]; /* ascending; a queue gets the first one that is at least the requested depth */

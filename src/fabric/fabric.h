@@ -376,7 +376,7 @@ void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
 bool fab_run_given(struct weft_node *w, uint32_t node, uint64_t what, int fd); /* returns false if no layer has taken the descriptor */
-int64_t fab_run_ticks(struct weft_node *w);                                    /* returns after how many ns to call this again */
+int64_t fab_run_ticks(struct weft_node *w);                                    /* returns the time in ns until the next call is due */
 
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */

@@ -342,7 +342,8 @@ int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_
 {
     size_t done = 0, n;
     int rc = 0;
-    file_slots_leave(f, &f->reads); /* the slots have pieces of the old generation; their leases expire at the gateway */
+    file_slots_leave(f,
+                     &f->reads); /* the slots have pieces of the old generation. Their leases are not returned, and expire at the gateway */
     (void)file_maps_leave(f);
     f->reads.last = UINT64_MAX;
     while (!rc && done < len) {

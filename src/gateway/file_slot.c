@@ -244,8 +244,8 @@ static void line_trim(weft_file *f, struct file_line *line)
         file_slot_return(f, old);
 }
 
-/* Begins to get the piece. If the pool has no room for the copy: for a read, requests the piece again without a copy; for a map, gives the
- * piece back. So no other node waits for this node's copy. */
+/* Begins to get the piece. If the pool has no room for the copy, ends the lease, so that no other node waits for this node's copy. Then a
+ * read requests the piece again, without a copy; a map does not. */
 static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;

@@ -309,7 +309,7 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
     return a;
 }
 
-/* Also true for an arena that is being closed, because the processor may be unable to read its memory. */
+/* Also true for an arena that is being closed: callers must not let the processor copy its memory, which perhaps only a GPU can access. */
 bool arena_owns(struct arenas *c, const void *p)
 {
     if (!may_be_own(c, p))

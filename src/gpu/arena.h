@@ -268,7 +268,7 @@ bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out);
  * call. */
 void view_show(struct arenas *c, struct gpu_arena *a, const struct gpu_place *only);
 void view_hide(struct arenas *c, struct gpu_arena *a);                              /* takes the arena away from all GPUs */
-void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* that GPU and its table are gone */
+void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* that GPU was closed, with its table */
 bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
 /* The GPU that can copy between two arenas, one of which may be NULL. Returns NULL if no GPU can access both. */
 const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);

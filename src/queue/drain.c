@@ -3,16 +3,18 @@
  * weft_drain(): all work that any living node has submitted is complete.
  *
  * Each node publishes two counters in its shard's header: how many tasks it has submitted, and how many of those are complete. A task may
- * submit other tasks before it is complete. So one look at all counters can find a task complete, and miss the tasks that it has submitted.
+ * submit other tasks before it is complete. A look reads one node after another. Meanwhile a task may submit new tasks through a node that
+ * was already read, and then complete before its own node is read. That look misses the new tasks.
  *
  * So a drain looks twice, and ends when both looks find all work complete and the same number of tasks submitted. Proof for one node: the
  * first look reads `completed`, then `submitted`, and finds equal numbers. Neither counter ever falls. So all work of the node was complete
- * between the two reads. The second look finds the same number submitted in the same incarnation of the queue, so nothing was submitted in
- * between. Each node is checked alone: in a sum over all nodes, new tasks of one node could hide the lost tasks of a node that died or
+ * between the two reads. The second look finds the same number submitted, in the same incarnation of the queue. So the node submitted
+ * nothing from the first look to the second, and had no outstanding work at the end of the first look. This holds for all nodes at that
+ * same moment. Each node is checked alone: in a sum over all nodes, new tasks of one node could hide the lost tasks of a node that died or
  * reopened the queue.
  *
- * The counters of some nodes are unknown. Perhaps this node has not handled their HELLO, or they have not opened the queue. Or their shard
- * is marked as closed, and they may have reopened the queue. The drain asks these nodes between the two looks. A node that answers "not
+ * The counters of a node are unknown if this node has not handled its HELLO, if it has not opened the queue, or if its shard is marked as
+ * closed (it may have reopened the queue). The drain asks such nodes between the two looks. A node that answers "not
  * open here" has no outstanding work.
  */
 #include "queue/queue.h"

@@ -105,9 +105,9 @@ struct verbs_choice {
     struct verbs_gid gid;
     char why[160]; /* "IPv4-mapped, index 1, RoCE v2" */
 };
-/* Chooses an entry of the GID table. An IPv4-mapped address is preferred, with RoCE v2 before v1; then any other address, with index 1
- * first. InfiniBand uses index 0. `wanted` >= 0: take that index instead, or fail. Returns -EADDRNOTAVAIL if no entry is usable. `device`
- * and `interface` are for the error text. */
+/* Chooses an entry of the GID table: IPv4-mapped addresses before others, RoCE v2 before v1, and of the addresses that are not IPv4-mapped
+ * index 1 before others. InfiniBand uses index 0. `wanted` >= 0: take that index instead, or fail. Returns -EADDRNOTAVAIL if no entry is
+ * usable. `device` and `interface` are for the error text. */
 int verbs_choose_gid(struct verbs_choice *out, const struct verbs_gid *table, uint32_t count, int wanted, bool infiniband,
                      const char *device, const char *interface);
 /* Writes the GID as text, such as "fe80::1", into `out` of at least 40 bytes. */

@@ -27,7 +27,7 @@
 #define POLL       WEFT_MS         /* how often a queue without a descriptor to sleep on is polled */
 #define LEAST      WEFT_SECOND     /* shorter silences are ignored */
 #define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
-#define MOVES_RATE (64u << 10)     /* bytes a second: RMA requests that take WEFT_RECONNECT longer than at this rate count as lost */
+#define MOVES_RATE (64u << 10)     /* bytes a second. RMA requests are lost if none ends in their time at this rate, plus WEFT_RECONNECT */
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
 #define RENEW      WEFT_SECOND     /* time between two replacements of the endpoint for ofi_link.renew_at */

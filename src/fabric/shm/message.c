@@ -178,7 +178,7 @@ bool shm_flushed(struct weft_node *w, struct fab_link *l, struct fab_flush *f)
     (void)w;
     struct shm_link *s = l->impl;
     if (!f->begun)
-        /* relaxed: the count includes the caller's own earlier messages */
+        /* relaxed: a thread always sees its own earlier additions to the count */
         f->kept[0] = atomic_load_explicit(&s->kept, memory_order_relaxed);
     f->begun = true;
     return atomic_load_explicit(&s->kept_gone, memory_order_acquire) >= f->kept[0];

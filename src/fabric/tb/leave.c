@@ -77,7 +77,8 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;
-        p->kept = p->kept || (first && p->theirs); /* a peer that asks to leave no longer agrees that this node leaves */
+        /* If the peer wants to leave, too, it has agreed only for now: this node holds back its own answer, which the peer needs. */
+        p->kept = p->kept || (first && p->theirs);
     }
 }
 

@@ -76,7 +76,7 @@ struct tb_cable {
     uint32_t owed_count;
     base_spin lock;                 /* protects the control send queue and the fields below */
     bool ready;                     /* both nodes are ready: frames may be sent */
-    uint32_t flight_in, flight_out; /* control sends that are not complete, from the oldest on */
+    uint32_t flight_in, flight_out; /* numbers of control sends posted and ended; those in between are under way */
     struct {
         /* own frame: the peer of its link, and the frame's slot in that link; forwarded frame: the cable and the receive in which it
          * arrived */
