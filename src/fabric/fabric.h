@@ -305,6 +305,7 @@ struct weft_node {
     _Atomic uint32_t pulse_end;
     int64_t pulse_ns;            /* interval of heartbeats; 0: no peer needs any */
     int64_t listened_ns;         /* when the side connections were last read; used by the progress thread only */
+    _Atomic bool polled;         /* a device in use cannot wake a thread, so a thread that waits for its operations must poll */
     _Atomic bool lazy;           /* the program polls by itself, so the progress thread polls only every LAZY_MS */
     _Atomic uint64_t polls;      /* counts calls of weft_progress() and spinning waits: it changes while the program polls */
     _Atomic uint32_t last_looks; /* how often fab_last_look() polled, because the progress thread was asleep */
@@ -489,7 +490,7 @@ typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* As fab_wait(), but sleeps without polling: the progress thread makes progress, also between two such waits. */
+/* As fab_wait(), but sleeps, unless a device must be polled: the progress thread makes progress, also between two such waits. */
 int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, before a thread sleeps elsewhere than in fab_wait(). Returns whether the condition holds.
  * Message handlers may run in this call. */

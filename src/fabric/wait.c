@@ -187,5 +187,6 @@ int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t 
 
 int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline)
 {
-    return wait_until(w, ready, arg, deadline, SLEEPS_ONLY);
+    bool polls = atomic_load_explicit(&w->polled, memory_order_relaxed);
+    return wait_until(w, ready, arg, deadline, polls ? SPINS_FIRST : SLEEPS_ONLY);
 }

@@ -111,6 +111,7 @@ struct file_job {
     struct mem_pool *pool;   /* READ and ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
     uint64_t place;          /* offset of `memory` in the pool */
     uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
+    uint64_t number;         /* after WRITE: file_open.written; 0: no thread has begun the job */
     bool hashes;             /* READ: also compute the hash of the piece */
     uint64_t hash;
     char path[WEFT_FILE_PATH_MAX + 1];
@@ -118,8 +119,6 @@ struct file_job {
 struct file_job *file_job_new(struct files *all, enum file_task task, void (*done)(struct gateway_work *work));
 void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
-/* Reads the file's present identity. Returns 0, or the error of fstat(). */
-int file_look(int fd, struct file_identity *out);
 
 /* --- file_holder.c --- */
 /* How fast pieces arrive. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the
@@ -186,7 +185,11 @@ struct file_open { /* an asker's handle */
     uint32_t leases, jobs;
     uint64_t host; /* a number that all nodes of the asker's host share; 0: the gateway's host, or the host is not known */
     int fd;        /* a descriptor for writing; -1: the handle is only for reading */
-    bool closed;   /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
+    /* Writes through one handle run on several threads, and may end in another order than they have reached the disk. `written`: how many
+     * have reached it; threads count. `shown`: the number of the last one that the handle's generation shows. */
+    _Atomic uint64_t written;
+    uint64_t shown;
+    bool closed; /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
     struct file_body *body;
     struct file_pace pace; /* pace of the copies that the asker has reported */
 };

@@ -40,7 +40,7 @@ bool file_same(const struct file_identity *a, const struct file_identity *b)
     return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes && a->modified_ns == b->modified_ns;
 }
 
-int file_look(int fd, struct file_identity *out)
+static int look(int fd, struct file_identity *out)
 {
     struct stat st;
     if (fstat(fd, &st))
@@ -54,7 +54,7 @@ static int check(const struct file_job *job)
     struct file_identity is = {0};
     bool outside;
     int fd = job->fd >= 0 ? job->fd : file_path_open(job->root, job->path, O_RDONLY, &outside);
-    int rc = fd < 0 ? -ESTALE : file_look(fd, &is);
+    int rc = fd < 0 ? -ESTALE : look(fd, &is);
     if (fd >= 0 && job->fd < 0)
         close(fd);
     return rc ? rc : file_same(&is, &job->is) ? 0 : -ESTALE;
@@ -77,7 +77,7 @@ static int check_size(int fd, struct file_identity *is)
     const struct file_identity before = *is;
     if (is->bytes > NO_SIZE_MAX || base_size_is_true(fd, is->bytes))
         return 0;
-    int rc = file_look(fd, is);
+    int rc = look(fd, is);
     return rc ? rc : file_same(&before, is) ? -EINVAL : 0; /* if they differ, the file has grown since, so its size is right */
 }
 
@@ -91,7 +91,7 @@ static int job_open(struct file_job *job)
         return rc;
     /* not truncated by O_TRUNC, because the file may not be a regular one */
     rc = job->flags & WEFT_FILE_TRUNCATE && ftruncate(job->fd, 0) ? -errno : 0;
-    rc = rc ? rc : file_look(job->fd, &job->is);
+    rc = rc ? rc : look(job->fd, &job->is);
     return rc || flags != O_RDONLY ? rc : check_size(job->fd, &job->is);
 }
 
@@ -127,7 +127,9 @@ static int job_write(struct file_job *job)
             rc = n == 0 ? -EIO : -errno;
     }
     job->bytes = put;
-    int seen = file_look(job->fd, &job->is);
+    /* acquire and release: pairs with other writes through the handle, so the look of the last one sees what the others have written */
+    job->number = 1 + atomic_fetch_add_explicit(&job->open->written, 1, memory_order_acq_rel);
+    int seen = look(job->fd, &job->is);
     return rc ? rc : seen;
 }
 

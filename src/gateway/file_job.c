@@ -37,8 +37,6 @@ void file_job_start(struct files *all, struct file_job *job)
     if (!rc)
         return;
     job->result = rc;
-    if (job->task == FILE_TASK_WRITE)
-        job->bytes = 0;                        /* nothing was written */
     gateway_work_skip(all->works, &job->work); /* queues done() instead of calling it here, because done() starts other jobs */
 }
 

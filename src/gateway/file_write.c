@@ -10,14 +10,18 @@
 
 #include "gateway/file.h"
 
-/* Moves the handle to the generation that its write has made. Returns false if there is no memory; then the handle keeps its old
+/* Moves the handle to the generation that its write has made. If the handle already shows a later write, the file has changed since the
+ * thread of this write looked at it, and the handle stays as it is. Returns false if there is no memory; then the handle keeps its old
  * generation, which is stale. */
-static bool move_on(struct files *all, struct file_open *o, const struct file_identity *is)
+static bool move_on(struct files *all, struct file_open *o, const struct file_job *job)
 {
     struct file_body *old = o->body;
+    if (job->number < o->shown)
+        return true;
+    o->shown = job->number;
     int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
     file_body_stale(all, old); /* the bytes have changed, even if size and time have not */
-    struct file_body *new = fd < 0 ? NULL : file_body_get(all, is, old->path, fd);
+    struct file_body *new = fd < 0 ? NULL : file_body_get(all, &job->is, old->path, fd);
     if (!new)
         return false;
     file_watch(all, new);
@@ -33,11 +37,9 @@ static void write_done(struct gateway_work *work)
     struct files *all = job->all;
     struct file_open *o = job->open;
     struct gateway_call *c = file_job_call(job);
-    /* Another write by this handle has ended while this write ran. The thread of this write may have looked at the file before the other
-     * write changed it. */
-    int seen = o->body != job->body ? file_look(o->fd, &job->is) : 0;
-    job->result = job->result ? job->result : seen;
-    bool moved = move_on(all, o, &job->is);
+    if (!job->number) /* no thread has begun the write */
+        job->bytes = 0;
+    bool moved = !job->number || move_on(all, o, job);
     int rc = job->result && !job->bytes ? job->result : moved ? 0 : -ENOMEM;
     if (c && rc)
         file_answer_failed(c, rc, job->body->path);

@@ -38,16 +38,6 @@ static int region_key(const struct ofi *o, uint64_t *key)
     return rc;
 }
 
-static int region_open(struct ofi *o, void *at, uint64_t bytes, uint64_t access, uint64_t key, struct fid_mr **out)
-{
-    int rc = fi_mr_reg(o->domain, at, bytes, access, 0, key, 0, out, NULL);
-    if (!rc && o->traits.bind_regions) {
-        rc = fi_mr_bind(*out, &o->ep->fid, 0);
-        rc = rc ? rc : fi_mr_enable(*out);
-    }
-    return rc ? device_failed(o, rc, "registering memory") : 0;
-}
-
 static void device_close(struct fid *f)
 {
     if (f)
@@ -58,6 +48,18 @@ static void region_close(struct fid_mr **mr)
 {
     device_close(*mr ? &(*mr)->fid : NULL);
     *mr = NULL;
+}
+
+static int region_open(struct ofi *o, void *at, uint64_t bytes, uint64_t access, uint64_t key, struct fid_mr **out)
+{
+    int rc = fi_mr_reg(o->domain, at, bytes, access, 0, key, 0, out, NULL);
+    if (!rc && o->traits.bind_regions) {
+        rc = fi_mr_bind(*out, &o->ep->fid, 0);
+        rc = rc ? rc : fi_mr_enable(*out);
+        if (rc)
+            region_close(out);
+    }
+    return rc ? device_failed(o, rc, "registering memory") : 0;
 }
 
 static void regions_close(struct ofi_regions *r)
@@ -110,16 +112,17 @@ static struct ofi_frames *frames_add(struct ofi *o)
     return f;
 }
 
-int ofi_frames_take_locked(struct ofi *o, struct ofi_frames **out)
+int ofi_frames_take_locked(struct ofi *o, uint32_t node, struct ofi_frames **out)
 {
     struct ofi_frames *f = o->frames;
-    while (f && f->used)
+    while (f && (f->used || o->held[f->node]))
         f = f->next;
     f = f ? f : frames_add(o);
     if (!f)
         return base_fail(-ENOMEM, "no memory for the frames of another link" BASE_MEMORY_HINT);
     int rc = region_of_frames(o, f->at, OFI_LINK_FRAMES, &f->mr);
     f->used = rc == 0;
+    f->node = node;
     *out = rc ? NULL : f;
     return rc;
 }

@@ -35,6 +35,13 @@ struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
     return l;
 }
 
+void ofi_frames_leave_locked(struct ofi_link *l)
+{
+    if (l->frames)
+        l->frames->used = false;
+    l->frames = NULL;
+}
+
 void ofi_link_free(struct ofi_link *l)
 {
     struct ofi *o = l->ofi;
@@ -42,8 +49,7 @@ void ofi_link_free(struct ofi_link *l)
     free(l->r.inbox);
     free(l->keys);
     base_spin_lock(&o->calls);
-    if (l->frames) /* if the provider has not completed all sends, no other link may use the memory */
-        l->frames->used = o->held[l->r.link->node] != 0;
+    ofi_frames_leave_locked(l);
     base_spin_unlock(&o->calls);
     munmap(l, sizeof *l);
 }
@@ -218,7 +224,7 @@ static void link_completed(void *ctx, weft_op *op, int status)
 static int link_own_frames(struct ofi_link *l)
 {
     base_spin_lock(&l->ofi->calls);
-    int rc = ofi_frames_take_locked(l->ofi, &l->frames);
+    int rc = ofi_frames_take_locked(l->ofi, l->r.link->node, &l->frames);
     base_spin_unlock(&l->ofi->calls);
     return rc ? base_context(rc, "link to node %u", l->r.link->node) : 0;
 }
@@ -265,6 +271,8 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
     l->window = (struct records_window){.size = OFI_MOVES_FIRST, .least = OFI_MOVES_LEAST, .most = OFI_MOVES_BYTES};
     l->move_most = most < OFI_MOVE_BYTES ? most : OFI_MOVE_BYTES;
     link_share(l);
+    if (o->fd < 0)
+        atomic_store_explicit(&w->polled, true, memory_order_relaxed);
     /* release: a thread that polls sees a complete link (acquire in ofi_link_of) */
     __atomic_store_n(&o->links[node], l, __ATOMIC_RELEASE);
     return 0;

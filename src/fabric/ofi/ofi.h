@@ -137,7 +137,8 @@ struct ofi_frames {
     struct ofi_frames *next; /* in ofi->frames */
     uint8_t *at;             /* [OFI_LINK_FRAMES] */
     struct fid_mr *mr;       /* if the provider needs local memory registered */
-    bool used;               /* by a link, or the provider may still be sending from it */
+    bool used;               /* by a link */
+    uint32_t node;           /* of the last link that used it: the provider may be sending from it as long as ofi->held[node] is not 0 */
 };
 
 /* A device: one provider, with one endpoint. */
@@ -225,8 +226,8 @@ static inline uint64_t ofi_key_shift(uint32_t number)
 }
 /* The descriptor of memory of the pool or of o->memory; NULL if the provider needs none. Under `calls`. */
 void *ofi_descriptor_locked(const struct ofi *o, const void *at);
-/* Memory for the frames of a link, registered if the provider needs that. Under `calls`. */
-int ofi_frames_take_locked(struct ofi *o, struct ofi_frames **out);
+/* Memory for the frames of a link to `node`, registered if the provider needs that. Under `calls`. */
+int ofi_frames_take_locked(struct ofi *o, uint32_t node, struct ofi_frames **out);
 /* Replace the provider's objects. Between the two calls there is no endpoint. Under `receiving` and `calls`. */
 void ofi_device_shut_locked(struct ofi *o);
 int ofi_device_again_locked(struct ofi *o);
@@ -252,7 +253,8 @@ static inline struct ofi_link *ofi_link_joining(const struct ofi *o, uint32_t no
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
-void ofi_link_open_locked(struct ofi_link *l); /* under the link's lock; the caller pumps the link */
+void ofi_frames_leave_locked(struct ofi_link *l); /* other links may use its frames from now on. Under `calls` */
+void ofi_link_open_locked(struct ofi_link *l);    /* under the link's lock; the caller pumps the link */
 /* A request has ended; after an error, the operation begins again. Under the link's lock. */
 void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now);
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now); /* under the link's lock */

@@ -217,6 +217,9 @@ static void ofi_disconnect(struct weft_node *w, struct fab_link *link)
     l->moving = 0;
     if (end)
         tb_endpoint_end(&l->r.endpoint, -ECONNRESET);
+    base_spin_lock(&o->calls);
+    ofi_frames_leave_locked(l);
+    base_spin_unlock(&o->calls);
     atomic_store_explicit(&l->r.due, INT64_MAX, memory_order_relaxed);
     base_spin_unlock(&l->r.lock);
     base_spin_unlock(&o->receiving);
