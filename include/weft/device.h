@@ -192,7 +192,7 @@ WEFT_DEVICE_CALL bool weft_device_compare(uint64_t word, weft_cmp cmp, uint64_t 
     return false;
 }
 
-/* The wait of the next three calls: until the comparison is true, or `node` is gone, at most for `timeout_ns`. */
+/* Waits until the comparison is true, or `node` is gone, at most for `timeout_ns`. The next three calls use it. */
 WEFT_DEVICE_CALL int weft_device_watch(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, weft_cmp cmp, uint64_t value,
                                        WEFT_NEAR uint64_t *seen, int64_t timeout_ns)
 {

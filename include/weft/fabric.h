@@ -89,8 +89,8 @@ WEFT_API int weft_swap(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *
  * arrived, too. The node can wait for the word by weft_wait_until(). If several puts use one word, its value does not show which puts have
  * arrived: use one word for each put, or weft_fence(). If `len` is 0, the call only adds to the word, and ignores `dst`.
  *
- * After an error nothing has been added to the word. Over rc, however, the bytes may still be written: do not change `src` before the next
- * weft_flush().
+ * If the call itself fails, nothing has been added to the word. Over rc, however, the bytes may still be written: do not change `src`
+ * before the next weft_flush().
  * Errors: -EFAULT no such node, space or range; -EINVAL the word is not aligned, or is not at the node of `dst`; -ECONNRESET the node is
  * gone; -ENETDOWN no route (tb); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, too much is queued; -ENOMEM
  * no memory to queue it. */

@@ -65,13 +65,12 @@ typedef struct weft_file_info {
 
 /* Opens the file `path` of the gateway. A relative path starts at the gateway's WEFT_FILE_ROOT if that is set, and otherwise at its
  * working directory.
- * Errors: -EINVAL the path is empty, unknown flags, not a regular file, or a file of /proc, which does not tell its size; -ENAMETOOLONG
- * the path has more than WEFT_FILE_PATH_MAX bytes;
- * -EISDIR the path is a directory; -EACCES the gateway has no permission, or the file is outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT
- * is `-`, and the gateway has not offered the file for these flags; -ENOENT there is no such file; -EMFILE the gateway has too many open
- * files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are outstanding; -ENOMEM no memory at this node or at the
- * gateway; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT no
- * answer before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait
+ * Errors: -EINVAL the path is empty, unknown flags, not a regular file, or a file of /proc, which does not tell its size; -ENAMETOOLONG the
+ * path has more than WEFT_FILE_PATH_MAX bytes; -EISDIR the path is a directory; -EACCES the gateway has no permission, or the file is
+ * outside of WEFT_FILE_ROOT; -EPERM WEFT_FILE_ROOT is `-`, and the gateway has not offered the file for these flags; -ENOENT there is no
+ * such file; -EMFILE the gateway has too many open files; -EOPNOTSUPP the node does not offer `file`; -EAGAIN too many requests are
+ * outstanding; -ENOMEM no memory at this node or at the gateway; -EFAULT there is no such node; -ECONNRESET the gateway is gone; -EPROTO
+ * the gateway has sent an invalid answer; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route (tb); -EDEADLK the call would wait
  * in a handler. Other errors of open(2) may be returned as well. */
 WEFT_API int weft_file_open(weft_node *w, uint32_t node, const char *path, uint32_t flags, weft_file **out, int64_t timeout_ns);
 

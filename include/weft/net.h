@@ -78,9 +78,9 @@ typedef struct weft_net_spec {
  * know; -EACCES a rule of the gateway forbids the address; -EHOSTUNREACH the name does not exist, or there is no route to the host;
  * -ECONNREFUSED no program listens at this port; -ENETUNREACH no route to the network; -EOPNOTSUPP the node does not offer `net`; -EAGAIN
  * too many requests are outstanding, or the name server does not answer; -EMFILE this node, or all nodes, have too many sockets at the
- * gateway; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the
- * gateway is gone; -ETIMEDOUT not connected before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route
- * to the gateway (tb); -EDEADLK the call would wait in a handler. Other errors of connect(2) may be returned as well. */
+ * gateway; -ENOMEM no memory at this node or at the gateway, or no room in the pool; -EFAULT there is no such node; -ECONNRESET the gateway
+ * is gone; -ETIMEDOUT not connected before the deadline; -ENETDOWN no route to the gateway (tb); -EDEADLK the call would wait in a handler.
+ * Other errors of connect(2) may be returned as well. */
 WEFT_API int weft_net_connect(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Like weft_net_connect(), but does not wait: the op is complete when the connection is open or has failed, at the latest at the default
@@ -96,8 +96,8 @@ WEFT_API int weft_net_connect_start(weft_node *w, uint32_t node, const weft_net_
  * know; -EADDRINUSE the port is in use; -EADDRNOTAVAIL the gateway has no such address; -EACCES the gateway may not use the port;
  * -EHOSTUNREACH the name does not exist; -EOPNOTSUPP the node does not offer `net`; -EAGAIN too many requests are outstanding, or the name
  * server does not answer; -EMFILE the gateway has too many sockets; -ENOMEM no memory at this node or at the gateway; -EFAULT there is no
- * such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENOBUFS called in a handler, and too much is
- * queued; -ENETDOWN no route to the gateway (tb); -EDEADLK the call would wait in a handler. */
+ * such node; -ECONNRESET the gateway is gone; -ETIMEDOUT no answer before the deadline; -ENETDOWN no route to the gateway (tb); -EDEADLK
+ * the call would wait in a handler. */
 WEFT_API int weft_net_listen(weft_node *w, uint32_t node, const weft_net_spec *spec, weft_socket **out, int64_t timeout_ns);
 
 /* Waits for a client, and stores its connection in `*out`. With WEFT_TIMEOUT_DEFAULT this waits as long as the gateway is alive, unless

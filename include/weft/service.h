@@ -93,13 +93,13 @@ typedef struct weft_exit {
  * descendants are killed that are in the program's session and have living parents. The program inherits the server's environment, except
  * the cluster's secret and the variables that describe the node. It does not inherit the server's signal mask and handlers.
  * Errors: -EINVAL `spec->bytes` or another field of the spec is wrong; -E2BIG `spec` sets fields that this version of the library does not
- * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no
- * permission to execute the program or to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a
- * program; -EPERM no permission to raise a limit; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are
- * outstanding, or the node cannot make a process; -EMFILE the node has too many open files; -ENOMEM no memory at this node or at the
- * server, or no room in the pool; -EFAULT there is no such node, or `stdin_data` is not a valid address; -ECONNRESET the node is gone;
- * -ETIMEDOUT no answer before the deadline; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the
- * call would wait in a handler. Other errors of execve(2) may be returned as well. */
+ * know, or its strings have more than WEFT_REQUEST_DATA_MAX bytes; -ENOENT no such program, directory or interpreter; -EACCES no permission
+ * to execute the program or to enter the directory; -ENOTDIR `directory` is not a directory; -ENOEXEC the file is not a program; -EPERM no
+ * permission to raise a limit; -EOPNOTSUPP the node does not offer `process`; -EAGAIN too many requests are outstanding, or the node cannot
+ * make a process; -EMFILE the node has too many open files; -ENOMEM no memory at this node or at the server, or no room in the pool;
+ * -EFAULT there is no such node, or `stdin_data` is not a valid address; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the
+ * deadline; -ENOBUFS 1024 programs of this node have ended at the server, but their standard input is still open; -ENETDOWN no route (tb);
+ * -EDEADLK the call would wait in a handler. Other errors of execve(2) may be returned as well. */
 WEFT_API int weft_spawn(weft_node *w, uint32_t node, const weft_spawn_spec *spec, weft_process **out, int64_t timeout_ns);
 
 /* Like weft_spawn(), but does not wait: the op is complete when the program runs or has failed to start. `*out` is set at once; close it
@@ -181,22 +181,20 @@ WEFT_API int weft_process_close(weft_process *p);
 /* Publishes a name. A node may publish its own names again, with other memory.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node or memory; -EEXIST another node has published that
  * name; -ENOSPC this node has published its share of the names; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are
- * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a
- * handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENETDOWN no route
+ * (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_publish(weft_node *w, uint32_t node, const char *name, weft_gaddr addr, uint64_t bytes, int64_t timeout_ns);
 
 /* Looks up a name, and fills `out`.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name; -EFAULT there is no such node; -EOPNOTSUPP the node
  * does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before
- * the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would
- * wait in a handler. */
+ * the deadline; -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_lookup(weft_node *w, uint32_t node, const char *name, weft_name *out, int64_t timeout_ns);
 
 /* Waits until the name is published, and fills `out`.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN
  * too many requests are outstanding at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer, or no such name, before the deadline;
- * -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
- * handler. */
+ * -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_wait(weft_node *w, uint32_t node, const char *name, weft_name *out, int64_t timeout_ns);
 
 /* Like weft_name_lookup(), or with `wait` like weft_name_wait(), but does not wait in the call. Do not use `out` before the op is complete,
@@ -211,15 +209,15 @@ WEFT_API int weft_name_lookup_start(weft_node *w, uint32_t node, const char *nam
 /* Removes a name.
  * Errors: -EINVAL the name does not have 1 to 63 bytes; -ENOENT there is no such name; -EPERM another node has published it; -EFAULT there
  * is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding at the node; -ECONNRESET the node
- * is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENOBUFS called in a handler, and too much is queued; -ENETDOWN no
- * route (tb); -EDEADLK the call would wait in a handler. */
+ * is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory; -ENETDOWN no route (tb); -EDEADLK the call would wait in a
+ * handler. */
 WEFT_API int weft_name_withdraw(weft_node *w, uint32_t node, const char *name, int64_t timeout_ns);
 
 /* Lists names: stores up to `max` names in `out`, and their number in `*count`. Set `*next` to 0 before the first call. If `*next` is not 0
  * after a call, there are more names: call again. Names that are published or removed meanwhile may be missed, or listed twice. Errors:
  * -EINVAL `max` is 0; -EFAULT there is no such node; -EOPNOTSUPP the node does not offer `name`; -EAGAIN too many requests are outstanding
- * at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the pool; -ENOBUFS
- * called in a handler, and too much is queued; -ENETDOWN no route (tb); -EDEADLK the call would wait in a handler. */
+ * at the node; -ECONNRESET the node is gone; -ETIMEDOUT no answer before the deadline; -ENOMEM no memory, or no room in the pool; -ENETDOWN
+ * no route (tb); -EDEADLK the call would wait in a handler. */
 WEFT_API int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, uint32_t *count, uint64_t *next, int64_t timeout_ns);
 
 #ifdef __cplusplus

@@ -162,8 +162,8 @@ static int compare_again(struct cast_source *s, uint64_t from, uint64_t to)
     if (!rc && !s->aborted) {
         const XXH128_hash_t a = XXH3_128bits_digest(f->hash), b = XXH3_128bits_digest(again);
         if (a.low64 != b.low64 || a.high64 != b.high64)
-            rc = base_fail(-ESTALE, "was changed before its end while it was followed (--follow is for files that grow at their end): not "
-                                    "sent; give the same command again when it is complete");
+            rc = base_fail(-ESTALE, "an earlier part of the file was changed while it was followed (--follow is only for files to which "
+                                    "bytes are appended): not sent; when the file is complete, give the same command again");
     }
     XXH3_freeState(again);
     free(piece);

@@ -168,8 +168,12 @@ static int choose_gateway(struct forward *f, const struct control_request *r, ui
             return 0;
         }
     }
+    char host[64];
+    jobs_host(f->jobs, but, host, sizeof host);
     return base_fail(-EOPNOTSUPP,
-                     "no other node of the cluster offers the service 'net', so no gateway can be chosen: name one with --via HOST");
+                     "no node except node %u (%s) offers the service 'net': to use that node, name it with --via, or start another node "
+                     "that offers 'net'",
+                     but, host);
 }
 
 static int take_listener(struct forward *f)

@@ -440,11 +440,10 @@ int cluster_connect(const char *address, int64_t deadline)
         }
         int64_t left = deadline - base_now_ns();
         if (left <= 0) {
-            fd = base_fail(
-                -ETIMEDOUT,
-                "cannot connect to '%s': no program answered there before the deadline: %s; check the address, that the node which "
-                "listens there was started, and that no firewall is between",
-                address, base_strerror(why));
+            fd = base_fail(-ETIMEDOUT,
+                           "cannot connect to '%s': no program answered there before the deadline: %s; check the address, whether a node "
+                           "listens there, and whether a firewall blocks it",
+                           address, base_strerror(why));
             break;
         }
         base_sleep_ns(pause < left ? pause : left);

@@ -60,12 +60,15 @@ bool fab_at_once(const struct weft_node *w, weft_gaddr where)
     return !t || (t->at_once && weft_gaddr_space(where) == 0);
 }
 
-static int now_begin(struct weft_node *w, struct fab_now **n)
+/* `call`: the name of the function that the program has called, for the error. */
+static int now_begin(struct weft_node *w, const char *call, struct fab_now **n)
 {
     *n = NULL;
     if (fab_in_handler())
         return base_fail(-EDEADLK,
-                         "a handler must not wait, because the messages that it waits for would not arrive: the operation was not started");
+                         "%s: a handler must not wait, because no messages arrive while it runs; the operation was not started: call it in "
+                         "another thread",
+                         call);
     *n = now_take(w);
     return *n ? 0 : -ENOMEM;
 }
@@ -96,7 +99,7 @@ int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t
         return 0;
     }
     struct fab_now *n;
-    int rc = now_begin(w, &n);
+    int rc = now_begin(w, "reading a word of another node", &n);
     if (rc)
         return rc;
     rc = now_end(w, n, l->transport->get(w, l, n->bytes, offset, sizeof *value, &n->op), timeout_ns);
@@ -111,7 +114,7 @@ int weft_put_blocking(weft_node *w, weft_gaddr dst, const void *src, size_t len)
     if (fab_at_once(w, dst) && !fab_gpu_memory(w, src))
         return weft_put(w, dst, src, len, NULL);
     struct fab_now *n;
-    int rc = now_begin(w, &n);
+    int rc = now_begin(w, "weft_put_blocking()", &n);
     if (rc)
         return rc;
     if (len <= sizeof n->bytes && !in_pool(w, src) && !fab_gpu_memory(w, src)) {
@@ -128,7 +131,7 @@ int weft_get_blocking(weft_node *w, void *dst, weft_gaddr src, size_t len)
     if (fab_at_once(w, src) && !fab_gpu_memory(w, dst))
         return weft_get(w, dst, src, len, NULL);
     struct fab_now *n;
-    int rc = now_begin(w, &n);
+    int rc = now_begin(w, "weft_get_blocking()", &n);
     if (rc)
         return rc;
     bool little = len <= sizeof n->bytes && !in_pool(w, dst) && !fab_gpu_memory(w, dst);
@@ -139,13 +142,13 @@ int weft_get_blocking(weft_node *w, void *dst, weft_gaddr src, size_t len)
     return rc;
 }
 
-static int atomic_now(weft_node *w, enum fab_atomic what, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old)
+static int atomic_now(weft_node *w, const char *call, enum fab_atomic what, weft_gaddr word, uint64_t a, uint64_t b, uint64_t *old)
 {
     struct fab_now *n = NULL;
     weft_op *op = NULL;
     uint64_t *to = old;
     if (!fab_at_once(w, word)) {
-        int rc = now_begin(w, &n);
+        int rc = now_begin(w, call, &n);
         if (rc)
             return rc;
         op = &n->op;
@@ -200,15 +203,15 @@ void fab_swap_leave(struct weft_node *w, struct fab_now **swap)
 
 int weft_fetch_add_blocking(weft_node *w, weft_gaddr word, uint64_t add, uint64_t *old)
 {
-    return atomic_now(w, FAB_ADD, word, add, 0, old);
+    return atomic_now(w, "weft_fetch_add_blocking()", FAB_ADD, word, add, 0, old);
 }
 
 int weft_compare_swap_blocking(weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, uint64_t *old)
 {
-    return atomic_now(w, FAB_CAS, word, expected, desired, old);
+    return atomic_now(w, "weft_compare_swap_blocking()", FAB_CAS, word, expected, desired, old);
 }
 
 int weft_swap_blocking(weft_node *w, weft_gaddr word, uint64_t value, uint64_t *old)
 {
-    return atomic_now(w, FAB_SWAP, word, value, 0, old);
+    return atomic_now(w, "weft_swap_blocking()", FAB_SWAP, word, value, 0, old);
 }

@@ -167,8 +167,7 @@ static int wait_until(struct weft_node *w, fab_ready_fn ready, void *arg, int64_
     if (ready(arg))
         return 0;
     if (fab_in_handler())
-        return base_fail(-EDEADLK,
-                         "a handler must not wait, because the messages that it waits for would not arrive: call this outside the handler");
+        return base_fail(-EDEADLK, "a handler must not wait, because no messages arrive while it runs: make this call in another thread");
     atomic_fetch_add_explicit(&w->waiting, 1, memory_order_relaxed);
     int rc = wait_long(w, ready, arg, deadline, way);
     atomic_fetch_sub_explicit(&w->waiting, 1, memory_order_relaxed);

@@ -105,6 +105,10 @@ static void open_done(struct gateway_work *work)
                       : "%.300s: node %u serves only files below its WEFT_FILE_ROOT, which is %s",
                   job->path, gateway_of(all->server)->w->rank, all->root.path);
         gateway_answer_error(c, rc);
+    } else if (c && rc == -EINVAL && job->fd >= 0) { /* a regular file was opened, but its size is wrong */
+        base_fail(rc, "%.300s at node %u: this file does not tell its size, as most files of /proc: print it with `weft exec`", job->path,
+                  gateway_of(all->server)->w->rank);
+        gateway_answer_error(c, rc);
     } else if (c && rc) {
         file_answer_failed(c, rc, job->path);
     } else if (o) {

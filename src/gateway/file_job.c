@@ -127,7 +127,7 @@ void file_answer_failed(struct gateway_call *c, int rc, const char *path)
     else
         base_fail(rc, "%.300s at node %u: %s", path, node,
                   rc == -EISDIR   ? "this is a directory, not a file; name a file in it"
-                  : rc == -EINVAL ? "this is not a regular file, or does not tell its size, like files of /proc: print it with `weft exec`"
+                  : rc == -EINVAL ? "this is not a regular file; name a regular file"
                                   : base_strerror(rc));
     gateway_answer_error(c, rc);
 }

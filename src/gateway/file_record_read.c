@@ -290,7 +290,7 @@ static int read_begin(struct gateway *g, struct file_record *f, weft_request *r,
 int file_record_read(struct gateway *g, struct file_record *f, weft_request *r)
 {
     if (!r->arg[1])
-        return base_fail(-EINVAL, "the record of a request to read a file has a length of 0: expected at least 1 byte");
+        return base_fail(-EINVAL, "a request to read a file of node %u has the length 0 (arg[1]): set it to at least 1 byte", f->node);
     base_spin_lock(&g->lock);
     uint64_t size = f->info.bytes;
     base_spin_unlock(&g->lock);

@@ -76,8 +76,8 @@ static uint64_t ahead_of(const weft_file *f, const struct file_line *line, bool 
     return !f->far ? FILE_AHEAD_PIECES : keeps ? line->ahead : FILE_AHEAD_FAR;
 }
 
-/* A piece of a file of another host has come: adapts how many are requested in advance. Over a slow link they must be few, because other
- * nodes wait for pieces that this node is getting. */
+/* Called when a piece of a file of another host has arrived. Adapts how many pieces are requested in advance. Over a slow link they must be
+ * few, because other nodes wait for pieces that this node is getting. */
 static void slot_came(struct file_line *line, const struct file_slot *s)
 {
     int64_t now = base_now_ns();
@@ -290,7 +290,7 @@ static void slot_hold(weft_file *f, struct file_slot *s)
     s->lease = 0;
 }
 
-/* Checks whether the bytes of the copy have come. */
+/* Checks whether the bytes of the copy have arrived. */
 static int slot_look(weft_file *f, struct file_line *line, struct file_slot *s)
 {
     weft_node *w = f->g->w;
@@ -359,8 +359,8 @@ static bool slots_moved(void *arg)
 
 /* --- waiting --- */
 
-/* Waits for the next step. If other pieces come after this one, their bytes shall be received while the program uses this one: so the
- * progress thread receives them all, and this thread only sleeps. */
+/* Waits for the next step. If gets of other pieces are under way, the progress thread receives all bytes, and this thread only sleeps. So
+ * the bytes of those pieces keep arriving while the program uses this piece. */
 static int slots_wait(weft_file *f, struct file_line *line, int64_t deadline)
 {
     struct slot_wait wait = {f, line};
@@ -385,7 +385,7 @@ int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool kee
             return 0;
         }
         if (state == SLOT_READY && s->keeps)
-            continue; /* not an error: the answer has come just now */
+            continue; /* not an error: the answer has just arrived */
         if (state == SLOT_FAILED && s->error != -EAGAIN) {
             rc = file_slot_error(f, s);
             file_slot_free(f, s);

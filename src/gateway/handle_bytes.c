@@ -235,10 +235,11 @@ int weft_process_write(weft_process *p, const void *buf, size_t len, size_t *put
     if (put)
         *put = done;
     if (rc == -ETIMEDOUT && timeout_ns)
-        return base_fail(rc,
-                         "process %u on node %u has not read its standard input before the deadline: %zu of %zu bytes were sent; write the "
-                         "rest again, or allow more time",
-                         p->pid, p->node, done, len);
+        return base_fail(
+            rc,
+            "process %u on node %u has not read all of its standard input before the deadline: %zu of %zu bytes were sent; write the "
+            "rest again, or allow more time",
+            p->pid, p->node, done, len);
     return write_error(p, rc);
 }
 

@@ -364,7 +364,10 @@ static int open_now(weft_node *w, uint32_t node, uint32_t kind, const weft_net_s
     struct weft_socket *s;
     *out = NULL;
     if (fab_in_handler())
-        return base_fail(-EDEADLK, "a handler must not wait for a socket: call weft_net_connect_start(), which does not wait");
+        return base_fail(
+            -EDEADLK, kind == NET_LISTEN
+                          ? "weft_net_listen(): a handler must not wait for a socket; call it in another thread"
+                          : "weft_net_connect(): a handler must not wait for a socket; call weft_net_connect_start(), which does not wait");
     int64_t deadline = fab_timeout(w, timeout_ns), before = fab_limit(deadline);
     /* no time-out for the request, because this thread waits with a deadline of its own */
     int rc = socket_open(w, node, kind, spec, INT64_MAX, &s, NULL);

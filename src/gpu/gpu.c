@@ -378,6 +378,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     g->workers.backend = g->backend;
     g->workers.device = g->device;
+    gpu_name_of(g->backend, index, g->workers.name, sizeof g->workers.name);
     weft_gpu_info info = {0};
     if (!rc && g->backend->look(index, &info) && info.pci[0])
         gpu_pci_processors("", info.pci, g->workers.near);

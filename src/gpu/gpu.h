@@ -113,6 +113,8 @@ extern const char gpu_metal_text[]; /* weft/device.metal.h as one text (metal_te
 /* --- look.c --- */
 /* Finds the usable GPU of that name; with NULL, the first usable GPU. Returns -ENODEV if there is no such GPU. */
 int gpu_choose(const char *name, const struct gpu_backend **backend, uint32_t *index);
+/* Writes the name of the GPU into `out`, unless `out` has one already. */
+void gpu_name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t room);
 
 /* An open GPU, as the files about arenas see it. */
 struct gpu_place {
@@ -175,6 +177,7 @@ struct gpu_workers {
     struct weft_node *w;
     const struct gpu_backend *backend;
     void *device;
+    char name[16];                 /* the GPU's name, for messages */
     struct gpu_service *services;  /* [WEFT_GPU_SERVICES] */
     uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where all threads of the GPU run, except the carrier; all 0:
                                       not known */

@@ -8,7 +8,7 @@
 
 static const struct gpu_backend *const backends[] = {&gpu_cuda, &gpu_metal, &gpu_unusable, &gpu_host}; /* best first */
 
-static void name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t room)
+void gpu_name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t room)
 {
     if (b == &gpu_host)
         snprintf(out, room, "%s", b->name);
@@ -24,7 +24,7 @@ static const struct gpu_backend *gpu_find(uint32_t number, uint32_t *index, weft
             *info = (weft_gpu_info){0};
             if (!backends[k]->look(i, info))
                 break;
-            name_of(backends[k], i, info->name, sizeof info->name);
+            gpu_name_of(backends[k], i, info->name, sizeof info->name);
             if (number-- == 0) {
                 *index = i;
                 return backends[k];

@@ -222,8 +222,10 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
         int why;
         struct gpu_request *q = gpu_ring_next(r, &why);
         if (why && !r->errors[r->nodes]) {
-            base_log(BASE_LOG_ERROR, "a kernel wrote an invalid request into a ring: weft ignores this request and all later ones in that "
-                                     "ring; correct the kernel");
+            base_log(BASE_LOG_ERROR,
+                     "GPU %s: a kernel wrote an invalid request into ring %u (weft knows no request of that kind): weft ignores this "
+                     "request and all later ones in that ring; correct the kernel, or build it with the header of this version of weft",
+                     s->workers->name, (unsigned)(r - s->rings));
             gpu_ring_fail(r, r->nodes, why);
         }
         if (!q)

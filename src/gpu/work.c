@@ -298,14 +298,14 @@ static void look_at_tasks(weft_gpu_worker *k, int64_t now)
     k->stalled = k->stalled || waiting;
     if (hung)
         base_log(BASE_LOG_WARN,
-                 "blocks of a GPU have not done %u tasks within %lld ms, so the queue gives these tasks to other workers "
+                 "worker %u of GPU %s: blocks have not done %u tasks within %lld ms, so the queue gives these tasks to other workers "
                  "(weft_gpu_worker_config.task_ns)",
-                 hung, (long long)(k->config.task_ns / WEFT_MS));
+                 k->number, k->all->name, hung, (long long)(k->config.task_ns / WEFT_MS));
     if (waiting)
         base_log(BASE_LOG_WARN,
-                 "no block of a GPU has taken a task within %lld ms, so %u tasks go back to the queue, and the worker claims no task until "
-                 "a block asks for one; is the kernel running?",
-                 (long long)(k->config.task_ns / WEFT_MS), waiting);
+                 "worker %u of GPU %s: no block has taken a task within %lld ms, so %u tasks go back to the queue, and the worker claims "
+                 "no task until a block asks for one; is the kernel running?",
+                 k->number, k->all->name, (long long)(k->config.task_ns / WEFT_MS), waiting);
 }
 
 static void renew(weft_gpu_worker *k)
@@ -339,7 +339,8 @@ static void work_upkeep(weft_gpu_worker *k, int64_t now)
         k->failed = k->all->backend->check(k->all->device) != 0;
         if (k->failed) {
             end_claims(k);
-            base_log(BASE_LOG_ERROR, "a worker of a GPU ends, and %u tasks go back to the queue: %s", take_back_all(k), base_error());
+            base_log(BASE_LOG_ERROR, "worker %u of GPU %s ends, and %u tasks go back to the queue: %s", k->number, k->all->name,
+                     take_back_all(k), base_error());
         }
     }
 }

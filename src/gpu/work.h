@@ -26,7 +26,7 @@ struct weft_gpu_worker {
     weft_queue *q;
     weft_gpu_worker_config config;
     uint32_t number;
-    bool open; /* under the lock */
+    bool open; /* guarded by gpu_workers.lock */
     uint64_t mask;
     struct work_task *tasks;
     uint32_t *done; /* the slots of tasks that are done; written by the serving thread; as many entries as slots */
@@ -39,7 +39,7 @@ struct weft_gpu_worker {
     void *own; /* memory that only kernels write */
     pthread_t thread, second;
     pthread_mutex_t lease_lock;
-    pthread_cond_t wakes;  /* with lease_lock; signalled when the second thread must look for tasks */
+    pthread_cond_t wakes;  /* with lease_lock; the second thread waits for it until there are tasks or the worker is closed */
     _Atomic bool sleeps;   /* the second thread sleeps, because there are no tasks */
     _Atomic int64_t until; /* when the first thread must have ended; INT64_MAX: the worker is not being closed */
     _Atomic bool over;     /* the second thread must end */

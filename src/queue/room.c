@@ -107,7 +107,9 @@ static void learn(struct weft_queue *q, uint32_t from, const struct queue_messag
     struct queue_view *v =
         queue_view_make(q, from, m->incarnation, m->shard, slots, atomic_load_explicit(&q->force, memory_order_relaxed) & QUEUE_REMOTE);
     if (!v) {
-        base_log(BASE_LOG_WARN, "queue '%s': no memory for the shard of node %u: this node cannot claim the tasks in it" BASE_MEMORY_HINT,
+        base_log(BASE_LOG_WARN,
+                 "queue '%s': no memory to open the part of the queue that node %u stores, so this node cannot claim the tasks stored "
+                 "there" BASE_MEMORY_HINT,
                  q->name, from);
         return;
     }
@@ -167,10 +169,10 @@ static void say_none(weft_node *w, uint32_t to, const struct queue_message *ask)
     m.incarnation = 0;
     m.to = ask->incarnation;
     if (fab_send(w, to, QUEUE_HANDLER, &m, sizeof m, NULL, 0, NULL) && fab_alive(w, to))
-        base_log(BASE_LOG_WARN,
-                 "weft_drain() of queue '%.*s' on node %u waits longer, because this node cannot answer that it has not opened the queue: "
-                 "%s; that node asks again",
-                 (int)QUEUE_NAME_BYTES, m.name, to, base_error());
+        base_log(
+            BASE_LOG_WARN,
+            "this node has not opened queue '%.*s', but cannot tell node %u so: %s; weft_drain() on node %u waits until it has asked again",
+            (int)QUEUE_NAME_BYTES, m.name, to, base_error(), to);
 }
 
 static void room_handle(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len,

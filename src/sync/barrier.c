@@ -32,6 +32,8 @@
 #define NEWEST_WORD   7u /* the newest set with which the writer has begun a barrier, with generation 0 */
 #define COME_WORD     0u /* in a node's own line: the last barrier at which the node arrived */
 
+#define GONE_TEXT 144u /* the size of a text that names nodes */
+
 #define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */
 
 /* A long wait prints which nodes have not arrived. To find out, it reads a word of each other node. A read may take ASK_NS, and all reads
@@ -306,31 +308,48 @@ static bool news(void *arg)
     return weft_epoch(n->w) != n->epoch;
 }
 
-/* Called after a failed barrier. Waits until this node has noticed which node is gone, so that the next barrier has the smaller set. Waits
- * at most until the default deadline: perhaps only another node considers some node dead. */
-static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_patience *p)
+/* Begins with the set of the nodes that are alive now. `gone`: which nodes of the former set are not, for barrier_failed(). */
+static void barrier_shrink(struct weft_node *w, struct sync *s, char gone[GONE_TEXT])
 {
-    struct news_wait n = {w, s->epoch};
-    int64_t end = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
-    barrier_give_up(w, s);
-    if (news(&n) || fab_wait(w, news, &n, p->deadline < end ? p->deadline : end) == 0) {
-        s->epoch = weft_epoch(w);
-        take_stock(w, s);
-    }
-    return base_fail(-ECONNRESET, "this barrier has failed, because a node is gone; the next barrier is among the remaining nodes");
+    bool in[WEFT_MAX_NODES] = {false};
+    char names[GONE_TEXT - 8];
+    for (uint32_t i = 0; i < s->member_count; i++)
+        in[s->members[i]] = !fab_alive(w, s->members[i]);
+    uint32_t n = fab_name_nodes(in, w->founders, names, sizeof names);
+    snprintf(gone, GONE_TEXT, "%s %s", n ? names : "a node", n > 1 ? "are" : "is");
+    s->epoch = weft_epoch(w);
+    take_stock(w, s);
 }
 
-static int barrier_enter(struct weft_node *w, struct sync *s)
+static int barrier_failed(const char *what, const char *gone)
+{
+    return base_fail(-ECONNRESET, "this %s has failed, because %s gone: call weft_%s() again, which is then among the remaining nodes",
+                     what, gone, what);
+}
+
+/* Called after a failed barrier. Waits until this node has noticed which node is gone, so that the next barrier has the smaller set. Waits
+ * at most until the default deadline: perhaps only another node considers some node dead. */
+static int barrier_fail(struct weft_node *w, struct sync *s, const struct fab_patience *p, const char *what)
+{
+    struct news_wait n = {w, s->epoch};
+    char gone[GONE_TEXT] = "a node is";
+    int64_t end = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
+    barrier_give_up(w, s);
+    if (news(&n) || fab_wait(w, news, &n, p->deadline < end ? p->deadline : end) == 0)
+        barrier_shrink(w, s, gone);
+    return barrier_failed(what, gone);
+}
+
+static int barrier_enter(struct weft_node *w, struct sync *s, const char *what)
 {
     uint64_t epoch = weft_epoch(w);
     if (BASE_UNLIKELY(epoch != s->epoch)) {
         uint32_t dead = s->dead;
-        s->epoch = epoch;
-        take_stock(w, s);
+        char gone[GONE_TEXT];
+        barrier_shrink(w, s, gone);
         /* Each death makes one barrier fail at every survivor, before the survivor enters a barrier with the smaller set. */
         if (s->dead != dead)
-            return base_fail(-ECONNRESET,
-                             "this barrier has failed, because a node has died; the next barrier is among the remaining nodes");
+            return barrier_failed(what, gone);
     }
     s->generation++;
     s->entered = true;
@@ -340,7 +359,7 @@ static int barrier_enter(struct weft_node *w, struct sync *s)
 }
 
 /* Continue a barrier that was entered, until its end or the deadline. */
-static int barrier_go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, const struct sync_visit *visit)
+static int barrier_go_on(struct weft_node *w, struct sync *s, struct fab_patience *p, const char *what, const struct sync_visit *visit)
 {
     bool failed = false;
     int rc = 0;
@@ -349,18 +368,19 @@ static int barrier_go_on(struct weft_node *w, struct sync *s, struct fab_patienc
         s->given = rc == 0;
     }
     if (!rc)
-        rc = rounds(w, s, p, visit ? "exchange" : "barrier", &failed);
+        rc = rounds(w, s, p, what, &failed);
     if (!rc && visit && !failed) {
         rc = visit->after(w, p, visit->arg);
         failed = rc == -ECONNRESET;
     }
     s->entered = rc != 0 && !failed;
-    return failed ? barrier_fail(w, s, p) : rc;
+    return failed ? barrier_fail(w, s, p, what) : rc;
 }
 
 int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *visit)
 {
     struct sync *s = w->sync;
+    const char *what = visit ? "exchange" : "barrier";
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_barrier() and weft_exchange() must not be called from a handler: call them in another thread");
     if (w->rank >= w->founders)
@@ -374,14 +394,14 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
     fab_patience_begin(&p, w, FAB_KNOWN, timeout_ns);
     int64_t limit = p.lasting ? 0 : fab_limit(p.deadline);
     /* A barrier that an earlier call has entered keeps its set, even if nodes are gone since then: these nodes may have arrived before. */
-    int rc = s->entered ? 0 : barrier_enter(w, s);
+    int rc = s->entered ? 0 : barrier_enter(w, s, what);
     while (rc == 0 && s->untold) {
         rc = tell_newest(w, s);
         rc = rc == -ETIMEDOUT && p.lasting ? 0 : rc;
     }
     if (rc == 0) {
         say_come(w, s, s->generation);
-        rc = barrier_go_on(w, s, &p, visit);
+        rc = barrier_go_on(w, s, &p, what, visit);
         /* After a time-out, other nodes wait for signals that this node sends only in its next call. So this node counts as not arrived. */
         if (s->entered && s->distance < s->member_count && !(s->sent && s->distance << 1 >= s->member_count))
             say_come(w, s, s->generation - 1);

@@ -139,7 +139,7 @@ class Follow(Cast):
         with open(self.path + ".part", "r+b") as f:
             f.write(b"other")
         os.rename(self.path + ".part", self.path)
-        self.assertIn("model: was changed before its end while it was followed", self.end(p, 1)[1])
+        self.assertIn("model: an earlier part of the file was changed while it was followed", self.end(p, 1)[1])
         self.no_name()
         with open(self.path, "rb") as f:
             self.content = f.read()

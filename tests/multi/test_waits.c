@@ -392,7 +392,7 @@ static void dies_meanwhile(weft_node *w, void *arg)
     meet(here, 3);
     if (weft_rank(w) == 2)
         raise(SIGKILL);
-    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
+    CHECK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET && strstr(weft_error(), "node 2 is gone"));
     CHECK(!weft_alive(w, 2));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));

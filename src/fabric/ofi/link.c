@@ -198,7 +198,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
                  o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {
-        ofi_refused_locked(l, (int)rc, "the provider refuses a read or write of its memory (RMA)", base_now_ns());
+        ofi_refused_locked(l, (int)rc, "the provider refuses a read or write of that node's memory (RMA)", base_now_ns());
     }
     return link_no_room(l);
 }
