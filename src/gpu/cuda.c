@@ -205,6 +205,7 @@ static int cuda_check(void *device)
  */
 struct cuda_idle {
     void *context;
+    int code;               /* the call's result; valid when `state` is CUDA_ENDED */
     _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; the one that is later frees the structure */
 };
 enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
@@ -212,7 +213,7 @@ enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
 static void *cuda_wait(void *arg)
 {
     struct cuda_idle *i = arg;
-    (void)WITHIN(i, cuda->cuCtxSynchronize()); /* an error: the GPU has failed, so that nothing runs on it */
+    i->code = WITHIN(i, cuda->cuCtxSynchronize());
     if (atomic_exchange_explicit(&i->state, CUDA_ENDED, memory_order_acq_rel) == CUDA_LEFT)
         free(i);
     return NULL;
@@ -238,8 +239,12 @@ static int cuda_idle(void *device, int64_t deadline)
         return base_fail(-ETIMEDOUT, "kernels of the GPU still run");
     }
     pthread_join(thread, NULL);
+    int code = i->code;
     free(i);
-    return 0;
+    if (code && cuda_check(device))
+        return 0; /* the GPU has failed, so that nothing runs on it */
+    /* The driver refuses the call while another thread captures a graph. */
+    return cuda_failed(code, "waiting for the kernels of the GPU");
 }
 
 static int cuda_alloc(void *device, size_t bytes, void **memory)

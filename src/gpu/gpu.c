@@ -45,8 +45,8 @@ static void gpu_close_device(weft_gpu *g)
     g->opened = false;
 }
 
-/* Waits until the kernels of the GPU have ended; false: the deadline has passed. Their waits end by the notice, and kernels of persistent
- * workers end because the workers are closed. */
+/* Waits until the kernels of the GPU have ended; false: the deadline has passed, or the back end cannot tell. Their waits end by the
+ * notice, and kernels of persistent workers end because the workers are closed. */
 static bool gpu_ended(weft_gpu *g, int64_t deadline)
 {
     while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
@@ -54,7 +54,10 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
             return false;
         base_sleep_ns(100 * WEFT_US);
     }
-    return !g->shown || !g->backend->idle || g->backend->idle(g->device, deadline) == 0;
+    int rc = g->shown && g->backend->idle ? g->backend->idle(g->device, deadline) : 0;
+    if (rc && rc != -ETIMEDOUT)
+        base_log(BASE_LOG_WARN, "kernels of the GPU %s may still run: %s", g->backend->name, base_error());
+    return rc == 0;
 }
 
 static void dismantle(weft_gpu *g)

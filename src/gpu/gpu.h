@@ -69,7 +69,8 @@ struct gpu_backend {
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device); /* checks whether the device still works; may be NULL: it always works */
     /* Waits until no kernel that this process has started runs on the device. 0: none runs, or the device has failed, so that none can.
-     * -ETIMEDOUT: some still run at the deadline. May be NULL: run() and run_text() start all kernels, and return when these have ended. */
+     * -ETIMEDOUT: some still run at the deadline. Another error: some may still run. May be NULL: run() and run_text() start all kernels,
+     * and return when these have ended. */
     int (*idle)(void *device, int64_t deadline);
     /* memory_open() allocates out->bytes for an arena, or returns -ENOMEM if the GPU has too little memory. memory_import() maps another
      * process's memory from a descriptor, which the caller closes. */
