@@ -11,7 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LAST_WAIT_NS WEFT_SECOND /* how long a node that is being closed waits for kernels that did not end at the deadline */
+#define LAST_WAIT_NS WEFT_SECOND     /* how long a node that is being closed waits for kernels that did not end at the deadline */
+#define ENDING_NS    (100 * WEFT_MS) /* how long kernels may take to end after their waits have ended, also after the deadline */
 #define CONFIG_FIRST (offsetof(weft_gpu_config, slots) + sizeof((weft_gpu_config *)0)->slots)
 
 /* The open GPUs of this process. Before a handle is used, it is looked up in this list, because closing a GPU frees its handle. */
@@ -49,6 +50,8 @@ static void gpu_close_device(weft_gpu *g)
  * notice, and kernels of persistent workers end because the workers are closed. */
 static bool gpu_ended(weft_gpu *g, int64_t deadline)
 {
+    int64_t least = base_now_ns() + ENDING_NS;
+    deadline = deadline > least ? deadline : least;
     while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
         if (base_now_ns() >= deadline)
             return false;
@@ -88,7 +91,7 @@ static void dismantle(weft_gpu *g)
  * use the device or its rings. */
 static bool gpu_shut(weft_gpu *g, int64_t deadline)
 {
-    gpu_work_end(&g->workers);
+    gpu_work_end(&g->workers, deadline);
     if (g->notice)
         atomic_store_explicit(g->notice, 1, memory_order_release); /* pairs with weft_device_late() */
     bool ended = gpu_ended(g, deadline);

@@ -191,7 +191,9 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
 /* Called by the serving thread before gpu_work_done(): if the request at `slot` completes a task, prefetches this node's entry for the
  * task. */
 void gpu_work_fetch(struct gpu_workers *all, const struct gpu_ring *r, uint64_t slot);
-void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still be running */
+/* Closes the open workers. At the deadline, tasks that are not done go back to their queues. Kernels and the serving thread may still be
+ * running. */
+void gpu_work_end(struct gpu_workers *all, int64_t deadline);
 void gpu_work_free(struct gpu_workers *all); /* frees the workers, after kernels and the serving thread have ended */
 
 /* --- tasks.c --- */
