@@ -87,13 +87,18 @@ static void dismantle(weft_gpu *g)
     free(g);
 }
 
-/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
- * use the device or its rings. */
-static bool gpu_shut(weft_gpu *g, int64_t deadline)
+/* Ends the waits of the GPU's kernels. */
+static void gpu_end_waits(weft_gpu *g, int64_t deadline)
 {
     gpu_work_end(&g->workers, deadline);
     if (g->notice)
         atomic_store_explicit(g->notice, 1, memory_order_release); /* pairs with weft_device_late() */
+}
+
+/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
+ * use the device or its rings. */
+static bool gpu_shut(weft_gpu *g, int64_t deadline)
+{
     bool ended = gpu_ended(g, deadline);
     pthread_mutex_lock(&g->server_lock);
     struct gpu_server *server = g->server;
@@ -149,17 +154,23 @@ static bool gpu_delist(const weft_gpu *g)
     return found;
 }
 
-/* Removes one of the node's GPUs from the list, so that it counts as closed. NULL: the list has no GPU of the node. */
-static weft_gpu *gpu_take(const struct weft_node *w)
+/* Moves the node's GPUs from the list to a list of their own, so that they count as closed. */
+static weft_gpu *gpu_take_all(const struct weft_node *w)
 {
+    weft_gpu *taken = NULL, **end = &taken, **at = &open_gpus, *g;
     pthread_mutex_lock(&open_lock);
-    weft_gpu **at = &open_gpus, *g;
-    while ((g = *at) && g->w != w)
-        at = &g->next;
-    if (g)
+    while ((g = *at)) {
+        if (g->w != w) {
+            at = &g->next;
+            continue;
+        }
         *at = g->next;
+        g->next = NULL;
+        *end = g;
+        end = &g->next;
+    }
     pthread_mutex_unlock(&open_lock);
-    return g;
+    return taken;
 }
 
 int weft_gpu_close(weft_gpu *g)
@@ -170,16 +181,26 @@ int weft_gpu_close(weft_gpu *g)
         return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler: call it in another thread");
     if (!gpu_delist(g))
         return base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already; close each GPU once");
-    close_one(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT));
+    int64_t deadline = fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
+    gpu_end_waits(g, deadline);
+    close_one(g, deadline);
     return 0;
 }
 
 void gpu_leave(struct weft_node *w)
 {
-    if (w->gpus)
-        gpu_arenas_leave(gpu_arenas_of(w));
-    for (weft_gpu *g; (g = gpu_take(w));)
-        close_one(g, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
+    if (!w->gpus)
+        return;
+    gpu_arenas_leave(gpu_arenas_of(w));
+    weft_gpu *taken = gpu_take_all(w);
+    int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
+    /* first of all GPUs, because two handles may be for the same GPU, and each waits for the kernels of both */
+    for (weft_gpu *g = taken; g; g = g->next)
+        gpu_end_waits(g, deadline);
+    for (weft_gpu *g; (g = taken);) {
+        taken = g->next;
+        close_one(g, deadline);
+    }
 }
 
 static void free_all(struct weft_node *w, void *arg)
@@ -410,6 +431,7 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     pthread_mutex_init(&g->server_lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
+        gpu_end_waits(g, 0);
         close_one(g, 0);
         return rc;
     }
