@@ -18,6 +18,7 @@
 /* The open GPUs of this process. Before a handle is used, it is looked up in this list, because closing a GPU frees its handle. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;
+static weft_gpu *kept_gpus; /* GPUs of closed nodes whose kernels may still run; also protected by open_lock */
 
 /* --- closing --- */
 
@@ -63,15 +64,19 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
     return rc == 0;
 }
 
+/* Waits for the kernels of all GPUs of a list. False: some kernels still run. */
+static bool all_ended(weft_gpu *list, int64_t deadline)
+{
+    bool all = true;
+    for (weft_gpu *g = list; g; g = g->next) {
+        g->ended = g->ended || gpu_ended(g, deadline);
+        all &= g->ended;
+    }
+    return all;
+}
+
 static void dismantle(weft_gpu *g)
 {
-    if (g->opened && !gpu_ended(g, base_now_ns() + LAST_WAIT_NS)) {
-        base_log(BASE_LOG_ERROR,
-                 "a kernel of the GPU %s still runs although its node is closed, so its memory is not freed; wait for the "
-                 "kernels before weft_close()",
-                 g->backend->name);
-        return;
-    }
     gpu_work_free(&g->workers);
     gpu_detach(g);
     gpu_close_device(g);
@@ -95,31 +100,30 @@ static void gpu_end_waits(weft_gpu *g, int64_t deadline)
         atomic_store_explicit(g->notice, 1, memory_order_release); /* pairs with weft_device_late() */
 }
 
-/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
- * use the device or its rings. */
-static bool gpu_shut(weft_gpu *g, int64_t deadline)
+/* Ends all use of the GPU by its serving thread and the device. `quiet`: no kernel uses its arenas any more. False: a kernel still runs, or
+ * operations are under way that use the device or its rings. */
+static bool gpu_shut(weft_gpu *g, bool quiet, int64_t deadline)
 {
-    bool ended = gpu_ended(g, deadline);
     pthread_mutex_lock(&g->server_lock);
     struct gpu_server *server = g->server;
     g->server = NULL;
     pthread_mutex_unlock(&g->server_lock);
     bool done = !server || gpu_serve_end(server, deadline);
     gpu_tasks_end(&g->workers);
-    bool arenas = !g->place.table || gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
-    if (ended) {
+    bool arenas = !g->place.table || gpu_arenas_close(gpu_arenas_of(g->w), &g->place, quiet, deadline);
+    if (g->ended) {
         gpu_work_free(&g->workers);
         gpu_detach(g);
     }
-    if (ended && arenas)
+    if (g->ended && arenas)
         gpu_close_device(g);
-    return ended && done && arenas;
+    return g->ended && done && arenas;
 }
 
-static void close_one(weft_gpu *g, int64_t deadline)
+static void close_one(weft_gpu *g, bool quiet, int64_t deadline)
 {
     struct gpus *all = g->w->gpus;
-    if (gpu_shut(g, deadline)) {
+    if (gpu_shut(g, quiet, deadline)) {
         dismantle(g);
         return;
     }
@@ -183,7 +187,8 @@ int weft_gpu_close(weft_gpu *g)
         return base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already; close each GPU once");
     int64_t deadline = fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
     gpu_end_waits(g, deadline);
-    close_one(g, deadline);
+    g->ended = gpu_ended(g, deadline);
+    close_one(g, g->ended, deadline);
     return 0;
 }
 
@@ -197,19 +202,34 @@ void gpu_leave(struct weft_node *w)
     /* first of all GPUs, because two handles may be for the same GPU, and each waits for the kernels of both */
     for (weft_gpu *g = taken; g; g = g->next)
         gpu_end_waits(g, deadline);
+    bool quiet = all_ended(taken, deadline);
+    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0);
     for (weft_gpu *g; (g = taken);) {
         taken = g->next;
-        close_one(g, deadline);
+        close_one(g, quiet, deadline);
     }
+}
+
+/* Keeps a GPU for ever. */
+static void gpu_keep(weft_gpu *g)
+{
+    pthread_mutex_lock(&open_lock);
+    g->next = kept_gpus;
+    kept_gpus = g;
+    pthread_mutex_unlock(&open_lock);
 }
 
 static void free_all(struct weft_node *w, void *arg)
 {
     struct gpus *all = arg;
-    gpu_arenas_free(all->arenas);
+    bool ended = all_ended(all->left, base_now_ns() + LAST_WAIT_NS);
+    if (!ended)
+        base_log(BASE_LOG_ERROR, "a kernel of a GPU still runs although its node is closed, so the memory of the node's GPUs is not freed; "
+                                 "wait for the kernels before weft_close()");
+    gpu_arenas_free(all->arenas, ended);
     for (weft_gpu *g; (g = all->left);) {
         all->left = g->next;
-        dismantle(g);
+        ended ? dismantle(g) : gpu_keep(g);
     }
     pthread_mutex_destroy(&all->lock);
     free(all);
@@ -431,8 +451,8 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     pthread_mutex_init(&g->server_lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
-        gpu_end_waits(g, 0);
-        close_one(g, 0);
+        g->ended = true; /* no kernel has begun */
+        close_one(g, true, 0);
         return rc;
     }
     g->shown = true;

@@ -158,11 +158,12 @@ void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_ga
  * possible. Sets place->number. */
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
 void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
-/* Closes the arenas of that GPU. Returns false if operations on some of them are still under way, and need the GPU until
- * gpu_arenas_free(). */
-bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
-void gpu_arenas_end(struct arenas *c);  /* ends the carrier thread */
-void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
+/* Closes the arenas of that GPU. `quiet`: no kernel uses them any more; otherwise their memory stays. Returns false if some memory stays,
+ * or operations on it are still under way: these need the GPU until gpu_arenas_free(). */
+bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, bool quiet, int64_t deadline);
+void gpu_arenas_end(struct arenas *c); /* ends the carrier thread */
+/* Call it after all threads of weft have ended and the links are closed. Without `quiet` the memory of the arenas is never freed. */
+void gpu_arenas_free(struct arenas *c, bool quiet);
 
 /* --- work.c and work_open.c --- */
 #define GPU_WORKERS_MAX 64u
