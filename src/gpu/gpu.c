@@ -37,6 +37,14 @@ static void gpu_detach(weft_gpu *g)
     g->notice_attached = false;
 }
 
+/* For a GPU whose kernels may still run, although its node's pools will be unmapped. */
+static void gpu_forget_pools(const weft_gpu *g)
+{
+    for (uint32_t i = 0; g->backend->forget && i < g->nodes; i++)
+        if (g->pool_attached[i])
+            g->backend->forget(g->device, g->pool_attached[i]);
+}
+
 static void gpu_close_device(weft_gpu *g)
 {
     if (g->own)
@@ -210,6 +218,24 @@ void gpu_leave(struct weft_node *w)
     }
 }
 
+/* Called before the links are closed, because that unmaps the pools of other nodes, which must be unregistered first. */
+static void last_wait(struct weft_node *w, void *arg)
+{
+    const struct gpus *all = arg;
+    (void)w;
+    if (!all_ended(all->left, base_now_ns() + LAST_WAIT_NS))
+        base_log(BASE_LOG_ERROR, "a kernel of a GPU still runs although its node is closed, so the memory of the node's GPUs is not freed; "
+                                 "wait for the kernels before weft_close()");
+    for (weft_gpu *g = all->left; g; g = g->next) {
+        if (!g->ended) {
+            gpu_forget_pools(g);
+            continue;
+        }
+        gpu_work_free(&g->workers);
+        gpu_detach(g);
+    }
+}
+
 /* Keeps a GPU for ever. */
 static void gpu_keep(weft_gpu *g)
 {
@@ -222,10 +248,9 @@ static void gpu_keep(weft_gpu *g)
 static void free_all(struct weft_node *w, void *arg)
 {
     struct gpus *all = arg;
-    bool ended = all_ended(all->left, base_now_ns() + LAST_WAIT_NS);
-    if (!ended)
-        base_log(BASE_LOG_ERROR, "a kernel of a GPU still runs although its node is closed, so the memory of the node's GPUs is not freed; "
-                                 "wait for the kernels before weft_close()");
+    bool ended = true;
+    for (const weft_gpu *g = all->left; g; g = g->next)
+        ended &= g->ended;
     gpu_arenas_free(all->arenas, ended);
     for (weft_gpu *g; (g = all->left);) {
         all->left = g->next;
@@ -251,7 +276,7 @@ int gpu_open(struct weft_node *w)
     w->gpus = all;
     int rc = gpu_arenas_new(w, &all->arenas);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.free = free_all, .arg = all});
+        rc = fab_hook(w, &(struct fab_hook){.close = last_wait, .free = free_all, .arg = all});
     if (rc)
         free_all(w, all);
     return rc;

@@ -63,6 +63,8 @@ struct gpu_backend {
     /* Lets kernels access memory of this process. `*there` becomes the memory's address for kernels. */
     int (*attach)(void *device, void *memory, size_t bytes, uint64_t *there);
     void (*detach)(void *device, void *memory); /* no kernel may use the memory any more */
+    /* Call this instead of detach() for memory that kernels may still use, before its addresses become invalid. May be NULL. */
+    void (*forget)(void *device, void *memory);
     /* Allocates zeroed memory of the device. */
     int (*alloc)(void *device, size_t bytes, void **memory);
     void (*free)(void *device, void *memory);
