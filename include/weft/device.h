@@ -20,9 +20,10 @@
  *     now.nowait = true;
  *     int rc = weft_device_get(&now, dst, src, len, &op);
  * Then every call that posts a request, also those of weft/device_tasks.h and weft/device.cuh, returns -WEFT_DEVICE_EAGAIN instead of
- * waiting, and has done nothing. weft_device_submit() and weft_device_claim() do the same if the queue has no free slot or no ready task.
- * Calls with an answer still wait for the answer, and calls of services (weft/device_service.h) may wait for their service. In the same way
- * a thread can use another deadline_ns.
+ * waiting, and has done nothing. The exceptions are weft_device_put_signal_warp() and weft_device_put_signal_block(), which may have copied
+ * the bytes already. weft_device_submit() and weft_device_claim() also return it if the queue has no free slot or no ready task. Calls with
+ * an answer still wait for the answer. Calls of services (weft/device_service.h) that wait for their service wait for room, too. In the
+ * same way a thread can use another deadline_ns.
  *
  * weft/device.cuh has calls for threads of a warp or a block that work together.
  */
@@ -151,10 +152,10 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
 }
 
 /* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can access three kinds of
- * memory: the pools of all nodes on its host, the arenas of its own GPU, and arenas of other nodes on its host that its GPU has mapped
- * (weft_link_stats.arena_way). Also NULL if the `bytes` bytes do not lie inside a single pool or arena. The kernel may keep the pointer
- * while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of a microsecond. Make this call
- * before a wait rather than after it, so that both overlap. */
+ * memory: pools of nodes on its host, as far as its GPU can access them; the arenas of its own GPU; and arenas of other nodes on its host
+ * that its GPU has mapped (weft_link_stats.arena_way). Also NULL if the `bytes` bytes do not lie inside a single pool or arena. The kernel
+ * may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of a
+ * microsecond. Make this call before a wait rather than after it, so that both overlap. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;

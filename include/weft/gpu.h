@@ -74,9 +74,10 @@ WEFT_API int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu
 
 /* Close the GPU with its workers and arenas. The call first carries out the requests that kernels have made. Waits inside kernels end, and
  * the call waits until the kernels have ended, at most until the default deadline. On a CUDA GPU these are all kernels of this process,
- * also those that do not use weft. No kernel may be started from then on. If kernels still run at the deadline, or operations are under
- * way, for example to a stopped node, the GPU keeps its memory until weft_close(). NULL is allowed. weft_close() closes the GPUs that are
- * still open.
+ * also those that use another handle of this GPU, or do not use weft. No kernel may be started from then on. If kernels still run at the
+ * deadline, or operations are under way, for example to a stopped node, the GPU and its arenas keep their memory until weft_close(). If
+ * kernels run even longer, weft_close() does not free this memory. NULL is allowed. weft_close() closes the GPUs that are still open.
+ *
  * Errors: -EINVAL the GPU is closed already; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_close(weft_gpu *g);
 

@@ -20,10 +20,12 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-/* Free an arena. The caller has made sure that no device has it registered any more. */
-static void dispose(struct gpu_arena *a)
+/* Free an arena. The caller has made sure that no device has it registered any more. Without `quiet`, a kernel may still use its memory,
+ * which then stays. */
+static void dispose(struct gpu_arena *a, bool quiet)
 {
-    a->place.backend->memory_close(a->place.device, &a->memory);
+    if (quiet)
+        a->place.backend->memory_close(a->place.device, &a->memory);
     mem_pool_destroy(a->books);
     free(a);
 }
@@ -122,7 +124,7 @@ int arena_new(struct arenas *c, const struct gpu_place *place, uint64_t bytes, u
     pthread_rwlock_unlock(&c->table_lock);
     if (rc) {
         rdma_close(c, a);
-        dispose(a);
+        dispose(a, true);
         return rc;
     }
     view_show(c, a, NULL);
@@ -344,20 +346,21 @@ bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline)
     return true;
 }
 
-static bool close_own(struct arenas *c, struct gpu_arena *a, int64_t deadline)
+static bool close_own(struct arenas *c, struct gpu_arena *a, bool quiet, int64_t deadline)
 {
     tell_all(c, a, 0, deadline);
-    if (!arena_unused(c, a, deadline)) {
+    bool unused = arena_unused(c, a, deadline);
+    if (!unused)
         base_log(BASE_LOG_WARN, "an arena was closed while operations on it were under way, so its memory is freed only when the node is "
                                 "closed; wait for operations before you close");
+    if (!unused || !quiet)
         return false;
-    }
     view_hide(c, a);
     pthread_rwlock_wrlock(&c->table_lock);
     c->own[a->space] = NULL;
     pthread_rwlock_unlock(&c->table_lock);
     rdma_close(c, a);
-    dispose(a);
+    dispose(a, true);
     return true;
 }
 
@@ -371,22 +374,22 @@ static struct gpu_arena *own_of(struct arenas *c, uint32_t space, const void *wh
     return is ? a : NULL;
 }
 
-bool arena_close_all(struct arenas *c, const void *where, int64_t deadline)
+bool arena_close_all(struct arenas *c, const void *where, bool quiet, int64_t deadline)
 {
     bool all = true;
     for (uint32_t s = 1; s < ARENA_SPACES; s++) {
         struct gpu_arena *a = own_of(c, s, where);
-        all &= !a || close_own(c, a, deadline);
+        all &= !a || close_own(c, a, quiet, deadline);
     }
     return all;
 }
 
 /* Call this after the transports are closed: from then on no device has an arena registered. */
-void arena_free_all(struct arenas *c)
+void arena_free_all(struct arenas *c, bool quiet)
 {
     for (uint32_t s = 1; s < ARENA_SPACES; s++)
         if (c->own[s])
-            dispose(c->own[s]);
+            dispose(c->own[s], quiet);
 }
 
 int arena_copy(struct arena_copy *copy, const struct gpu_place *p, void *to, const void *from, uint64_t bytes)

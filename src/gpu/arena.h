@@ -295,10 +295,10 @@ static inline bool arena_is_own(const struct arenas *c, weft_gaddr a)
 bool arena_owns(struct arenas *c, const void *p);
 void arena_gpu_opened(struct arenas *c, const struct gpu_place *place); /* gives the GPU's kernels access to all arenas */
 void arena_gpu_closed(struct arenas *c, const struct gpu_place *place); /* removes the GPU from all arenas */
-/* Closes the arenas of the GPU with this table (gpu_place.table). Returns false if operations are still under way at the deadline; the
- * arenas that they use stay until arena_free_all(). */
-bool arena_close_all(struct arenas *c, const void *table, int64_t deadline);
-void arena_free_all(struct arenas *c);
+/* Closes the arenas of the GPU with this table (gpu_place.table). The memory of an arena stays until arena_free_all() if operations on it
+ * are still under way at the deadline, and without `quiet`. Returns false if some memory stays. */
+bool arena_close_all(struct arenas *c, const void *table, bool quiet, int64_t deadline);
+void arena_free_all(struct arenas *c, bool quiet);        /* without `quiet` the memory is never freed */
 void arena_refuse(struct arenas *c, struct gpu_arena *a); /* allows no new operation on the arena */
 /* waits until no operation uses the arena; returns false if some still do at the deadline */
 bool arena_unused(struct arenas *c, struct gpu_arena *a, int64_t deadline);
@@ -314,10 +314,11 @@ bool share_step(struct arenas *c); /* takes a step, on the carrier thread; retur
 /* Maps those arenas of other nodes of this host that are not mapped yet. Call this after a GPU was opened. Call it also after a GPU was
  * closed, if another GPU is open. */
 void share_open(struct arenas *c, bool wait);
-bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline); /* returns false as arena_close_all() does */
+/* Removes the GPU's mappings. `quiet` and the result are as in arena_close_all(). */
+bool share_close(struct arenas *c, const struct gpu_place *place, bool quiet, int64_t deadline);
 /* Returns in words how this node reaches the memory of that node's GPUs. `why` gets the reason. */
 const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room);
-void share_free(struct arenas *c);
+void share_free(struct arenas *c, bool quiet);
 
 /* --- stage.c --- */
 /* Returns NULL if no slot is free now or, if `*why` is not 0, an error has happened */

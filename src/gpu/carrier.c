@@ -357,13 +357,13 @@ void gpu_arenas_leave(struct arenas *c)
     atomic_store_explicit(&c->leaving, true, memory_order_relaxed);
 }
 
-bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
+bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, bool quiet, int64_t deadline)
 {
     if (!place->listed)
         return true; /* the GPU was not opened completely, and has no arenas */
     view_end(c, place);
-    bool all = share_close(c, place, deadline);
-    all &= arena_close_all(c, place->table, deadline);
+    bool all = share_close(c, place, quiet, deadline);
+    all &= arena_close_all(c, place->table, quiet, deadline);
     arena_gpu_closed(c, place);
     view_unlist(c, place);
     if (!atomic_load_explicit(&c->leaving, memory_order_relaxed) && atomic_load_explicit(&c->other, memory_order_relaxed))
@@ -382,15 +382,15 @@ void gpu_arenas_end(struct arenas *c)
         pthread_join(c->thread, NULL);
 }
 
-void gpu_arenas_free(struct arenas *c)
+void gpu_arenas_free(struct arenas *c, bool quiet)
 {
     if (!c)
         return;
     c->w->arenas = NULL;
     owner_free(c);
     job_free(c);
-    share_free(c);
-    arena_free_all(c);
+    share_free(c, quiet);
+    arena_free_all(c, quiet);
     pthread_rwlock_destroy(&c->table_lock);
     pthread_mutex_destroy(&c->start_lock);
     pthread_mutex_destroy(&c->gpus_lock);

@@ -131,11 +131,18 @@ struct registered {
 static pthread_mutex_t registered_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct registered *registered;
 
+/* Finds the pointer to the entry of that memory; it points to NULL if there is none. */
+static struct registered **registered_at(const void *memory)
+{
+    struct registered **at = &registered;
+    while (*at && (*at)->memory != memory)
+        at = &(*at)->next;
+    return at;
+}
+
 static int cuda_register(struct cuda_device *d, void *memory, size_t bytes)
 {
-    struct registered *r = registered;
-    while (r && r->memory != memory)
-        r = r->next;
+    struct registered *r = *registered_at(memory);
     if (!r) {
         r = malloc(sizeof *r);
         if (!r)
@@ -156,9 +163,7 @@ static int cuda_register(struct cuda_device *d, void *memory, size_t bytes)
 
 static void cuda_unregister(struct cuda_device *d, void *memory)
 {
-    struct registered **at = &registered, *r;
-    while ((r = *at) && r->memory != memory)
-        at = &r->next;
+    struct registered **at = registered_at(memory), *r = *at;
     if (!r || --r->users)
         return;
     *at = r->next;
@@ -170,6 +175,18 @@ static void cuda_detach(void *device, void *memory)
 {
     pthread_mutex_lock(&registered_lock);
     cuda_unregister(device, memory);
+    pthread_mutex_unlock(&registered_lock);
+}
+
+/* The memory stays registered. If other memory gets the same address later, the driver refuses to register that memory. */
+static void cuda_forget(void *device, void *memory)
+{
+    (void)device;
+    pthread_mutex_lock(&registered_lock);
+    struct registered **at = registered_at(memory), *r = *at;
+    if (r)
+        *at = r->next;
+    free(r);
     pthread_mutex_unlock(&registered_lock);
 }
 
@@ -205,6 +222,7 @@ static int cuda_check(void *device)
  */
 struct cuda_idle {
     void *context;
+    int code;               /* the call's result; valid when `state` is CUDA_ENDED */
     _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; the one that is later frees the structure */
 };
 enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
@@ -212,7 +230,7 @@ enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
 static void *cuda_wait(void *arg)
 {
     struct cuda_idle *i = arg;
-    (void)WITHIN(i, cuda->cuCtxSynchronize()); /* an error: the GPU has failed, so that nothing runs on it */
+    i->code = WITHIN(i, cuda->cuCtxSynchronize());
     if (atomic_exchange_explicit(&i->state, CUDA_ENDED, memory_order_acq_rel) == CUDA_LEFT)
         free(i);
     return NULL;
@@ -238,8 +256,12 @@ static int cuda_idle(void *device, int64_t deadline)
         return base_fail(-ETIMEDOUT, "kernels of the GPU still run");
     }
     pthread_join(thread, NULL);
+    int code = i->code;
     free(i);
-    return 0;
+    if (code && cuda_check(device))
+        return 0; /* the GPU has failed, so that nothing runs on it */
+    /* The driver refuses the call while another thread captures a graph. */
+    return cuda_failed(code, "waiting for the kernels of the GPU");
 }
 
 static int cuda_alloc(void *device, size_t bytes, void **memory)
@@ -475,6 +497,7 @@ const struct gpu_backend gpu_cuda = {
     .close = cuda_close,
     .attach = cuda_attach,
     .detach = cuda_detach,
+    .forget = cuda_forget,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .fill = cuda_fill,

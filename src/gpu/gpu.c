@@ -11,12 +11,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LAST_WAIT_NS WEFT_SECOND /* how long a node that is being closed waits for kernels that did not end at the deadline */
+#define LAST_WAIT_NS WEFT_SECOND     /* how long a node that is being closed waits for kernels that did not end at the deadline */
+#define ENDING_NS    (100 * WEFT_MS) /* how long kernels may take to end after their waits have ended, also after the deadline */
 #define CONFIG_FIRST (offsetof(weft_gpu_config, slots) + sizeof((weft_gpu_config *)0)->slots)
 
 /* The open GPUs of this process. Before a handle is used, it is looked up in this list, because closing a GPU frees its handle. */
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static weft_gpu *open_gpus;
+static weft_gpu *kept_gpus; /* GPUs of closed nodes whose kernels may still run; also protected by open_lock */
 
 /* --- closing --- */
 
@@ -35,6 +37,14 @@ static void gpu_detach(weft_gpu *g)
     g->notice_attached = false;
 }
 
+/* For a GPU whose kernels may still run, although its node's pools will be unmapped. */
+static void gpu_forget_pools(const weft_gpu *g)
+{
+    for (uint32_t i = 0; g->backend->forget && i < g->nodes; i++)
+        if (g->pool_attached[i])
+            g->backend->forget(g->device, g->pool_attached[i]);
+}
+
 static void gpu_close_device(weft_gpu *g)
 {
     if (g->own)
@@ -45,27 +55,36 @@ static void gpu_close_device(weft_gpu *g)
     g->opened = false;
 }
 
-/* Waits until the kernels of the GPU have ended; false: the deadline has passed. Their waits end by the notice, and kernels of persistent
- * workers end because the workers are closed. */
+/* Waits until the kernels of the GPU have ended; false: the deadline has passed, or the back end cannot tell. Their waits end by the
+ * notice, and kernels of persistent workers end because the workers are closed. */
 static bool gpu_ended(weft_gpu *g, int64_t deadline)
 {
+    int64_t least = base_now_ns() + ENDING_NS;
+    deadline = deadline > least ? deadline : least;
     while (atomic_load_explicit(&g->running, memory_order_acquire)) { /* pairs with the release in weft_gpu_run() */
         if (base_now_ns() >= deadline)
             return false;
         base_sleep_ns(100 * WEFT_US);
     }
-    return !g->shown || !g->backend->idle || g->backend->idle(g->device, deadline) == 0;
+    int rc = g->shown && g->backend->idle ? g->backend->idle(g->device, deadline) : 0;
+    if (rc && rc != -ETIMEDOUT)
+        base_log(BASE_LOG_WARN, "kernels of the GPU %s may still run: %s", g->backend->name, base_error());
+    return rc == 0;
+}
+
+/* Waits for the kernels of all GPUs of a list. False: some kernels still run. */
+static bool all_ended(weft_gpu *list, int64_t deadline)
+{
+    bool all = true;
+    for (weft_gpu *g = list; g; g = g->next) {
+        g->ended = g->ended || gpu_ended(g, deadline);
+        all &= g->ended;
+    }
+    return all;
 }
 
 static void dismantle(weft_gpu *g)
 {
-    if (g->opened && !gpu_ended(g, base_now_ns() + LAST_WAIT_NS)) {
-        base_log(BASE_LOG_ERROR,
-                 "a kernel of the GPU %s still runs although its node is closed, so its memory is not freed; wait for the "
-                 "kernels before weft_close()",
-                 g->backend->name);
-        return;
-    }
     gpu_work_free(&g->workers);
     gpu_detach(g);
     gpu_close_device(g);
@@ -81,34 +100,38 @@ static void dismantle(weft_gpu *g)
     free(g);
 }
 
-/* Ends all use of the GPU by its kernels, its serving thread and the device. False: a kernel still runs, or operations are under way that
- * use the device or its rings. */
-static bool gpu_shut(weft_gpu *g, int64_t deadline)
+/* Ends the waits of the GPU's kernels. */
+static void gpu_end_waits(weft_gpu *g, int64_t deadline)
 {
-    gpu_work_end(&g->workers);
+    gpu_work_end(&g->workers, deadline);
     if (g->notice)
         atomic_store_explicit(g->notice, 1, memory_order_release); /* pairs with weft_device_late() */
-    bool ended = gpu_ended(g, deadline);
+}
+
+/* Ends all use of the GPU by its serving thread and the device. `quiet`: no kernel uses its arenas any more. False: a kernel still runs, or
+ * operations are under way that use the device or its rings. */
+static bool gpu_shut(weft_gpu *g, bool quiet, int64_t deadline)
+{
     pthread_mutex_lock(&g->server_lock);
     struct gpu_server *server = g->server;
     g->server = NULL;
     pthread_mutex_unlock(&g->server_lock);
     bool done = !server || gpu_serve_end(server, deadline);
     gpu_tasks_end(&g->workers);
-    bool arenas = !g->place.table || gpu_arenas_close(gpu_arenas_of(g->w), &g->place, deadline);
-    if (ended) {
+    bool arenas = !g->place.table || gpu_arenas_close(gpu_arenas_of(g->w), &g->place, quiet, deadline);
+    if (g->ended) {
         gpu_work_free(&g->workers);
         gpu_detach(g);
     }
-    if (ended && arenas)
+    if (g->ended && arenas)
         gpu_close_device(g);
-    return ended && done && arenas;
+    return g->ended && done && arenas;
 }
 
-static void close_one(weft_gpu *g, int64_t deadline)
+static void close_one(weft_gpu *g, bool quiet, int64_t deadline)
 {
     struct gpus *all = g->w->gpus;
-    if (gpu_shut(g, deadline)) {
+    if (gpu_shut(g, quiet, deadline)) {
         dismantle(g);
         return;
     }
@@ -143,17 +166,23 @@ static bool gpu_delist(const weft_gpu *g)
     return found;
 }
 
-/* Removes one of the node's GPUs from the list, so that it counts as closed. NULL: the list has no GPU of the node. */
-static weft_gpu *gpu_take(const struct weft_node *w)
+/* Moves the node's GPUs from the list to a list of their own, so that they count as closed. */
+static weft_gpu *gpu_take_all(const struct weft_node *w)
 {
+    weft_gpu *taken = NULL, **end = &taken, **at = &open_gpus, *g;
     pthread_mutex_lock(&open_lock);
-    weft_gpu **at = &open_gpus, *g;
-    while ((g = *at) && g->w != w)
-        at = &g->next;
-    if (g)
+    while ((g = *at)) {
+        if (g->w != w) {
+            at = &g->next;
+            continue;
+        }
         *at = g->next;
+        g->next = NULL;
+        *end = g;
+        end = &g->next;
+    }
     pthread_mutex_unlock(&open_lock);
-    return g;
+    return taken;
 }
 
 int weft_gpu_close(weft_gpu *g)
@@ -164,25 +193,68 @@ int weft_gpu_close(weft_gpu *g)
         return base_fail(-EDEADLK, "weft_gpu_close() must not be called from a handler: call it in another thread");
     if (!gpu_delist(g))
         return base_fail(-EINVAL, "weft_gpu_close(): this GPU is closed already; close each GPU once");
-    close_one(g, fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT));
+    int64_t deadline = fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
+    gpu_end_waits(g, deadline);
+    g->ended = gpu_ended(g, deadline);
+    close_one(g, g->ended, deadline);
     return 0;
 }
 
 void gpu_leave(struct weft_node *w)
 {
-    if (w->gpus)
-        gpu_arenas_leave(gpu_arenas_of(w));
-    for (weft_gpu *g; (g = gpu_take(w));)
-        close_one(g, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
+    if (!w->gpus)
+        return;
+    gpu_arenas_leave(gpu_arenas_of(w));
+    weft_gpu *taken = gpu_take_all(w);
+    int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
+    /* first of all GPUs, because two handles may be for the same GPU, and each waits for the kernels of both */
+    for (weft_gpu *g = taken; g; g = g->next)
+        gpu_end_waits(g, deadline);
+    bool quiet = all_ended(taken, deadline);
+    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* these have had their time when they were closed */
+    for (weft_gpu *g; (g = taken);) {
+        taken = g->next;
+        close_one(g, quiet, deadline);
+    }
+}
+
+/* Called before the links are closed, because that unmaps the pools of other nodes, which must be unregistered first. */
+static void last_wait(struct weft_node *w, void *arg)
+{
+    const struct gpus *all = arg;
+    (void)w;
+    if (!all_ended(all->left, base_now_ns() + LAST_WAIT_NS))
+        base_log(BASE_LOG_ERROR, "a kernel of a GPU still runs although its node is closed, so the memory of the node's GPUs is not freed; "
+                                 "wait for the kernels before weft_close()");
+    for (weft_gpu *g = all->left; g; g = g->next) {
+        if (!g->ended) {
+            gpu_forget_pools(g);
+            continue;
+        }
+        gpu_work_free(&g->workers);
+        gpu_detach(g);
+    }
+}
+
+/* Keeps a GPU for ever. */
+static void gpu_keep(weft_gpu *g)
+{
+    pthread_mutex_lock(&open_lock);
+    g->next = kept_gpus;
+    kept_gpus = g;
+    pthread_mutex_unlock(&open_lock);
 }
 
 static void free_all(struct weft_node *w, void *arg)
 {
     struct gpus *all = arg;
-    gpu_arenas_free(all->arenas);
+    bool ended = true;
+    for (const weft_gpu *g = all->left; g; g = g->next)
+        ended &= g->ended;
+    gpu_arenas_free(all->arenas, ended);
     for (weft_gpu *g; (g = all->left);) {
         all->left = g->next;
-        dismantle(g);
+        ended ? dismantle(g) : gpu_keep(g);
     }
     pthread_mutex_destroy(&all->lock);
     free(all);
@@ -204,7 +276,7 @@ int gpu_open(struct weft_node *w)
     w->gpus = all;
     int rc = gpu_arenas_new(w, &all->arenas);
     if (!rc)
-        rc = fab_hook(w, &(struct fab_hook){.free = free_all, .arg = all});
+        rc = fab_hook(w, &(struct fab_hook){.close = last_wait, .free = free_all, .arg = all});
     if (rc)
         free_all(w, all);
     return rc;
@@ -405,7 +477,8 @@ int weft_gpu_open(weft_node *w, const weft_gpu_config *config, weft_gpu **out)
     pthread_mutex_init(&g->server_lock, NULL);
     rc = open_one(g, &c);
     if (rc) {
-        close_one(g, 0);
+        g->ended = true; /* no kernel has begun */
+        close_one(g, true, 0);
         return rc;
     }
     g->shown = true;

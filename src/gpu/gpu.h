@@ -63,13 +63,16 @@ struct gpu_backend {
     /* Lets kernels access memory of this process. `*there` becomes the memory's address for kernels. */
     int (*attach)(void *device, void *memory, size_t bytes, uint64_t *there);
     void (*detach)(void *device, void *memory); /* no kernel may use the memory any more */
+    /* Call this instead of detach() for memory that kernels may still use, before its addresses become invalid. May be NULL. */
+    void (*forget)(void *device, void *memory);
     /* Allocates zeroed memory of the device. */
     int (*alloc)(void *device, size_t bytes, void **memory);
     void (*free)(void *device, void *memory);
     int (*fill)(void *device, void *to, const void *from, size_t bytes); /* copies to the device */
     int (*check)(void *device); /* checks whether the device still works; may be NULL: it always works */
     /* Waits until no kernel that this process has started runs on the device. 0: none runs, or the device has failed, so that none can.
-     * -ETIMEDOUT: some still run at the deadline. May be NULL: run() and run_text() start all kernels, and return when these have ended. */
+     * -ETIMEDOUT: some still run at the deadline. Another error: some may still run. May be NULL: run() and run_text() start all kernels,
+     * and return when these have ended. */
     int (*idle)(void *device, int64_t deadline);
     /* memory_open() allocates out->bytes for an arena, or returns -ENOMEM if the GPU has too little memory. memory_import() maps another
      * process's memory from a descriptor, which the caller closes. */
@@ -159,11 +162,12 @@ void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_ga
  * possible. Sets place->number. */
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place);
 void gpu_arenas_leave(struct arenas *c); /* the node is being closed: all its GPUs are closed now */
-/* Closes the arenas of that GPU. Returns false if operations on some of them are still under way, and need the GPU until
- * gpu_arenas_free(). */
-bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, int64_t deadline);
-void gpu_arenas_end(struct arenas *c);  /* ends the carrier thread */
-void gpu_arenas_free(struct arenas *c); /* call it after all threads of weft have ended and the links are closed */
+/* Closes the arenas of that GPU. `quiet`: no kernel uses them any more; otherwise their memory stays. Returns false if some memory stays,
+ * or operations on it are still under way: these need the GPU until gpu_arenas_free(). */
+bool gpu_arenas_close(struct arenas *c, const struct gpu_place *place, bool quiet, int64_t deadline);
+void gpu_arenas_end(struct arenas *c); /* ends the carrier thread */
+/* Call it after all threads of weft have ended and the links are closed. Without `quiet` the memory of the arenas is never freed. */
+void gpu_arenas_free(struct arenas *c, bool quiet);
 
 /* --- work.c and work_open.c --- */
 #define GPU_WORKERS_MAX 64u
@@ -193,7 +197,9 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q);
 /* Called by the serving thread before gpu_work_done(): if the request at `slot` completes a task, prefetches this node's entry for the
  * task. */
 void gpu_work_fetch(struct gpu_workers *all, const struct gpu_ring *r, uint64_t slot);
-void gpu_work_end(struct gpu_workers *all);  /* closes the open workers; kernels and the serving thread may still be running */
+/* Closes the open workers. At the deadline, tasks that are not done go back to their queues. Kernels and the serving thread may still be
+ * running. */
+void gpu_work_end(struct gpu_workers *all, int64_t deadline);
 void gpu_work_free(struct gpu_workers *all); /* frees the workers, after kernels and the serving thread have ended */
 
 /* --- tasks.c --- */

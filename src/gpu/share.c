@@ -362,25 +362,25 @@ static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu
     return held;
 }
 
-/* Removes a mapping that belongs to the GPU. Returns false if the mapping is in use. */
-static bool share_leave(struct arenas *c, struct arena_other *o, const struct gpu_place *place, int64_t deadline)
+/* Removes a mapping that belongs to the GPU. Returns false if the mapping is in use, by operations or (without `quiet`) by kernels. */
+static bool share_leave(struct arenas *c, struct arena_other *o, const struct gpu_place *place, bool quiet, int64_t deadline)
 {
     if (!share_hold(c, o, place))
         return true;
     bool unused = arena_unused(c, &o->arena, deadline);
     view_hide(c, &o->arena);
     pthread_mutex_lock(&c->share_lock);
-    if (unused)
+    o->lost = !unused || !quiet;
+    if (!o->lost)
         share_unmap(c, o);
-    o->lost = !unused;
     pthread_mutex_unlock(&c->share_lock);
     if (!unused)
         base_log(BASE_LOG_WARN, "a GPU was closed while operations on another node's arena were under way, so that arena stays mapped "
                                 "until this node is closed; wait for operations before you close");
-    return unused;
+    return unused && quiet;
 }
 
-bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadline)
+bool share_close(struct arenas *c, const struct gpu_place *place, bool quiet, int64_t deadline)
 {
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_acquire);
     struct gpu_place other;
@@ -392,7 +392,7 @@ bool share_close(struct arenas *c, const struct gpu_place *place, int64_t deadli
     pthread_mutex_unlock(&c->share_lock);
     /* without share_lock, because share_leave() may wait, and other threads need the lock in the meantime */
     for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
-        free &= share_leave(c, &all[i], place, deadline);
+        free &= share_leave(c, &all[i], place, quiet, deadline);
     return free;
 }
 
@@ -447,7 +447,7 @@ const char *share_way(struct arenas *c, uint32_t node, char *why, size_t room)
     return node == c->w->rank ? "own" : mapped ? "mapped" : "staged";
 }
 
-void share_free(struct arenas *c)
+void share_free(struct arenas *c, bool quiet)
 {
     if (c->share_place >= 0)
         close(c->share_place);
@@ -455,7 +455,7 @@ void share_free(struct arenas *c)
         close(c->share_came);
     struct arena_other *all = atomic_load_explicit(&c->other, memory_order_relaxed);
     for (uint32_t i = 0; all && i < c->w->founders * ARENA_SPACES; i++)
-        if (all[i].lost)
+        if (all[i].lost && quiet)
             all[i].arena.place.backend->memory_close(all[i].arena.place.device, &all[i].arena.memory);
     free(all);
 }

@@ -162,25 +162,32 @@ int gpu_work_open(struct gpu_workers *all, weft_queue *q, const weft_gpu_worker_
     return rc;
 }
 
-/* Closes the worker. False: it was closed already. */
-static bool work_close(weft_gpu_worker *k)
+/* Begins to close the worker. False: it was closed already. */
+static bool work_close(weft_gpu_worker *k, int64_t deadline)
 {
     pthread_mutex_lock(&k->all->lock);
     bool open = k->open;
     k->open = false;
     pthread_mutex_unlock(&k->all->lock);
-    if (open) {
-        atomic_store_explicit(&k->until, fab_timeout(k->all->w, WEFT_TIMEOUT_DEFAULT), memory_order_release);
-        pthread_join(k->thread, NULL);
-        work_end_second(k);
-    }
+    if (open)
+        atomic_store_explicit(&k->until, deadline, memory_order_release);
     return open;
 }
 
-void gpu_work_end(struct gpu_workers *all)
+static void work_join(weft_gpu_worker *k)
 {
+    pthread_join(k->thread, NULL);
+    work_end_second(k);
+}
+
+void gpu_work_end(struct gpu_workers *all, int64_t deadline)
+{
+    bool open[GPU_WORKERS_MAX];
     for (uint32_t i = 0; i < all->count; i++)
-        (void)work_close(atomic_load_explicit(&all->worker[i], memory_order_relaxed));
+        open[i] = work_close(atomic_load_explicit(&all->worker[i], memory_order_relaxed), deadline);
+    for (uint32_t i = 0; i < all->count; i++)
+        if (open[i])
+            work_join(atomic_load_explicit(&all->worker[i], memory_order_relaxed));
 }
 
 void gpu_work_free(struct gpu_workers *all)
@@ -201,7 +208,10 @@ int weft_gpu_worker_close(weft_gpu_worker *k)
         return 0;
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_worker_close() must not be called from a handler: call it in another thread");
-    return work_close(k) ? 0 : base_fail(-EINVAL, "weft_gpu_worker_close(): this worker is closed already; close each worker once");
+    if (!work_close(k, fab_timeout(k->all->w, WEFT_TIMEOUT_DEFAULT)))
+        return base_fail(-EINVAL, "weft_gpu_worker_close(): this worker is closed already; close each worker once");
+    work_join(k);
+    return 0;
 }
 
 int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out, size_t bytes)
