@@ -4,7 +4,8 @@
  * driver, as libcuda.so.1 (LD_LIBRARY_PATH). A GPU's memory has addresses that the processor cannot access.
  *
  * FAKE_CUDA is a list of words: gpus=N (default 1), init=CODE (the result of cuInit()), full (no memory), no-dmabuf, no-rdma, ordered=N
- * (an attribute), deaf (writes nothing), no-register=N (from then on, registration number N of memory fails), trap (a kernel has trapped).
+ * (an attribute), deaf (writes nothing), no-register=N (from then on, registration number N of memory fails), trap (a kernel has trapped),
+ * capture (a thread captures a graph).
  * A test that finds fakeSay() with dlsym() can change the words later, and play a kernel with fakeStart().
  * Compiled with FAKE_CUDA_OLD it lacks the functions that drivers before CUDA 10.2 lack.
  */
@@ -21,7 +22,17 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, ALREADY = 712, NOT_REGISTERED = 713, TRAPPED = 719, NOT_SUPPORTED = 801 };
+enum {
+    OK = 0,
+    INVALID = 1,
+    NO_MEMORY = 2,
+    NO_DEVICE = 100,
+    ALREADY = 712,
+    NOT_REGISTERED = 713,
+    TRAPPED = 719,
+    NOT_SUPPORTED = 801,
+    CAPTURES = 900
+};
 enum { PIECES = 256, PAGE = 4096 };
 
 typedef unsigned long long ptr;
@@ -197,6 +208,15 @@ FAKE(fakeRegistered(const void *memory))
     return is;
 }
 
+FAKE(fakeMapped(const void *memory)) /* of a GPU */
+{
+    pthread_mutex_lock(&lock);
+    struct piece *m = piece_at(memory);
+    bool is = m && m->view;
+    pthread_mutex_unlock(&lock);
+    return is;
+}
+
 /* --- the driver --- */
 
 FAKE(cuInit(unsigned flags))
@@ -281,6 +301,8 @@ FAKE(cuCtxPopCurrent_v2(void **context))
 }
 FAKE(cuCtxSynchronize(void))
 {
+    if (word("capture", 0))
+        return CAPTURES;
     while (!word("trap", 0) && atomic_load(&running))
         usleep(1000);
     return word("trap", 0) ? TRAPPED : OK;
@@ -305,6 +327,11 @@ FAKE(cuMemHostUnregister(void *memory))
     pthread_mutex_lock(&lock);
     struct piece *m = piece_at(memory);
     int code = m && m->at == memory && !m->view ? OK : NOT_REGISTERED;
+    unsigned char in[1];
+    if (code == OK && mincore(memory, PAGE, in)) {
+        fputs("fake CUDA: memory was unmapped before it was unregistered\n", stderr);
+        abort();
+    }
     if (code == OK)
         m->used = false;
     pthread_mutex_unlock(&lock);

@@ -21,6 +21,7 @@ static struct driver {
     int (*say)(const char *words);
     int (*start)(void (*kernel)(void *), void *arg);
     int (*registered)(const void *memory);
+    int (*mapped)(const void *memory);
     int (*copy)(unsigned long long to, unsigned long long from, size_t bytes, void *stream);
 } driver;
 
@@ -38,6 +39,7 @@ static void driver_open(void)
     find(library, "fakeSay", &driver.say);
     find(library, "fakeStart", &driver.start);
     find(library, "fakeRegistered", &driver.registered);
+    find(library, "fakeMapped", &driver.mapped);
     find(library, "cuMemcpyAsync", &driver.copy);
 }
 
@@ -58,14 +60,27 @@ static weft_gpu *open_gpu(weft_node *w)
 
 struct waits {
     weft_device d;
-    const void *pool;
-    _Atomic bool go_on; /* the kernel may end */
+    weft_gaddr page, cell; /* memory in the pool and in an arena */
+    const void *pool[2];   /* the page here, and that of the other node; NULL: none */
+    const void *arena[2];  /* the same for the cell, for kernels */
+    _Atomic bool go_on;    /* the kernel may end */
     _Atomic uint32_t begun, held, ended;
 };
 
 static bool has_memory(const struct waits *k)
 {
-    return driver.registered(k->d.notice) && driver.registered(k->pool);
+    bool all = driver.registered(k->d.notice);
+    for (int i = 0; i < 2; i++)
+        all &= (!k->pool[i] || driver.registered(k->pool[i])) && (!k->arena[i] || driver.mapped(k->arena[i]));
+    return all;
+}
+
+static bool has_none(const struct waits *k)
+{
+    bool any = driver.registered(k->d.notice);
+    for (int i = 0; i < 2; i++)
+        any |= (k->pool[i] && driver.registered(k->pool[i])) || (k->arena[i] && driver.mapped(k->arena[i]));
+    return !any;
 }
 
 /* Waits until weft ends its wait, and then takes some time to end. */
@@ -85,16 +100,31 @@ static void wait_for_ever(void *arg)
     atomic_store(&k->ended, 1);
 }
 
-static weft_gpu *gpu_with_kernel(weft_node *w, struct waits *k)
+static weft_gpu *gpu_with_arena(weft_node *w, struct waits *k)
 {
-    weft_gaddr page;
+    uint32_t space;
     weft_gpu *g = open_gpu(w);
-    OK(weft_alloc(w, 64, &page));
-    k->pool = weft_ptr(w, page, 64);
+    OK(weft_alloc(w, 64, &k->page));
+    OK(weft_gpu_arena(g, 1u << 20, &space));
+    OK(weft_gpu_alloc(g, space, 64, &k->cell));
+    k->pool[0] = weft_ptr(w, k->page, 64);
+    k->arena[0] = weft_gpu_ptr(g, k->cell, 64);
+    CHECK(k->pool[0] && k->arena[0]);
     weft_gpu_device_copy(g, &k->d, sizeof k->d);
+    return g;
+}
+
+static void start_waiting(struct waits *k)
+{
     OK(driver.start(wait_for_ever, k));
     wait_for(&k->begun, 1);
     CHECK(has_memory(k));
+}
+
+static weft_gpu *gpu_with_kernel(weft_node *w, struct waits *k)
+{
+    weft_gpu *g = gpu_with_arena(w, k);
+    start_waiting(k);
     return g;
 }
 
@@ -114,7 +144,7 @@ static int closes(int rank, void *arg)
     else
         OK(weft_close(w));
     CHECK(now_ns() - began < 20 * WEFT_SECOND); /* much less than the deadline, which is 30 s */
-    CHECK(k.ended && k.held && !driver.registered(k.d.notice));
+    CHECK(k.ended && k.held && !driver.registered(k.d.notice) && !driver.mapped(k.arena[0]));
     if (*(bool *)arg)
         OK(weft_close(w));
     return 0;
@@ -127,34 +157,136 @@ static void test_closes(void **state)
         assert_int_equal(processes_failed(1, closes, &(bool){gpu}), 0);
 }
 
-/* A kernel that runs on keeps its memory until the node is closed. */
-static int too_long(int rank, void *arg)
+/* Two handles of one GPU: the kernels of both must get the notice before the node waits for one of them. */
+static int two_handles(int rank, void *arg)
 {
     (void)rank, (void)arg;
     weft_node *w;
-    struct waits k = {.go_on = false};
+    struct waits a = {.go_on = true}, b = {.go_on = true};
+    driver_open();
+    setenv("WEFT_POOL", "16M", 0);
+    setenv("WEFT_SIZE", "1", 1);
+    OK(weft_open(&w, NULL));
+    (void)gpu_with_kernel(w, &a);
+    (void)gpu_with_kernel(w, &b);
+    int64_t began = now_ns();
+    OK(weft_close(w));
+    CHECK(now_ns() - began < 20 * WEFT_SECOND);
+    CHECK(a.ended && a.held && b.ended && b.held && has_none(&a) && has_none(&b));
+    return 0;
+}
+
+static void test_two_handles(void **state)
+{
+    (void)state;
+    assert_int_equal(processes_failed(1, two_handles, NULL), 0);
+}
+
+/* --- a kernel runs on --- */
+
+static weft_node *open_alone(void)
+{
+    weft_node *w;
     driver_open();
     setenv("WEFT_POOL", "16M", 0);
     setenv("WEFT_SIZE", "1", 1);
     setenv("WEFT_DEADLINE", "5s", 1);
     setenv("WEFT_LOG", "error", 1);
     OK(weft_open(&w, NULL));
+    return w;
+}
+
+static void let_end(struct waits *k)
+{
+    atomic_store(&k->go_on, true);
+    wait_for(&k->ended, 1);
+    CHECK(k->held);
+}
+
+/* The kernel keeps its memory until the node is closed, also if the driver does not wait because a thread captures a graph. */
+static int too_long(int rank, void *arg)
+{
+    (void)rank;
+    bool captures = *(bool *)arg;
+    weft_node *w = open_alone();
+    struct waits k = {.go_on = false};
     weft_gpu *g = gpu_with_kernel(w, &k);
     int64_t began = now_ns();
+    driver.say(captures ? "capture" : "");
     OK(weft_gpu_close(g));
-    CHECK(now_ns() - began >= 5 * WEFT_SECOND && !k.ended && has_memory(&k));
-    atomic_store(&k.go_on, true);
-    wait_for(&k.ended, 1);
-    CHECK(k.held);
+    CHECK((captures || now_ns() - began >= 5 * WEFT_SECOND) && !k.ended && has_memory(&k));
+    driver.say("");
+    let_end(&k);
     OK(weft_close(w));
-    CHECK(!driver.registered(k.d.notice));
+    CHECK(has_none(&k));
+    OK(weft_open(&w, NULL)); /* everything can be registered again */
+    struct waits again = {.go_on = true};
+    OK(weft_gpu_close(gpu_with_kernel(w, &again)));
+    OK(weft_close(w));
+    CHECK(again.held && has_none(&again));
     return 0;
 }
 
 static void test_too_long(void **state)
 {
     (void)state;
-    assert_int_equal(processes_failed(1, too_long, NULL), 0);
+    for (int captures = 0; captures < 2; captures++)
+        assert_int_equal(processes_failed(1, too_long, &(bool){captures}), 0);
+}
+
+/* The same with memory of another node: the driver for tests checks that the other node's pool is unregistered before it is unmapped. */
+static void node_too_long(weft_node *w, void *arg)
+{
+    (void)arg;
+    uint32_t other = 1 - weft_rank(w);
+    static struct waits k;
+    driver_open();
+    weft_gpu *g = gpu_with_arena(w, &k);
+    OK(weft_barrier(w, patience_ns(60)));
+    k.pool[1] = weft_ptr(w, on_node(k.page, other), 64);
+    k.arena[1] = weft_gpu_ptr(g, on_node(k.cell, other), 64);
+    CHECK(k.pool[1] && k.arena[1]);
+    OK(weft_barrier(w, patience_ns(60)));
+    start_waiting(&k);
+    OK(weft_gpu_close(g));
+    CHECK(!k.ended && has_memory(&k));
+    let_end(&k);
+}
+
+static void test_nodes_too_long(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, node_too_long, NULL, (const char *const[]){"WEFT_DEADLINE=5s", "WEFT_LOG=error", NULL}), 0);
+}
+
+/* A kernel that runs when its node is closed keeps its memory for ever. A pool of a later node must not pass for this memory. */
+static int for_ever(int rank, void *arg)
+{
+    (void)rank, (void)arg;
+    weft_node *w = open_alone();
+    static struct waits k;
+    weft_gaddr page;
+    weft_gpu *g;
+    (void)gpu_with_kernel(w, &k);
+    OK(weft_close(w));
+    CHECK(!k.ended && has_memory(&k));
+    OK(weft_open(&w, NULL));
+    OK(weft_alloc(w, 64, &page));
+    int rc = try_open(w, "cuda:0", &g);
+    if (rc)
+        CHECK(rc == -EIO && strstr(weft_error(), "the GPU cannot use the pool of node"));
+    else
+        CHECK(weft_ptr(w, page, 64) != k.pool[0]);
+    let_end(&k);
+    OK(weft_close(w));
+    CHECK(has_memory(&k));
+    return 0;
+}
+
+static void test_for_ever(void **state)
+{
+    (void)state;
+    assert_int_equal(processes_failed(1, for_ever, NULL), 0);
 }
 
 /* --- memory that cannot be registered --- */
@@ -238,7 +370,7 @@ static void test_full(void **state)
     assert_int_equal(nodes_failed(1, node_full, NULL), 0);
 }
 
-/* --- a kernel traps while its worker has tasks --- */
+/* --- workers have tasks that no block does --- */
 
 static weft_gpu_worker_stats worker_stats(weft_gpu_worker *k)
 {
@@ -246,6 +378,37 @@ static weft_gpu_worker_stats worker_stats(weft_gpu_worker *k)
     OK(weft_gpu_worker_stat(k, &s, sizeof s));
     return s;
 }
+
+/* Closing their GPU waits for all workers together until the deadline. */
+static void node_idle(weft_node *w, void *arg)
+{
+    (void)arg;
+    enum { WORKERS = 4, EACH = 2 };
+    weft_queue *q;
+    weft_gpu_worker *k[WORKERS];
+    weft_gpu_worker_config config = {.bytes = sizeof config, .ahead = EACH, .task_ns = 600 * WEFT_SECOND};
+    weft_task tasks[WORKERS * EACH] = {{.tag = 0}};
+    driver_open();
+    OK(weft_queue_open(w, "idle", NULL, &q));
+    weft_gpu *g = open_gpu(w);
+    for (int i = 0; i < WORKERS; i++)
+        OK(weft_gpu_worker_open(g, q, &config, &k[i]));
+    CHECK(weft_submit(q, tasks, WORKERS * EACH, NULL, WEFT_TIMEOUT_DEFAULT) == WORKERS * EACH);
+    for (int i = 0; i < WORKERS; i++)
+        while (worker_stats(k[i]).claimed < EACH)
+            usleep(1000);
+    int64_t began = now_ns();
+    OK(weft_gpu_close(g));
+    CHECK(now_ns() - began >= 5 * WEFT_SECOND && now_ns() - began < 15 * WEFT_SECOND);
+}
+
+static void test_idle(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(1, node_idle, NULL, (const char *const[]){"WEFT_DEADLINE=5s", "WEFT_LOG=error", NULL}), 0);
+}
+
+/* --- a kernel traps while its worker has tasks --- */
 
 /* All tasks go back to the queue, where the processor gets them, and the worker claims no more. */
 static void node_trap(weft_node *w, void *arg)
@@ -291,8 +454,9 @@ static void test_trap(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_closes), cmocka_unit_test(test_too_long), cmocka_unit_test(test_pools),
-        cmocka_unit_test(test_full),   cmocka_unit_test(test_trap),
+        cmocka_unit_test(test_closes),         cmocka_unit_test(test_two_handles), cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_nodes_too_long), cmocka_unit_test(test_for_ever),    cmocka_unit_test(test_pools),
+        cmocka_unit_test(test_full),           cmocka_unit_test(test_idle),        cmocka_unit_test(test_trap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
