@@ -211,7 +211,7 @@ void gpu_leave(struct weft_node *w)
     for (weft_gpu *g = taken; g; g = g->next)
         gpu_end_waits(g, deadline);
     bool quiet = all_ended(taken, deadline);
-    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0);
+    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* these have had their time when they were closed */
     for (weft_gpu *g; (g = taken);) {
         taken = g->next;
         close_one(g, quiet, deadline);
