@@ -272,9 +272,9 @@ static int cuda_alloc(void *device, size_t bytes, void **memory)
     if (code)
         return base_fail(-ENOMEM, "no memory for %zu bytes on the GPU: %s; end other programs that use the GPU", bytes,
                          gpu_cuda_error_name(code));
-    code = WITHIN(d, cuda->cuMemsetD8_v2(at, 0, bytes));
+    code = WITHIN(d, cuda->cuMemsetD8Async(at, 0, bytes, d->word)); /* as in cuda_fill(), do not wait for kernels */
     if (!code)
-        code = WITHIN(d, cuda->cuCtxSynchronize());
+        code = WITHIN(d, cuda->cuStreamSynchronize(d->word));
     if (code)
         (void)WITHIN(d, cuda->cuMemFree_v2(at));
     *memory = code ? NULL : (void *)(uintptr_t)at;
