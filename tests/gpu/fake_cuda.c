@@ -328,7 +328,7 @@ FAKE(cuMemHostUnregister(void *memory))
     struct piece *m = piece_at(memory);
     int code = m && m->at == memory && !m->view ? OK : NOT_REGISTERED;
     unsigned char in[1];
-    if (code == OK && mincore(memory, PAGE, in)) {
+    if (code == OK && mincore((void *)((uintptr_t)memory & ~(uintptr_t)(PAGE - 1)), 1, in)) {
         fputs("fake CUDA: memory was unmapped before it was unregistered\n", stderr);
         abort();
     }
