@@ -28,7 +28,7 @@ static _Atomic uint64_t *home_lock_word_at(struct weft_node *w, uint64_t word)
     return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
 }
 
-/* --- the caller holds lock_lock; it must be released before sending --- */
+/* --- the caller holds lock_lock, and must release it before it sends a message --- */
 
 static struct lock_queue **find_queue(struct sync *s, uint64_t word)
 {

@@ -296,7 +296,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     return 0;
 }
 
-/* Whether another object still uses `one`, so that it must not be destroyed. */
+/* Whether another object still uses `one`, so that `one` must not be destroyed. */
 static bool used(const struct guard *g, const void *one)
 {
     for (uint32_t i = 0; i < g->table[PAIR].top; i++) {

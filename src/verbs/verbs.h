@@ -63,8 +63,8 @@ int verbs_load(const struct verbs_library **out);
  * returned NULL, pass 0 as `returned`. `thunderbolt`: also convert macOS's numbers, which a Thunderbolt device uses on any system. `raw`
  * (may be NULL) gets the original number. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
-/* Returns the end of an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions"; "" if the
- * library does not know the holders. */
+/* Returns text to append to an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions"; ""
+ * if lib->holders is NULL. */
 const char *verbs_holders(const struct verbs_library *lib, struct ibv_context *context, char *out, size_t len);
 
 /* --- traits.c --- */
@@ -80,7 +80,7 @@ struct verbs_traits {
     uint32_t qps, pds, regions, cqs, cqe; /* limits; lower than the device reports, if that report is known to be wrong */
     uint64_t region_bytes;                /* the largest region that works; weft asks for at most 1 GiB in one region */
     uint64_t message_bytes;
-    uint32_t depth, depth_unit_bytes; /* depth of a work queue, in units of depth_unit_bytes; if these are 0, in requests */
+    uint32_t depth, depth_unit_bytes; /* depth of a work queue; counts requests or, if depth_unit_bytes > 0, units of so many bytes */
     uint32_t srq_depth;               /* requests of a shared receive queue; 0: the device has no shared receive queues */
     uint32_t sge, inline_bytes, rd_atomic;
     uint32_t pkeys, gids;
@@ -163,9 +163,9 @@ int verbs_guard_start(struct verbs_guard **out, const char *command, const char 
  * process has mapped at `base`. The caller may close `fd` afterwards. */
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd);
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
-void verbs_guard_end(struct verbs_guard *g); /* closes its devices, and waits until the guard process has ended; NULL is allowed */
+void verbs_guard_end(struct verbs_guard *g); /* closes the guard's devices, and waits until the guard process has ended; NULL is allowed */
 /* Makes this process a guard, and returns when all its programs have ended. The first program is connected to descriptor 0. `path`: a
- * socket for further programs, or NULL. Returns -EEXIST if another guard has this socket; the program at descriptor 0 was told so. */
+ * socket for further programs, or NULL. If another guard has this socket, tells the program at descriptor 0 so, and returns -EEXIST. */
 int verbs_guard_serve(const char *path);
 
 /* --- usage.c: how many objects of a device all processes have together --- */
