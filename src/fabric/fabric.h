@@ -276,7 +276,7 @@ struct weft_node {
     uint64_t heap_offset; /* offset of the heap in every pool; the system words (FAB_NULL_BYTES) are before it */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
-    /* A local pointer may be an address of a GPU's memory. Each put and get reads this. */
+    /* A local pointer may be an address of a GPU's memory, so each put and get must check its pointer. */
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
@@ -352,7 +352,7 @@ bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations
 bool fab_on_progress_thread(void);
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
-/* Records that the program polls, so that the progress thread leaves the work to it for a while. A lost increment does no harm. */
+/* Records that the program polls, so that the progress thread does not poll for a while. A lost increment does no harm. */
 static inline uint64_t fab_polled(struct weft_node *w)
 {
     uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed) + 1;
@@ -371,8 +371,8 @@ void fab_last_look(struct weft_node *w);
 /* Runs the handler of a message; transports call it from progress(). Returns false if no handler is installed yet: call this later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
-/* For peer.c and the progress thread: deliver the last messages of a peer, and call the hooks of the higher layers. What they call must not
- * wait, as in a handler. */
+/* For peer.c and the progress thread: deliver the last messages of a peer, and call the hooks of the higher layers. Hooks must not wait, as
+ * handlers must not. */
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
@@ -392,8 +392,8 @@ static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
 /* Reads a system word of a node. Waits at most `timeout_ns`. */
 int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
-/* A flush that leaves the report of lost operations to the program's own flush (fab_link.unsure). A broken link never loses messages and
- * system words. */
+/* As weft_flush(), but does not report lost operations: the program's next flush does (fab_link.unsure). A broken link never loses messages
+ * and system words. */
 int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
 /* One step of a flush, without waiting; `f` is all zeros at first. Returns -EINPROGRESS if this must be called again, else the flush's
  * result. Sets no error text.
@@ -474,7 +474,7 @@ void fab_side_free(struct fab_link *l);                      /* frees the buffer
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
 /* Whether bytes wait to be sent. If so, also call fab_side_read() when the socket is writable: it sends them. */
 bool fab_side_pending(struct fab_link *l);
-/* Reads at most `most` kilobytes. NULL: the peer is not gone; else why it is gone, and `*died` tells whether it died. */
+/* Reads at most `most` kilobytes. If the peer is gone, returns the reason, and sets `*died` to whether it died. Otherwise returns NULL. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
 /* Whether the other host has acknowledged more bytes since the last call, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
@@ -490,7 +490,7 @@ typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* As fab_wait(), but sleeps, unless a device must be polled: the progress thread makes progress, also between two such waits. */
+/* As fab_wait(), but sleeps at once, so that the progress thread polls, also between two such waits; unless a device must be polled. */
 int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, before a thread sleeps elsewhere than in fab_wait(). Returns whether the condition holds.
  * Message handlers may run in this call. */
@@ -542,15 +542,15 @@ void fab_name_living(const struct weft_node *w, char *buf, size_t len);
 const char *fab_patience_loss(const struct fab_patience *p);
 
 /* --- grow.c: nodes that join the running cluster. Only the thread that connects nodes calls these --- */
-/* Whether this node or `node` has joined later. */
+/* Whether this node or `node` joined the running cluster later, so it is not one of the founders. */
 static inline bool fab_late(const struct weft_node *w, uint32_t node)
 {
     return w->rank >= w->founders || node >= w->founders;
 }
 /* Writes the entries of `links` up to that of `node`, which is below w->room. */
 void fab_prepare(struct weft_node *w, uint32_t node);
-/* The node is connected (fab_connect()): the progress thread makes it alive here and calls the hooks. Returns when that is done. Returns
- * -ETIMEDOUT if the node will not be made alive. If it is alive at the deadline while hooks still run, this succeeds. */
+/* Call this when `node` is connected (fab_connect()). Waits until the progress thread has marked the node as alive and called the hooks. At
+ * the deadline, returns 0 if only hooks still run, and -ETIMEDOUT if the node is not marked; then it never will be. */
 int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline);
 void fab_announce(struct weft_node *w); /* for the progress thread: does what fab_admit() waits for */
 /* fab_connect() or fab_admit() has failed: closes the side connection and the pidfd. The rest of the link stays until this node is closed.

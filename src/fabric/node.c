@@ -43,7 +43,7 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
-/* Collects the reasons of all transports that failed. */
+/* Appends the reason of a transport that failed (base_error()) to `why`, unless `why` has it already. */
 static void node_add_why(char *why, size_t room)
 {
     size_t n = strlen(why);
@@ -103,8 +103,8 @@ void fab_look_early(struct weft_node *w, bool networks)
     base_error_clear(); /* the reason is kept, and reported when a node needs the transport */
 }
 
-/* What the two nodes tell each other about each transport, in the order of the table. A node looks for devices only if no better transport
- * connects the two nodes, because looking takes time. */
+/* The message by which each of the two nodes says whether it can use a transport. They exchange one for each transport, the best first,
+ * until both can use one. So a node searches for devices only if no better transport connects the two nodes: a search takes time. */
 struct offer {
     uint8_t index, can;
 };
