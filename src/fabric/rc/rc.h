@@ -36,7 +36,7 @@
  *
  * When nodes join, each pair exchanges the addresses and keys of its pools, and nothing else. The first operation to a peer is put into
  * the link's backlog, and the progress thread is asked for a queue pair. The two progress threads agree on one over the side connection,
- * so no program has to call anything (connect.c). The send queue and its records are allocated with the first queue pair.
+ * also while the programs call nothing (connect.c). The send queue and its records are allocated with the first queue pair.
  *
  * A link's lock protects its queue pair, its send queue and its backlogs. Completions are handled with rc->receiving held, handlers run
  * with w->progress held. Lock order: w->progress, rc->receiving, a link's lock. While the node runs only the progress thread makes and
@@ -189,7 +189,7 @@ struct rc_link {
     struct rc_stand stand;
     uint64_t posted_then; /* the value of `posted` when `stand` was last updated */
     uint32_t tries;
-    /* from the peer's call: how many of our frames it has received and acknowledged */
+    /* from the peer's call: how many of our frames it has received (peer_received), and how many it has processed (peer_told) */
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES];
 
     /* --- guarded by `lock` --- */
@@ -346,7 +346,7 @@ void rc_stripe_over(struct rc_link *l, struct rc_work *k);
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* a request has ended */
 
 /* --- post.c: the caller holds the link's lock; false means: no room now --- */
-/* Posts a put or get that fits into one request. `op` completes with it. */
+/* Posts a put or get that fits into one request. `op` completes when that request does. */
 bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
                    weft_op *op);
 bool rc_post_next(struct rc_link *l, struct rc_work *k); /* posts the next piece of a put or get */
@@ -368,7 +368,7 @@ void rc_flush_locked(struct rc_link *l);
 /* --- again.c: repeats the requests of a broken queue pair on the next one; the caller holds the link's lock --- */
 /* sets the requests of the broken queue pair aside; `received`: how many frames of each lane the peer has received */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]);
-void rc_resume_locked(struct rc_link *l);                 /* posts as many of those requests as there is room for */
+void rc_resume_locked(struct rc_link *l);                 /* posts the requests that were set aside, as many as there is room for */
 void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and requests that were to be posted again, with this status */
 
 /* --- stripe.c: the caller holds the link's lock --- */
