@@ -175,7 +175,8 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     base_spin_unlock(&l->lock);
 }
 
-/* Does nothing: what changes a word of the peer is sent in a frame, and the receiver of a frame wakes its waiting threads. */
+/* Does nothing: an operation that changes a word of the peer is sent in a frame, and the node that receives a frame wakes its own threads.
+ */
 void records_no_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;

@@ -46,8 +46,9 @@ struct tb_slot {
 };
 
 struct tb_stream_counts {
-    uint64_t frames, retransmitted, bares, records;     /* frames and records sent */
-    uint64_t received, repeated, out_of_order, damaged; /* frames received; `damaged` counts all that were dropped */
+    uint64_t frames, retransmitted, bares, records; /* frames and records sent */
+    /* received: all valid frames, with those that were repeated or out of order; damaged: frames that were dropped */
+    uint64_t received, repeated, out_of_order, damaged;
 };
 
 struct tb_stream {
@@ -71,11 +72,11 @@ struct tb_stream {
     uint32_t unleft; /* sends that have not completed */
     bool unsent;     /* tb_stream_pump() must look for frames to send or retransmit */
     bool want_ack;   /* an operation waits for an acknowledgement */
-    uint32_t asked;  /* the peer was asked to acknowledge all earlier frames at once */
+    uint32_t asked;  /* a frame number: the peer was asked to acknowledge all frames before this one at once */
     int64_t rtt, rto;
     uint32_t backoff;
-    int64_t pumped; /* when tb_stream_pump() last ran. A timer that had expired by then and is still set waits for room in the send queue,
-                       so it does not determine the next call */
+    int64_t pumped; /* when tb_stream_pump() last ran. If ack_at had passed by then and is still set, the acknowledgement waits for room in
+                       the send queue, so tb_stream_due() ignores ack_at */
     int64_t quiet_since; /* time of the last acknowledgement, or of a sending while no frame was under way */
     struct tb_slot slots[TB_SLOTS];
 
