@@ -175,8 +175,7 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     base_spin_unlock(&l->lock);
 }
 
-/* Does nothing: an operation that changes a word of the peer is sent in a frame, and the node that receives a frame wakes its own threads.
- */
+/* Does nothing: operations that change a word of the peer are sent in frames, and a node that receives a frame wakes its own threads. */
 void records_no_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;

@@ -102,7 +102,7 @@ static int shm_message_drain(struct shm_link *s)
         if (rc == -EAGAIN) {
             ask_for_room(s);
             asked = true;
-            continue; /* once more: the receiver may have made room before it could see the request */
+            continue; /* try once more: the receiver may have made room before it could see want_room */
         }
         if (rc)
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
@@ -143,7 +143,7 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
         shm_message_drain(s); /* there may be room now */
     base_spin_unlock(&s->send_lock);
     if (rc == 0 && atomic_load_explicit(&s->link->state, memory_order_acquire) != FAB_ALIVE)
-        shm_fail_backlog(s, -ECONNRESET); /* the peer died before the message was queued, so no other thread fails the backlog */
+        shm_fail_backlog(s, -ECONNRESET); /* the peer died before the message was queued, so no other thread will fail this message */
     return rc;
 }
 
@@ -215,8 +215,8 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
     return (int)n;
 }
 
-/* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only while
- * w->progress is held. */
+/* Whether this node still delivers messages of the peer. It does not if the peer counts as dead, because such a peer may be alive and go on
+ * sending. The link's state changes only while w->progress is held, and the caller holds it. */
 static bool heard_still(const struct shm_link *s)
 {
     return !atomic_load_explicit(&s->broken, memory_order_relaxed) &&
@@ -255,7 +255,8 @@ bool shm_idle(struct weft_node *w)
             continue;
         if (ring_has(&s->in) && s->stash.count < STASH_MAX && heard_still(s))
             return false;
-        /* The receiver has made room, and found no thread to wake. So no wake-up will arrive. */
+        /* want_room is 0 again: the receiver has made room, and it found no sleeping thread of this node. So no wake-up will arrive, and
+         * this thread must send the backlog. */
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
             atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
             return false;
