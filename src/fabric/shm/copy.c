@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
  * Chooses the way for large copies: see copy.h. The ways are measured on the machine, because no fixed choice is right everywhere, not even
- * for processors with the same features: all of the following report fast string moves (FSRM). GB/s between two shared mappings, best of
- * many: 64 KiB  256 KiB  1 MiB  2 MiB  8 MiB  16 MiB  64 MiB  256 MiB EPYC (Zen 3), L3 of 32 MiB memcpy                34       32     33
- * 32     30      15      10       16 rep movsb             33       32     29     29     26      14      18       18 AVX2 46       42 32 32
- * 30      16      10       10 AVX2 non-temporal     23       24     25     25     25      23      18       18 the same, four pages   5 4 4
- * 4      4       4       4        4 Xeon (Emerald Rapids), L2 of 2 MiB memcpy                41       41     32     14     13      12 10 12
+ * for processors with the same features: all of these report fast string moves (FSRM). GB/s between two shared mappings, best of many:
+ *                       64 KiB  256 KiB  1 MiB  2 MiB  8 MiB  16 MiB  64 MiB  256 MiB
+ *   EPYC (Zen 3), L3 of 32 MiB
+ *     memcpy                34       32     33     32     30      15      10       16
+ *     rep movsb             33       32     29     29     26      14      18       18
+ *     AVX2                  46       42     32     32     30      16      10       10
+ *     AVX2 non-temporal     23       24     25     25     25      23      18       18
+ *     the same, four pages   5        4      4      4      4       4       4        4
+ *   Xeon (Emerald Rapids), L2 of 2 MiB
+ *     memcpy                41       41     32     14     13      12      10       12
  *     rep movsb             41       41     32     14     13      13      12        9
  *     AVX2                  41       41     28     14     13      13      12        8
  *     AVX2 non-temporal     17       19     19     19     15      16      14        9
