@@ -9,10 +9,10 @@
  * is sent on the link, for two reasons:
  *
  *   - This node repeats the puts that were under way. But bytes of the first attempt may still arrive through the former connection,
- * because the kernel sends what a closed socket holds. If they arrived after the repeated put, they could overwrite newer bytes. So the
- * peer first waits until the former connection has ended, which takes no time if the network works (watch_probe()). If it does not end, the
- * peer replaces its own endpoint, too. A connection that the peer's provider is still making counts as ended. What may arrive through it
- * later is refused, because the peer changes the keys of its memory.
+ *   because the kernel sends what a closed socket holds. If they arrived after the repeated put, they could overwrite newer bytes. So the
+ *   peer first waits until the former connection has ended, which takes no time if the network works (watch_probe()). If it does not end,
+ *   the peer replaces its own endpoint, too. A connection that the peer's provider is still making counts as ended. What may arrive
+ *   through it later is refused, because the peer changes the keys of its memory.
  *   - When a connection ends, `net` of libfabric 1.17 forgets connection requests that it has received and not handled yet, and never
  *   answers them. So neither node requests a connection before the end of the former one is handled, and the nodes do not do so at the same
  *   time. The node with the lower address begins: if its request is lost, the peer's own request is accepted later. If the other node began
