@@ -117,7 +117,7 @@ struct base_family {
     uint64_t mark;
 };
 uint64_t base_family_mark(void);      /* a new mark; 0: the system has none */
-void base_family_join(uint64_t mark); /* called in a new process: sets its RLIMIT_RTTIME to the mark. Ignores an error */
+void base_family_join(uint64_t mark); /* called in a new process: stores the mark in its soft limit RLIMIT_RTTIME; ignores errors */
 void base_family_leave(void);         /* this process, and processes that it starts later, belong to no family */
 /* Sends a signal to all processes of these families, except this one. Returns how many of them have not ended. */
 unsigned base_family_signal(const struct base_family *f, unsigned count, int signal);

@@ -79,8 +79,8 @@ BASE_INLINE bool deliver(struct weft_node *w, int *events)
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
     handlers_end(before);
-    /* No fence is needed: a thread that goes to sleep counts itself in `sleepers`, then takes w->progress, then checks its condition. If it
-     * took the lock before this thread, this thread sees its count. If it takes the lock later, it sees what the handlers changed. */
+    /* No fence is needed: a thread that goes to sleep counts itself in `sleepers`, then takes w->progress, then checks its condition. A
+     * sleeper that took the lock before this thread is counted here. A sleeper that takes it later sees what the handlers have changed. */
     bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
     base_spin_unlock(&w->progress);
     if (BASE_UNLIKELY(sleepers))

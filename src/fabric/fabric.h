@@ -147,8 +147,8 @@ struct fab_transport {
     void (*wake)(struct weft_node *w, struct fab_link *l);
     /* may be NULL; `out` contains the transport's name already */
     void (*stat)(struct weft_node *w, struct fab_link *l, weft_link_stats *out);
-    /* May be NULL. How many regions the pool uses on the device that has most of them, and how many this device allows. Both are 0 before
-     * the device is used. */
+    /* May be NULL. How many regions the pool uses on a device, and how many that device allows, for the device on which it uses most. Both
+     * are 0 before a device is used. */
     void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
     /* All four may be NULL (see memory.c). memory_add() registers memory that only the device may be able to access, such as a GPU's: the
      * first `bytes` of the dmabuf `fd`, which the caller may close afterwards. Its addresses begin at `base`. put_from() and get_into() are
@@ -163,8 +163,8 @@ struct fab_transport {
     int (*fd)(struct weft_node *w, uint32_t i);
     void (*woken)(struct weft_node *w);
     /* Both may be NULL; both are called on the progress thread. side: handles a message from the same transport at the peer
-     * (fab_side_send()); the message must be checked. upkeep: periodic work; returns after how many ns to call it again. After fab_kick()
-     * it is called at once. */
+     * (fab_side_send()); the message must be checked. upkeep: periodic work; returns after how many ns to call it again. fab_kick() makes
+     * the thread call upkeep at once. */
     void (*side)(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len);
     int64_t (*upkeep)(struct weft_node *w, int64_t now_ns);
     /* may be NULL; called when the node has joined and the progress thread runs: checks that all nodes can be reached */
@@ -208,8 +208,8 @@ struct fab_link {
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* called on the progress thread */
     void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
-    /* Periodic work on the progress thread. Returns after how many ns to call it again; INT64_MAX: never. After fab_kick() it is called at
-     * once. */
+    /* Periodic work on the progress thread. Returns after how many ns to call it again; INT64_MAX: never. fab_kick() makes the thread call
+     * it at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
     /* On the progress thread: node `node` of this host has sent a descriptor (fab_side_give()). `fd` is -1 if this process has too many
      * open files. The layer must check `what` and the descriptor. If the descriptor is for this layer, it returns true, and closes the
@@ -368,7 +368,7 @@ int fab_messages(struct weft_node *w);
 /* Called by a thread that stops polling: polls once more if the progress thread is asleep, because that thread would not notice a message
  * that has just arrived. */
 void fab_last_look(struct weft_node *w);
-/* Runs the handler of a message; transports call it from progress(). Returns false if no handler is installed yet: call this later. */
+/* Runs the handler of a message; transports call this from progress(). Returns false if no handler is installed yet: try again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
 /* For peer.c and the progress thread: deliver the last messages of a peer, and call the hooks of the higher layers. Hooks must not wait, as
@@ -382,7 +382,7 @@ int64_t fab_run_ticks(struct weft_node *w);                                    /
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */
 int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
-/* Whether this is local memory that only a GPU can access. */
+/* Whether `p` points to local memory that only a GPU can access. */
 static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->gpu_memory, memory_order_relaxed)) && w->arenas->owns(w, p);
@@ -432,7 +432,7 @@ int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_ga
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
-/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most FAB_NOW_BYTES, so that the caller may use it again after a time-out.
+/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most FAB_NOW_BYTES, so the caller may reuse its buffer after a time-out.
  * weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES. */
 #define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
@@ -472,7 +472,7 @@ bool fab_side_byte(struct fab_link *l, char byte); /* any thread; returns false 
 int fab_side_give(struct fab_link *l, uint64_t what, int fd);
 void fab_side_free(struct fab_link *l);                      /* frees the buffers, and what they hold */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
-/* Whether bytes wait to be sent. If so, also call fab_side_read() when the socket is writable: it sends them. */
+/* Whether bytes wait to be sent. If so, call fab_side_read() also when the socket becomes writable, because it sends these bytes. */
 bool fab_side_pending(struct fab_link *l);
 /* Reads at most `most` kilobytes. If the peer is gone, returns the reason, and sets `*died` to whether it died. Otherwise returns NULL. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
@@ -536,9 +536,9 @@ void fab_patience_say(const struct fab_patience *p, const char *what, const char
 /* Writes which nodes below `count` have `in` set: "no node", "node 2", "nodes 2 and 3"; of many nodes only the first. Returns how many
  * nodes have it set. */
 uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len);
-/* "node 1 is alive", "no other node is alive" */
+/* Writes which nodes are alive, such as "node 1 is alive" or "no other node is alive". */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
-/* The rest of an error text for -ECONNRESET, after a wait with FAB_ANY or FAB_LAST. */
+/* Returns the end of an error text for -ECONNRESET, after a wait with FAB_ANY or FAB_LAST. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
 /* --- grow.c: nodes that join the running cluster. Only the thread that connects nodes calls these --- */
@@ -574,8 +574,8 @@ struct fab_config {
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Make transports that no node uses yet search for their devices, since nodes that join later may need them: those for RDMA and, with
- * `networks`, the others. Call this before the progress thread starts: rc must not find its device while another thread polls. */
+/* Makes the RDMA transports, and with `networks` all transports, search for devices now, because nodes that join later may need these. Call
+ * this before the progress thread starts: rc must not find its device while another thread polls. */
 void fab_look_early(struct weft_node *w, bool networks);
 int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id); /* Returns -EOPNOTSUPP if no node of that host can be connected later */
 int fab_connect_self(struct weft_node *w, int64_t deadline);

@@ -136,7 +136,7 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
         rest(w);
         bool rung = false;
         while (!rung || sleeps || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
-            /* The progress thread may be in a long handler, or begin a long service before it looks for messages. */
+            /* Poll before each sleep, because the progress thread may be in a long handler, or in a long service before it polls. */
             if (fab_service(w))
                 fab_messages(w);
             if (ready(arg))

@@ -214,7 +214,7 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
     return 0;
 }
 
-/* Fetches the slots of several claims together. Otherwise each swap would wait for its own slot. */
+/* Fetches the memory of several claims' slots together. Otherwise each swap would wait for the memory of its own slot. */
 static void claim_fetch(const struct weft_queue *q, const weft_lease *claims, uint32_t n)
 {
     for (uint32_t i = 0, slot; i < n; i++) {

@@ -12,7 +12,7 @@ struct queue_unsent {
     struct queue_unsent *next;
     uint32_t node, to, count;
     enum queue_message_type type;
-    bool sending; /* guarded by the outbox lock; while it is set, the message must not be changed */
+    bool sending; /* guarded by the outbox lock; while `sending` is true, the message must not be changed */
     size_t len;
     uint8_t payload[];
 };

@@ -36,8 +36,8 @@
 
 #define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */
 
-/* A long wait prints which nodes have not arrived. To find out, it reads a word of each other node. A read may take ASK_NS, and all reads
- * together ASK_ALL_NS. */
+/* A long wait prints which nodes have not arrived. To find out, the waiting node reads a word in the pool of each other node. A read may
+ * take ASK_NS, and all reads together ASK_ALL_NS. */
 #define ASK_NS     WEFT_SECOND
 #define ASK_ALL_NS (3 * WEFT_SECOND)
 
@@ -101,7 +101,7 @@ struct signal_wait {
 
 static bool has_signalled(const struct signal_wait *b)
 {
-    /* acquire: pairs with the sender's swap, so the sender's stores before the barrier are visible after it */
+    /* acquire: pairs with the sender's swap, so what the sender has stored before the barrier is visible to this node after the barrier */
     uint64_t v = atomic_load_explicit(&b->line[signal_word(b->set)], memory_order_acquire);
     return v >> 32 == b->set &&
            (int32_t)((uint32_t)v - b->generation) >= 0; /* the sender may be one generation ahead; the generation may wrap */

@@ -90,8 +90,8 @@ static void nap(struct guard *g)
         if (c && n < sizeof fds / sizeof fds[0])
             fds[n++] = (struct pollfd){.fd = c->channel->real->fd, .events = POLLIN};
     }
-    /* seq_cst: pairs with the fence in ring_bell() of guard_verbs.c. If a program has written a request and still reads 0, it does not wake
-     * the guard; then the guard finds the request below. */
+    /* seq_cst: pairs with the fence in ring_bell() of guard_verbs.c. If the program has written a request and still reads 0 in `sleeping`,
+     * it does not wake the guard; but then guard_move_all() below finds the request. */
     atomic_store_explicit(&g->page->sleeping, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     if (guard_move_all(g) == 0 && !g->broken)

@@ -57,7 +57,7 @@ struct verbs_library {
     void (*holders)(struct ibv_context *context, char *out, size_t len);
 };
 /* Loads the library when first called, and returns the table of its functions. Returns -ENOENT if the library cannot be loaded; the error
- * text says how to install it. WEFT_VERBS_LIBRARY names another file. Any thread may call this. */
+ * text says how to install it. If WEFT_VERBS_LIBRARY is set, it names the file to load. Any thread may call this. */
 int verbs_load(const struct verbs_library **out);
 /* Converts the result of a verb to a negative errno. Some verbs return the errno. Others return -1 or NULL, and set errno. For a verb that
  * returned NULL, pass 0 as `returned`. `thunderbolt`: also convert macOS's numbers, which a Thunderbolt device uses on any system. `raw`
@@ -153,7 +153,7 @@ bool verbs_port_up(struct verbs_device *d); /* queries the device's port; return
 /* Frees the device's protection domain and context. Destroy its queue pairs, regions and completion queues first. NULL is allowed. */
 void verbs_device_close(struct verbs_device *d);
 
-/* --- guard.c: devices that are owned by a separate process, the guard. It frees them even if this process is killed --- */
+/* --- guard.c: devices that belong to a separate process, the guard, which frees their objects even if this process is killed --- */
 /* These devices support UC and RC queue pairs, sends of one element, and completion queues with one channel each. */
 struct verbs_guard;
 /* Starts a guard, or connects to a running guard. `command`: the command weft, looked up in PATH; "": do not start a guard. `path`: the
@@ -190,9 +190,9 @@ struct verbs_regions {
 };
 /* Returns -ENOSPC if the memory needs more regions than `budget` (0: the limit in the traits). */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
-/* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. Requests address this memory from `base` on;
- * `base` and `offset` must have the same offset in a page. The caller may close `fd` afterwards. Returns -EOPNOTSUPP if dmabufs are not
- * supported. */
+/* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. In requests, this memory begins at the address
+ * `base`, which must have the same offset in a page as `offset`. The caller may close `fd` afterwards. Returns -EOPNOTSUPP if dmabufs are
+ * not supported. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);

@@ -203,8 +203,8 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     return link_no_room(l);
 }
 
-/* Whether an RMA request can use this local memory. If the provider needs local memory to be registered, it must be in one segment of the
- * pool. */
+/* Whether an RMA request can use this local memory. If the provider needs local memory to be registered, the memory must be in one segment
+ * of the pool. */
 static bool link_movable(void *ctx, const uint8_t *local, uint64_t len)
 {
     const struct ofi_link *l = ctx;

@@ -43,8 +43,8 @@
 #define OFI_MOVES      32u /* the most RMA requests under way to a peer */
 /* maximum number of bytes of RMA requests under way to a peer; small, because frames wait behind these bytes */
 #define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES)
-#define OFI_MOVES_FIRST   (16u << 10) /* the first value of this limit, until it is known how fast the network is */
-#define OFI_MOVES_LEAST   (16u << 10) /* the smallest value of this limit, on a slow network */
+#define OFI_MOVES_FIRST   (16u << 10) /* this maximum at first, until it is known how fast the network is */
+#define OFI_MOVES_LEAST   (16u << 10) /* the smallest maximum, on a slow network */
 #define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
 #define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u
@@ -125,7 +125,7 @@ struct ofi_link {
     int64_t probe_at;             /* when to look for the former connection next */
     /* when this node replaces its endpoint, because the peer's new endpoint has the same address as its former one; 0: it has not */
     int64_t renew_at;
-    int64_t renewed_for; /* when this node last replaced its endpoint for that reason; 0: never */
+    int64_t renewed_for; /* when this node last replaced its endpoint because of renew_at; 0: never */
     int64_t gone_at;     /* when this node replaces its endpoint, if the former connection still exists */
     int64_t settle_at;   /* when this node confirms the peer's new endpoint; 0: the connection to the former one is not gone yet */
     int64_t open_at;     /* when the link opens again, even if nothing has arrived from the peer; 0: no time is set */

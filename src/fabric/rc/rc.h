@@ -116,7 +116,7 @@ struct rc_slot {
 struct rc_kept {
     struct rc_work *work;
     uint32_t bytes;
-    uint64_t position; /* position in the send queue when it was last posted */
+    uint64_t position; /* position in the send queue at which the frame was last posted */
     uint8_t little[RC_LITTLE];
 };
 
@@ -238,8 +238,8 @@ struct rc_link {
     /* Number of calls of rc_gather_locked(). Each call invalidates the positions of all unfinished requests. */
     uint32_t gathered;
     uint32_t fences; /* number of fences that this node has set */
-    /* Number of fences before the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE, so that it and
-     * later requests start only when all earlier reads are done. */
+    /* Number of fences before the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE, so that this and
+     * all later requests start only when all earlier reads are done. */
     uint32_t fences_posted;
     uint32_t fence_proved;  /* number of the last proved fence: everything before it has arrived at the peer */
     uint64_t stripe;        /* the smallest put or get that is striped, in bytes; UINT64_MAX: no further rail is up */
@@ -361,7 +361,7 @@ bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 1: posted; 0: no room now; or an error */
 /* handles an acknowledgement: how many frames of a lane the peer has processed */
 void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken);
-void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if RC_TELL frames need one, or if it is `due` */
+void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if RC_TELL frames need one, or if `due` is true */
 /* posts a read behind the posted requests, unless such a read is under way; when the read completes, l->flushed_to is set */
 void rc_flush_locked(struct rc_link *l);
 
@@ -393,7 +393,7 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit);
 void rc_done(struct rc_link *l, const struct ibv_wc *wc); /* handles a completion of the send queue */
 void rc_fail_all(struct rc_link *l, int status);
 
-/* --- operations.c, order.c: functions of the transport's table, and the one that sends their frames --- */
+/* --- operations.c, order.c: functions of the transport's table, and rc_frame_send(), by which they send frames --- */
 /* Posts or queues a frame. Without `ask`, `op` completes at once. With `ask`, the peer answers; then `op` completes, and `old` (may be
  * NULL) gets the value in the answer. */
 int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old, weft_op *op);

@@ -66,8 +66,8 @@ static bool stripe_has_room(const struct rc_track *t)
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
-/* Posts a piece to a track. A write is followed by a read, whose completion proves that the write has arrived. A piece of no bytes is only
- * this read. If posting fails, the piece stays in `pieces`, and is repeated over the first rail. */
+/* Posts a piece to a track. A write is followed by a read, whose completion proves that the write has arrived. For a piece without bytes
+ * only this read is posted. If posting fails, the piece stays in `pieces`, and is repeated over the first rail. */
 static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];

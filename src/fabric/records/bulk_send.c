@@ -53,7 +53,7 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
         return tb_stream_say(b->stream, &m);
     if (l->unleft >= l->depth)
         return false;
-    l->void_end = number; /* keep void_end close to the current number: numbers are compared modulo 2^32 */
+    l->void_end = number; /* keep void_end close to the current number, because numbers are compared modulo 2^32 */
     l->unleft++;
     if (!b->env.lane_send(b->env.lane_ctx, lane, offset)) {
         l->unleft--;

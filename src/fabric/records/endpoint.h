@@ -75,8 +75,8 @@ struct tb_ask {
 struct tb_endpoint_counts {
     /* bytes of large puts and gets sent in records, because no lane was up or the memory is not in the pool */
     uint64_t staged_puts, staged_gets;
-    /* sent_bytes: bytes of this node's puts and messages; fetched_bytes: bytes of its gets. Without transfers, which tb_bulk_counts has. A
-     * move counts when it begins. */
+    /* sent_bytes: bytes of this node's puts and messages; fetched_bytes: bytes of its gets. Transfers are not included, but counted in
+     * tb_bulk_counts. A move counts when it begins. */
     uint64_t sent_bytes, fetched_bytes;
 };
 

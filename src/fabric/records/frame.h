@@ -50,7 +50,7 @@ enum tb_record_kind {
     TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, token: whether `more` is added to the word at offset b */
     TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
     TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
-    TB_SUM,     /* lane, token: number of the receive, a: checksum of the piece sent for it */
+    TB_SUM,     /* lane, token: number of a receive, a: checksum of the piece that was sent for this receive */
     TB_QUIESCE, /* lane: answer with TB_QUIET when all sends on the lane have left */
     TB_QUIET,   /* lane, a: number of sends that have not left (0: all have left) */
     TB_RESEND,  /* lane, token: number of the first receive, a: number of receives: send the pieces for these again */

@@ -67,7 +67,7 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
 }
 
-/* Not inlined, because most operations do not call it, and inlined it would make all of them save registers. */
+/* Not inlined: most operations do not call this function, but if it were inlined, each operation would have to save registers. */
 static __attribute__((noinline)) void operation_pump(struct records_link *l)
 {
     records_pump_locked(l, base_recent_ns());

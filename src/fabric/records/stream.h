@@ -118,7 +118,7 @@ uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
-/* Handles an untrusted frame from the peer. Returns 0, -EBADMSG if the frame is dropped, because it is damaged or of another session, or a
+/* Handles an untrusted frame from the peer. Returns 0; or -EBADMSG if it drops the frame, which is damaged or of another session; or the
  * negative result of records(). */
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* Called when the send of a buffer given to emit() has completed, or its queue pair is gone. */

@@ -104,7 +104,7 @@ static void *help(void *arg)
 
 static void team_call(struct copy_team *t)
 {
-    /* seq_cst: pairs with help(). As a release, it also makes earlier stores visible to the helpers. */
+    /* seq_cst: pairs with help(). The addition is also a release, so a helper that sees it also sees this thread's earlier stores. */
     atomic_fetch_add_explicit(&t->calls, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst))
         base_futex_wake(&t->calls, INT32_MAX);

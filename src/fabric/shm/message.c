@@ -167,7 +167,7 @@ int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *h
     } else {
         fab_complete(op, 0);
     }
-    /* The message is in the ring before `napping` is read. Pairs with the fence of the progress thread before it naps. */
+    /* Orders the store of the message into the ring before the load of `napping`. Pairs with the progress thread's fence before it naps. */
     atomic_thread_fence(memory_order_seq_cst);
     nudge(w, s);
     return rc;
@@ -203,10 +203,10 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
         stash_deliver(w, &s->stash, m->id, m->body, m->header_len, m->body + ring_payload_at(m->header_len), m->payload_len);
     }
     if (BASE_UNLIKELY(s->in.head_told != told)) {
-        atomic_thread_fence(memory_order_seq_cst); /* head is written before want_room is read; pairs with ask_for_room() */
+        atomic_thread_fence(memory_order_seq_cst); /* orders the store of head before the load of want_room; pairs with ask_for_room() */
         if (atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed)) {
             atomic_store_explicit(&s->in.ring->want_room, 0, memory_order_relaxed);
-            /* want_room is written before `sleepers` and `napping` are read; pairs with the fence before shm_idle() */
+            /* orders the store of want_room before the loads of `sleepers` and `napping`; pairs with the fence before shm_idle() */
             atomic_thread_fence(memory_order_seq_cst);
             shm_wake_sleepers(s);
             nudge(w, s);

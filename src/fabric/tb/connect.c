@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Finds and connects the cables between two nodes, over their side connection. Each node sends a list of the ports that it offers, with
- * their GIDs. Every pair of ports is tried, the likeliest first; both nodes compute the same order. If both sides of a pair connect, it is
- * a cable. If a hostfile names the port of a side, only that port is tried, and a mismatch is an error. No node sends over a cable before
- * both have reported that they are ready.
+ * their GIDs. Every pair of ports is tried, the likeliest first; both nodes compute the same order. If the queue pairs of two ports
+ * connect, there is a cable between these ports. If a hostfile names the port of a node, only that port is tried, and a mismatch is an
+ * error. No node sends over a cable before both have reported that they are ready.
  */
 #include "fabric/tb/tb.h"
 

@@ -247,7 +247,7 @@ struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of this link
 
 /* poll.c; struct fab_transport describes the last six functions */
 int tb_poll(struct tb *tb, bool sends); /* polls for completed receives and, with `sends`, sends; the caller holds tb->receiving */
-void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; hold no lock */
+void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; call it without a lock */
 int tb_service(struct weft_node *w);
 int tb_progress(struct weft_node *w);
 int64_t tb_upkeep(struct weft_node *w, int64_t now);
