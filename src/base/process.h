@@ -97,7 +97,7 @@ bool base_process_stopped(pid_t pid);
 int base_process_reap(pid_t pid);
 /* As base_process_reap(); also stores the child's resource usage. `usage` may be NULL. */
 int base_process_reap_usage(pid_t pid, struct rusage *usage);
-int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
+int base_process_status(int how); /* converts a wait status to an exit status as in a shell: 128 + N if signal N ended the process */
 void base_adopt(void);            /* become the parent of orphaned descendants (a child subreaper); Linux only */
 
 /* --- end --- */

@@ -346,9 +346,9 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-bool fab_nowait(bool on); /* `on`: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
+bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN from now on, if they find no room. Returns the former value. */
 bool fab_is_nowait(void);
-bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
+bool fab_queues_more(void); /* whether operations are queued beyond the usual limits: in a handler, unless fab_nowait(true) was called */
 bool fab_on_progress_thread(void);
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);

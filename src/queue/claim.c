@@ -130,8 +130,8 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     return rc;
 }
 
-/* Returns the view of a claim's shard, and stores the claim's slot. Returns NULL if this node certainly does not hold the claim any
- * more. */
+/* Returns the view of a claim's shard, and stores the index of the claim's slot in *slot. Returns NULL if this node certainly does not hold
+ * the claim any more. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];

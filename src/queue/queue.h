@@ -90,7 +90,7 @@ struct weft_queue {
     char name[QUEUE_NAME_BYTES];
     uint64_t key;             /* the hash of the name */
     uint32_t incarnation;     /* how many queues this node has opened so far, including this one */
-    _Atomic int64_t lease_ns; /* relaxed: how long a claim in this node's shard is held without renewal */
+    _Atomic int64_t lease_ns; /* how long a claim in this node's shard lasts without renewal; relaxed */
     _Atomic uint32_t force;
     _Atomic bool shut, closed;
     _Atomic bool elsewhere; /* at least one shard is, or was, reached through the fabric */

@@ -315,8 +315,8 @@ static int timed_out(weft_gaddr word)
                      (unsigned long long)word);
 }
 
-/* Another claim has the lock: ask the lock's home to queue this claim, and wait. After success the claim is HELD. After an error it no
- * longer exists. */
+/* Another claim has the lock: ask the lock's home to queue this claim, and wait. After success this claim is HELD. After an error this
+ * claim no longer exists. */
 static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
 {
     uint32_t home = weft_gaddr_node(c->word);

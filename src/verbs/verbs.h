@@ -74,7 +74,7 @@ struct verbs_traits {
     enum verbs_link link;
     bool rc, uc, ud;                /* supported types of queue pair */
     bool write, read, srq;          /* RDMA write and read, shared receive queues */
-    bool atomics, atomics_with_cpu; /* 64-bit atomics; also atomic with respect to this host's processors */
+    bool atomics, atomics_with_cpu; /* 64-bit atomics; atomics_with_cpu: atomic also with respect to this host's processors */
     bool dmabuf;
     bool acknowledges; /* true (RC): a completed send has arrived at the peer; false (UC): it has only left this device */
     uint32_t qps, pds, regions, cqs, cqe; /* limits; lower than the device reports, if that report is known to be wrong */

@@ -64,10 +64,10 @@ struct ofi_request {
     bool busy;     /* under way at the provider */
     bool given_up; /* the request's link has ended: the completion is ignored */
     /* OFI_PUT, OFI_GET: */
-    bool used; /* at least half of the link's window was under way */
+    bool used; /* at least half of the link's window was under way when this request began */
     uint32_t bytes;
     int64_t began;
-    void *cookie; /* the cookie of the endpoint's move() */
+    void *cookie; /* the argument `cookie` of move() (struct tb_endpoint_env) */
 };
 
 /* The pool, registered for one peer or for all peers: one region for each segment. Under `calls`. */
@@ -118,7 +118,7 @@ struct ofi_link {
     bool tell;    /* this node's new address must be sent to the peer */
     bool awaits;  /* the peer has not confirmed this node's new address yet */
     bool probes;  /* the connection to the peer's former endpoint, at address `was`, may still exist */
-    bool confirm; /* the peer's endpoint number `theirs` must be confirmed */
+    bool confirm; /* this node must confirm the peer's endpoint number `theirs` */
     uint32_t theirs;
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
@@ -182,7 +182,7 @@ struct ofi {
     bool renew;          /* the endpoint should be replaced; under `receiving` */
 };
 
-/* What a node has of the transport. */
+/* The state of this transport in a node. */
 struct ofi_node {
     struct weft_node *w;
     struct fab_look look;

@@ -244,7 +244,7 @@ static int choices_ask(const struct ofi_library *lib, struct choices *c, const c
     return rc;
 }
 
-/* The numeric address for providers that use IP addresses. */
+/* Finds the numeric address of this node for providers that use IP addresses. */
 static int choose_host(const struct ofi_want *want, char *host, size_t room)
 {
     uint8_t bytes[16];

@@ -141,7 +141,7 @@ static bool watch_connected(struct ofi_link *l)
     return is;
 }
 
-/* The connection to the peer's former endpoint is gone. */
+/* Called when the connection to the peer's former endpoint is gone. */
 static void watch_forget(struct ofi_link *l)
 {
     struct ofi *o = l->ofi;

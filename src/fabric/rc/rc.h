@@ -352,7 +352,7 @@ bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local,
 bool rc_post_next(struct rc_link *l, struct rc_work *k); /* posts the next piece of a put or get */
 /* Posts, in one request, the piece of a striped operation that goes over the first rail. */
 bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes);
-/* posts the put or get of `slot` again; `prompt`: with a completion */
+/* posts the put or get of `slot` again; `prompt`: the request asks for a completion */
 bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt);
 /* Posts the frame `body`, which begins with the header. A frame larger than RC_LITTLE must be the body of `*own`, which the function then
  * takes over. */

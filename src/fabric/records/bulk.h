@@ -130,7 +130,8 @@ struct tb_bulk {
     enum tb_check check;
     uint32_t lane_count;
     bool active; /* tb_bulk_pump() may have something to do */
-    /* When tb_bulk_pump() last ran. If a timer had expired by then and is still set, it waits for a record or for room, not for time. */
+    /* When tb_bulk_pump() last ran. A timer that had expired by then and is still set waits for a record or for room: tb_bulk_due() ignores
+     * it. */
     int64_t pumped;
     uint32_t use_records;        /* number of transfers with use_records */
     uint32_t turn;               /* the transfer that gets the next receive */

@@ -89,7 +89,7 @@ struct tb_stream {
     bool ack_now;
     int64_t ack_at; /* deadline of the next acknowledgement; 0: none */
 
-    uint32_t grant, granted; /* message credit as in the frame header: given to the peer; given by the peer */
+    uint32_t grant, granted; /* message credits, counted as in tb_frame.grant: `grant` for the peer; `granted` from the peer */
     /* BLOCKED: a message waits for credit. PROBING: also, this node has been asking the peer for credit since `quiet_since`. */
     enum { TB_CREDIT_OK, TB_CREDIT_BLOCKED, TB_CREDIT_PROBING } credit;
     uint32_t grant_said;

@@ -139,7 +139,7 @@ struct tb {
     bool answered;               /* the last frame that arrived was answered; guarded by `receiving` */
     bool paused;                 /* before this round nothing had arrived for long, or no thread had polled; guarded by `receiving` */
     int64_t looked_at;           /* when a completion was last found; guarded by `receiving` */
-    uint32_t looks, busy;        /* rounds in a row without and with completions; guarded by `receiving` */
+    uint32_t looks, busy;        /* looks: rounds without completions; busy: rounds in a row with received frames; guarded by `receiving` */
 };
 
 /* device.c */
@@ -160,7 +160,7 @@ static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 
 /* cable.c */
 enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
-/* makes all queue pairs of a cable without any, on this device */
+/* makes all queue pairs of a cable that has none, on this device */
 int tb_cable_remake(struct tb_cable *c, struct tb_device *device);
 void tb_cable_lanes_down(struct tb_cable *c);
 void tb_cable_down(struct tb_cable *c); /* destroys the queue pairs; the sends that were posted stay in `flight` */
