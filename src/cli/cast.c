@@ -305,7 +305,7 @@ static int stopped_or_told(void)
     return cli_stopped() || (sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1);
 }
 
-/* The launcher sends LAUNCH_TOLD after its message about a node that has failed. */
+/* Whether the launcher has already printed why a node failed: after that message it sends this process the signal LAUNCH_TOLD. */
 static bool launcher_printed(void)
 {
     sigset_t told, pending;

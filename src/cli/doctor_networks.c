@@ -168,10 +168,11 @@ void doctor_check_networks(struct doctor *d)
     char failed[400], transport[64] = "";
     json_t *list = networks_read(d, failed, sizeof failed);
     doctor_value_of(doctor_fact(d, DOCTOR_LIMITS), "transport", transport, sizeof transport);
-    /* Otherwise nodes do not use libfabric, or prefer RDMA devices. */
+    /* Check the networks only if nodes use libfabric: WEFT_TRANSPORT is ofi, or it is not set and there are no RDMA devices. */
     if (list && (transport[0] ? strcmp(transport, "ofi") == 0 : !has_rdma(d->devices))) {
         const json_t *best = better_than_tcp(list);
-        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* false for psm3 on Ethernet */
+        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* not psm3 on Ethernet, which sends in
+                                                                                                       the clear */
         check_adapters(d, list, failed);
     }
     json_decref(list);

@@ -478,7 +478,7 @@ static bool frame_at(size_t at, struct control_frame *f)
     return f->bytes <= job.have - at - sizeof *f;
 }
 
-/* Counts the nodes that have started the program. The frames about that come before all others. */
+/* Counts the nodes that have started the program. Their frames STARTED arrive before all other frames. */
 static bool count_nodes(void)
 {
     struct control_frame f;

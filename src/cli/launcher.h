@@ -92,7 +92,7 @@ void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); 
 /* --- start.c --- */
 int launch_find_program(struct launcher *s); /* returns 0, or the exit status after an error was printed */
 /* 0, or a negative errno with base_error(). */
-int launch_name_dir(struct launcher *s); /* chooses s->dir, but does not create it: the keeper must know the name before that */
+int launch_name_dir(struct launcher *s); /* chooses the name s->dir, which the keeper must know before the directory is created */
 int launch_make_address(struct launcher *s);
 int launch_make_fabric(struct launcher *s);
 int launch_make_environment(struct launcher *s);

@@ -174,7 +174,7 @@ static void direct_begin(struct client *c)
     client_direct(c, true, true);
 }
 
-/* Gives the socket back to the gateway, because large pieces go over the connection now. */
+/* Gives the socket back to the gateway, because from now on large pieces move through the rings of the connection. */
 static void direct_end(struct client *c)
 {
     c->up_over = direct_client_ended(c->direct);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serves all connections of a published port on one thread. Each client has a pair of connections of the net service: the gateway accepts
- * the client's connection, and the target node connects to the server. This thread copies bytes between the rings of the two.
+ * the client's connection, and the target node connects to the server. This thread copies bytes between the rings of these two
+ * connections.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -99,7 +99,7 @@ uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, bool 
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of a detached job's output that are kept; older output is discarded */
 #define JOBS_ENDED_MAX 64u               /* how many detached jobs that have ended are still listed */
 #define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* time from SIGTERM to SIGKILL of `weft kill` */
-/* The jobs of control node K have numbers from K * JOBS_EACH on; no other control node uses these */
+/* The jobs of control node K have numbers from K * JOBS_EACH on; no other control node uses these numbers */
 #define JOBS_EACH   10000u
 #define JOBS_FAILED 255 /* exit status if weft itself failed, the same as that of ssh */
 struct jobs;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The desk of a node of a standing cluster: memory in the node's own pool that describes the node and its links. The node refreshes it
- * every second, and control nodes read it. The desk has two pages, which are written in turn: page K + 2 overwrites page K when the number
- * of page K + 1 has been written. So a reader has read a whole page if its number is still the newest one afterwards.
+ * The desk of a node of a standing cluster: memory in the node's own pool that describes the node and its links. The node refreshes its
+ * desk every second, and other nodes read it. The desk has two pages, which are written in turn: page K + 2 overwrites page K after the
+ * number of page K + 1 was written. So a reader has read a whole page if the page's number is still the newest one after the read.
  */
 #include <stdlib.h>
 #include <string.h>

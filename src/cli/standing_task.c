@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The tasks of a job: the processes, their output and their input. The job's thread does everything for all tasks except writing their
- * input. News about a process wakes it (gateway_process_notice()).
+ * input. News about a process wakes this thread (gateway_process_notice()).
  *
  * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the output
  * open. So the output is read only for LATE_NS, or LATE_BYTES, after the end of the task's process. Time in which the command does not read
@@ -122,7 +122,8 @@ static bool task_started(struct task *t)
     struct jobs *all = t->job->all;
     char host[64];
     if (t->starts)
-        /* the news comes while the gateway's lock is held, before the operation ends; this call waits for that lock */
+        /* the gateway calls task_notice() before it completes the operation, and holds its lock during both. This call waits for the lock,
+         * so that weft_test() sees the result */
         (void)weft_process_pid(t->p);
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
     if (rc == -EINPROGRESS && task_cancelled(t))

@@ -126,7 +126,7 @@ static int up_take_option(int c, struct up *u, struct launch *l)
 }
 
 /* Choose the address at which the nodes of this host let other nodes join. It is a Unix socket if the whole cluster is on one host;
- * otherwise its port is the one after node 0's. */
+ * otherwise it has the port after that of node 0. */
 static int choose_door(struct up *u, const struct launch *l, const struct standing_place *p)
 {
     const char *given = getenv("WEFT_GROW");

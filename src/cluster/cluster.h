@@ -35,7 +35,7 @@ struct cluster_hostfile {
     uint32_t setting_count;
 };
 #define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* maximum size of a hostfile, in bytes */
-/* Return -EINVAL for an invalid file. The error reads "FILE:LINE: field: expected ..., found ...". */
+/* Return -EINVAL for an invalid file. The error text has the form "FILE:LINE: field: expected ..., found ...". */
 int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);
 void cluster_hostfile_free(struct cluster_hostfile *h);

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define CAUSE_WAIT WEFT_SECOND       /* maximum wait for node 0's report why a peer has closed its connection */
-#define WORD_GRACE (5 * WEFT_SECOND) /* additional time after the deadline: node 0 reports then, with more details than this node has */
+#define WORD_GRACE (5 * WEFT_SECOND) /* how long after its deadline a node waits for node 0's report, which has more details */
 
 static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
 {

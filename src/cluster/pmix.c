@@ -68,7 +68,8 @@ void launcher_close(struct launcher *p)
 
 #define LEAVE_WAIT (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
 #define AGAIN_WAIT (20 * WEFT_MS)
-/* additional time after the deadline: PMIx rounds it up to seconds, and only then reports missing processes */
+/* how long after its deadline a caller still waits: PMIx rounds the deadline up to seconds, and reports missing processes only after
+ * that */
 #define GRACE      (4 * WEFT_SECOND)
 
 /* --- the library --- */
@@ -365,8 +366,8 @@ static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 }
 
 /* Reads, without a fence, the data that `rank` publishes for this exchange. A request that waits for the data may never be answered if the
- * process of `rank` reconnects meanwhile. So such a request ends after a second, and then seven requests ask the launcher's daemon on this
- * host without waiting. */
+ * process of `rank` reconnects meanwhile. So such a request ends after a second. Seven requests follow that do not wait: they ask only the
+ * launcher's daemon on this host. */
 static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
 {
     for (uint32_t i = 1;; i++) {
