@@ -572,7 +572,7 @@ int cast_disk_open(struct cast_disk *d, struct cast *c)
 {
     struct rlimit files;
     *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 32};
-    /* the other descriptors are for connections and folders */
+    /* use a quarter of the descriptors for files to be renamed: the others are for connections and folders */
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max)
         d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);

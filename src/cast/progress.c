@@ -166,7 +166,7 @@ void cast_show_silent(struct cast *c)
     if (paused < EVERY_NS)
         return;
     s->looked = now;
-    /* this node did not run, and messages may be waiting, so this time does not count. (Also true at the first call) */
+    /* this node did not run, and messages may be waiting, so this time does not count. (The condition is also true at the first call) */
     if (paused > ASLEEP_NS) {
         pthread_mutex_lock(&s->lock);
         for (uint32_t i = 0; i < c->config.head.size; i++) {

@@ -193,8 +193,8 @@ static void print_sentences(struct cast *c)
     }
 }
 
-/* Whether all targets have sent their last state. After a success, a target that is gone counts, because it has sent its last state before
- * it ended. */
+/* Whether all targets have sent their last state. After a success, a target that is gone counts as one that has sent it: such a target ends
+ * only after it has sent its last state. */
 static bool all_told(struct cast *c)
 {
     bool told = true;

@@ -121,8 +121,8 @@ void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
 
 /* --- file_holder.c --- */
-/* How fast pieces arrive. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the
- * difference. */
+/* How fast pieces arrive. When a piece takes longer than `took`, `took` becomes that time at once. When a piece is faster, `took` decreases
+ * by a quarter of the difference. */
 struct file_pace {
     int64_t came, took; /* came: when the last piece arrived (0: none yet); took: how long a piece takes */
     int64_t gap;        /* time from the end of one piece to the end of the next one, if both were under way together; 0: not known */
@@ -185,8 +185,9 @@ struct file_open { /* an asker's handle */
     uint32_t leases, jobs;
     uint64_t host; /* a number that all nodes of the asker's host share; 0: the gateway's host, or the host is not known */
     int fd;        /* a descriptor for writing; -1: the handle is only for reading */
-    /* Writes through one handle run on several threads, and may end in another order than they have reached the disk. `written`: how many
-     * have reached it; threads count. `shown`: the number of the last one that the handle's generation shows. */
+    /* Writes through one handle run on several threads, and may end in another order than that in which they reached the disk. `written`:
+     * how many writes have reached the disk; each thread gives its write the next number. `shown`: the highest number of a write after
+     * which the handle was moved to a new generation. */
     _Atomic uint64_t written;
     uint64_t shown;
     bool closed; /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
@@ -225,8 +226,8 @@ struct files {
 
 /* --- file_holder.c --- */
 void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece has arrived, whose get began at `since` */
-/* Until when to wait for a piece whose get began at `since`. The wait is FILE_PACE_TIMES as long as a piece takes, and at least `least`. It
- * begins again with each piece that arrives. */
+/* Until when to wait for a piece whose get began at `since`. The wait is FILE_PACE_TIMES as long as a piece takes, and at least `least`.
+ * The wait begins again with each piece that arrives. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
 /* Whether a node that is getting `gets` pieces may begin to get one more. */
 bool file_pace_may_get(const struct file_pace *p, unsigned gets);
@@ -353,8 +354,8 @@ enum file_kind {
 #define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
 #define FILE_SILENT 0x10u /* LEASE with FILE_HERE: the node of arg[11] has not answered */
 #define FILE_LATER  0x20u /* LEASE with FILE_KEEPS: nobody should wait for the asker's copy, which may arrive late */
-/* LEASE with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other
- * nodes.
+/* LEASE with FILE_KEEPS: the asker can copy the bytes from the gateway's piece straight to where they are wanted. So the gateway lets it
+ * keep a copy only if several nodes of other hosts have the file open.
  */
 #define FILE_STRAIGHT 0x40u
 #define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */

@@ -127,7 +127,8 @@ static int job_write(struct file_job *job)
             rc = n == 0 ? -EIO : -errno;
     }
     job->bytes = put;
-    /* acquire and release: pairs with other writes through the handle, so the look of the last one sees what the others have written */
+    /* acquire and release: pairs with other writes through the handle, so look() of the write with the highest number sees what the writes
+     * with lower numbers have written */
     job->number = 1 + atomic_fetch_add_explicit(&job->open->written, 1, memory_order_acq_rel);
     int seen = look(job->fd, &job->is);
     return rc ? rc : seen;

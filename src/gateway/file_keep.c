@@ -116,7 +116,7 @@ uint64_t file_keep_room(struct gateway *g)
     return room;
 }
 
-/* Memory that is used again and again gets huge pages, because copies are faster there. */
+/* Memory that is used again and again gets huge pages, because the processor copies faster from and to them. */
 static void kept_enlarge(struct gateway *g, const struct file_kept *k)
 {
     uint64_t place = weft_gaddr_offset(k->at);

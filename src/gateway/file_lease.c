@@ -263,7 +263,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
 
 /* --- copies at other nodes --- */
 
-/* The lease of the asker that the request names. Returns NULL if the asker has no such lease, or if the lease's handle is closed. */
+/* The asker's lease that the request names. Returns NULL if the asker has no such lease, or if the lease's handle is closed. */
 static struct file_lease *lease_of(const struct files *all, const struct gateway_call *c)
 {
     struct file_lease *l = gateway_table_find(&all->leases, c->record.arg[0]);

@@ -280,7 +280,7 @@ static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
     return other ? slot_silent(f, s) : rc;
 }
 
-/* The copy is right. Tells the gateway if other hosts also read the file. */
+/* Called when the copy has arrived and is right. Tells the gateway of the copy if the gateway has asked for that (`tell`). */
 static void slot_hold(weft_file *f, struct file_slot *s)
 {
     atomic_store_explicit(&s->state, SLOT_HELD, memory_order_relaxed);
@@ -414,6 +414,6 @@ void file_slots_expire(weft_file *f, struct file_line *line)
         int state = file_slot_state(&line->slot[i]);
         if (state == SLOT_GETS || state == SLOT_HELD)
             file_slot_free(f, &line->slot[i]);
-        line->slot[i].until = INT64_MIN; /* so that the next request ends this lease; the gateway answers it with -ESTALE */
+        line->slot[i].until = INT64_MIN; /* so that the next request ends this lease; the gateway answers that request with -ESTALE */
     }
 }

@@ -374,8 +374,8 @@ struct gateway_service {
     void (*begin)(void *state, struct gateway_call *c);
     void (*cancel)(void *state, struct gateway_call *c); /* the service must answer the request now */
     void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after all requests of this node were cancelled */
-    /* begin() and tick() take no longer than a few system calls; so does on_moved() if the stream's ring is mapped. So the progress thread
-     * may call these functions while the server thread sleeps (gateway_server_brief()). */
+    /* begin() and tick() take no longer than a few system calls, nor does on_moved() if the stream's ring is mapped. Therefore the progress
+     * thread may call these functions while the server thread sleeps (gateway_server_brief()). */
     bool quick;
     int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns after how many ns to call tick() again at the latest */
     /* The asker's side of requests by record, on any thread. Each function may be NULL. submit() handles a record that needs no server, and
@@ -472,7 +472,7 @@ void gateway_sockets_free(struct gateway *g);
 
 /* net_borrow.c. Call these without the lock. They set no weft_error() text. borrow: asks the gateway to lend the socket of an open
  * connection. Send nothing until the socket is lent. borrowed: call this after notify(). It returns a descriptor or an error. After
- * -EINPROGRESS the socket is not lent yet; after any other error the connection is as before. If it returns a descriptor, first take what
+ * -EINPROGRESS the socket is not lent yet; after any other error the connection is as before. After a descriptor, first take the bytes that
  * weft_net_received() has, then read and write the descriptor without waiting (MSG_DONTWAIT). return: the caller has closed the descriptor,
  * and uses weft_net_put() and the like again. */
 int gateway_net_borrow(struct weft_socket *s);

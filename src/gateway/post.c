@@ -207,7 +207,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     q->last = &kept->next;
     if (m->type == GATEWAY_DATA)
         data_enter(p, kept);
-    /* if it is not the first, the upkeep already sends queued messages */
+    /* wake the upkeep only for the first queued message: while messages are queued, it goes on sending them */
     bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0;
     base_spin_unlock(&p->lock);
     if (first)

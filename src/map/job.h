@@ -158,11 +158,11 @@ struct map_line {                                    /* one line for each slot; 
     _Atomic uint64_t pieces, busy_ns, command_ns;
 };
 struct map_board {
-    _Atomic uint32_t ending;  /* no command may start any more */
-    _Atomic uint32_t stopped; /* the job is stopped (Ctrl-Z), and with it every command */
-    _Atomic int64_t stopped_since,
-        stopped_ns;            /* stopped_since: when it was stopped; stopped_ns: for how long in total. Time-outs do not count this time */
-    _Atomic uint32_t printing; /* the owner is writing output, so memory will be freed soon */
+    _Atomic uint32_t ending;                   /* no command may start any more */
+    _Atomic uint32_t stopped;                  /* the job is stopped (Ctrl-Z), and with it every command */
+    _Atomic int64_t stopped_since, stopped_ns; /* stopped_since: when the job was stopped; stopped_ns: for how long in total. Time-outs do
+                                                  not count this time */
+    _Atomic uint32_t printing;                 /* the owner is writing output, so memory will be freed soon */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* bytes of the spill file that were handed out */
     _Atomic int32_t pids[MAP_NODES_MAX];                    /* process ids of the nodes; 0: the process has ended */
     _Atomic uint32_t gpu[MAP_NODES_MAX];                    /* enum map_gpu */
@@ -194,7 +194,7 @@ void map_forks_check(struct map_job *job); /* kill the commands of nodes that ha
 void map_forks_wait(struct map_job *job);  /* at the end of the job: wait for the nodes, which leave by themselves */
 
 /* --- guardian.c: the process that kills the commands of a node on another host when the node has ended --- */
-/* `lines`: number of lines on the board. See guardian.c for when to call it. */
+/* `lines`: number of lines on the board. guardian.c says when to call this. */
 int map_guardian_start(struct map_job *job, size_t lines);
 void map_guardian_end(struct map_job *job);
 
@@ -538,8 +538,8 @@ struct map_job {
 /* --- run.c: find the kernel that the options name; returns -EINVAL if there is none --- */
 int map_choose_kernel(struct map_job *job);
 
-/* --- owner.c: the work of node 0. Returns the exit status. If its error text was not printed yet, returns a negative errno instead. After
- * an error, or if job->over is not set, threads and nodes are still running. --- */
+/* --- owner.c: the work of node 0. Returns the exit status. If an error text is still to be printed, returns a negative errno instead.
+ * After an error, or if job->over is not set, threads and nodes are still running. --- */
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define TICK_NS  (100 * WEFT_MS)
-#define TOLD_NS  (10 * WEFT_MS) /* when nothing was printed for so long, the owner counts as not printing */
+#define TOLD_NS  (10 * WEFT_MS) /* when nothing was printed for this time, the owner counts as not printing */
 #define REAP_MAX 64u
 
 /* --- submitting --- */

@@ -15,9 +15,9 @@
  * be the cause of the deaths. */
 #define DEATHS_MAX 3u
 
-/* A node on which a piece has failed passes the piece on, so that another node can take it. All nodes together do so at most this many
- * times for a piece. A node that is alone reaches this limit after about two seconds, so a stopped node does not hold up the job for
- * ever. */
+/* A node on which a piece has failed passes the piece on, so that another node can take it. All nodes together pass a piece on at most this
+ * many times; then the node that claims it runs it. If all other nodes are stopped, a node reaches this limit by itself after about two
+ * seconds, so that stopped nodes do not hold up the job for ever. */
 #define GIVE_AWAY_MAX 36u
 
 /* A node that gets only pieces that have failed on it waits before it claims again: first WEFT_MS, then twice as long each time, at most
