@@ -20,8 +20,8 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-/* Free an arena. The caller has made sure that no device has it registered any more. Without `quiet`, a kernel may still use its memory,
- * which then stays. */
+/* Free an arena. The caller has made sure that no RDMA device has the arena registered any more. Without `quiet`, the arena's memory is not
+ * freed, because a kernel may still use it. */
 static void dispose(struct gpu_arena *a, bool quiet)
 {
     if (quiet)

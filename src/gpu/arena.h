@@ -78,7 +78,7 @@ struct arena_share {
     uint64_t secret;        /* the owner's answer must have this number, so that no other node can answer in place of the owner */
     char place[SHARE_NAME]; /* the name of the socket to connect to; ends with a zero byte */
 };
-/* What the owner sends on that socket, together with a descriptor of the memory. If no descriptor comes with it, `status` is the reason. */
+/* What the owner sends on that socket, together with a descriptor of the memory. If no descriptor is sent, `status` is the reason. */
 struct arena_gift {
     uint64_t secret, bytes;
     int64_t status;

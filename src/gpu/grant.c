@@ -24,8 +24,9 @@
 
 #define IDLE_NS  (5 * WEFT_MS)  /* a node gives its slots back when it has used none for this time */
 #define AGAIN_NS (10 * WEFT_MS) /* a node that did not get all the slots it asked for asks again only after this time */
-#define PULL_NS  (20 * WEFT_MS) /* how long pieces wait for the owner's answer if there are no slots; then the owner gets them itself */
-#define LOST_NS  WEFT_SECOND    /* a question that is not answered in this time counts as lost */
+/* how long pieces wait for the owner's answer if there are no slots; after that, the owner gets the pieces itself */
+#define PULL_NS (20 * WEFT_MS)
+#define LOST_NS WEFT_SECOND /* a question that is not answered in this time counts as lost */
 
 /* The state of the last question, in the low bits of grants.offer. With OFFER_WANTED, the whole word is the number of the question, which
  * is never 0. */

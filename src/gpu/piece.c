@@ -136,7 +136,7 @@ static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piec
     return room;
 }
 
-/* Copies the data from the local memory to the buffer from which they are sent. */
+/* Copies the data from the local memory to the buffer from which it is sent. */
 static void piece_fill(struct arena_job *j, struct arena_piece *p)
 {
     const uint8_t *near = j->near + p->from;
@@ -203,7 +203,7 @@ bool piece_begin(struct arenas *c, struct arena_job *j)
 {
     bool bytes = j->begun < j->length;
     if (!bytes && j->pieces)
-        return false; /* the word comes after the data */
+        return false; /* the piece with the atomic begins only when all pieces with data have ended */
     struct arena_piece *p = piece_take(c, j);
     int why = 0;
     if (!p)

@@ -100,7 +100,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-/* Starts a fence. It also waits for operations that are begun after this call, but before the fence is first checked. */
+/* Starts a fence. The fence also waits for operations that are begun after this call, but before the fence is first checked. */
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)
