@@ -259,7 +259,7 @@ void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round,
 void cast_look_lost(struct cast *c, uint32_t to);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
 /* Called on the source. Tells the user that `path` is not sent, and why. */
-#define CAST_UNSENT_MAX 3500u /* longest path in such a message, in bytes: the sentence must fit into one message */
+#define CAST_UNSENT_MAX 3500u /* longest path for cast_say_unsent(), in bytes: the sentence with the path must fit into one message */
 void cast_say_unsent(struct cast *c, const char *path, const char *why);
 void cast_tell_sums(struct cast *c);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);

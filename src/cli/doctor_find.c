@@ -390,8 +390,8 @@ static void check_devices(struct doctor *d)
     }
 }
 
-/* Make warnings of findings that do not prevent RDMA. If one device works, problems of other devices are only warnings. If libfabric has a
- * better network than TCP, so is the lack of devices. */
+/* Turns findings that do not prevent RDMA into warnings. If one device works, problems of other devices become warnings. If libfabric has a
+ * better network than TCP, the lack of devices becomes a warning, too. */
 static void weigh(struct doctor *d)
 {
     for (unsigned i = 0; i < d->count; i++)

@@ -19,7 +19,7 @@ static const struct adapter {
     {"0x434e", "0x", "an Omni-Path adapter", "opx", "hfi1", "the libfabric of Omni-Path's software has it"},
 };
 
-/* Whether a provider ("tcp;ofi_rxm") is `name`, or `name` over or below another one. */
+/* Whether a provider is `name`, alone or followed by another provider, as in "tcp;ofi_rxm". */
 static bool is_provider(const char *provider, const char *name)
 {
     size_t n = strlen(name);
@@ -58,8 +58,7 @@ static const json_t *provider_in(const json_t *list, const char *name)
     return NULL;
 }
 
-/* The provider that weft prefers to TCP, and uses without being told to. Returns NULL if there is none. The best provider is first in the
- * list. */
+/* The provider that weft prefers to TCP, and uses by default. Returns NULL if there is none. The best provider is first in the list. */
 static const json_t *better_than_tcp(const json_t *list)
 {
     const json_t *best = json_array_get(list, 0);

@@ -19,7 +19,7 @@
 
 #define LISTEN_MS 2000
 #define LEAVE_MS  100
-/* This command ends within this time after a second signal. The control node needs one second of it. */
+/* After a second signal this command ends within this time. One second of this time is for the control node. */
 #define KILLED_NS (3 * WEFT_SECOND)
 
 static const char help[] =

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The small command: the program that is installed as `weft` on Linux. It does the usual `weft exec` itself, because for short programs the
- * time of its own start counts. For everything else it is replaced by the whole command (main.c).
+ * The small command: the program that is installed as `weft` on Linux. It does the usual `weft exec` itself, because it starts faster than
+ * the whole command. This matters if the program to run is short. For everything else it is replaced by the whole command (main.c).
  *
  * It uses no C library, whose start takes longer than the rest of a short job: glibc executes some forty CPUID instructions, each of which
  * takes 10 us or more in a virtual machine.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starts the nodes of a cluster, and ends them. The launcher (launch.c) starts (start.c), signals and reaps the nodes, and starts those
- * of a standing cluster again (revive.c). The relay (relay.c) forwards tagged output. The keeper (keeper.c) is a process that kills the
- * nodes if the launcher is killed.
+ * Starts the nodes of a cluster, and ends them. The launcher (launch.c) starts (start.c), signals and reaps the nodes, and replaces nodes
+ * of a standing cluster that have ended (revive.c). The relay (relay.c) forwards tagged output. The keeper (keeper.c) is a process that
+ * kills the nodes if the launcher is killed.
  */
 #ifndef WEFT_CLI_LAUNCH_H
 #define WEFT_CLI_LAUNCH_H

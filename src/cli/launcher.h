@@ -51,7 +51,7 @@ struct launcher {
     int status;          /* exit status of the first node that failed; 0: no node has failed */
     int output_status;   /* exit status because output was lost before any node failed; 0: no output was lost */
     int interrupted;     /* the first signal that asked the launcher to end; 0: no signal has arrived */
-    bool hurried;        /* a second signal to end has come, so do not wait for readers of the output */
+    bool hurried;        /* a second signal has asked the launcher to end, so do not wait for readers of the output */
     bool ending, killed; /* ending: the nodes were asked to end; killed: the nodes were killed */
     bool timed_out;
     int64_t deadline;  /* when --timeout ends the nodes; INT64_MAX: never */
@@ -102,7 +102,7 @@ int launch_start_node(struct launcher *s, uint32_t rank); /* returns 0, or the e
 /* Handle the end of a node. Returns false if the cluster was not up yet; then the whole launch must end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
-void revive_round(struct launcher *s);        /* start the nodes whose time has come */
+void revive_round(struct launcher *s);        /* start the nodes that are due (node.again) */
 int64_t revive_due(const struct launcher *s); /* when to call revive_round() again */
 
 #endif

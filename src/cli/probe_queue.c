@@ -11,7 +11,7 @@
 
 enum { TRY_MOST = 256, DEPTHS = 8, FRAMES = 4 };
 
-/* How many objects were to be created (`tried`), how many were created (`made`), and the errno of the next one. 0: no object was refused.
+/* tried: how many objects were to be created; made: how many were created; code: the errno with which the next object was refused, or 0.
  */
 struct count {
     uint32_t tried, made;

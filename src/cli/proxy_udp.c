@@ -148,7 +148,7 @@ static void flow_opened(struct flow *w)
     }
 }
 
-/* Passes datagrams that have come from the network on to the client. */
+/* Passes datagrams that have arrived from the network on to the client. */
 static void flow_receive(struct flow *w)
 {
     struct proxy_udp *u = w->a->u;

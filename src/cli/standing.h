@@ -168,8 +168,8 @@ void standing_serve_end(struct standing_server *s);
 /* --- standing_node.c --- */
 /* Run one node until it is asked to end. `slot`: its place. `first`: rank of the first node of this host, which becomes the control node
  * when the cluster begins; UINT32_MAX: any node may become it. Returns the exit status for the launcher (launch.h). `instead` (may be NULL)
- * is called about once a second while the node waits for the others with which it begins the cluster. If it returns non-zero, the node
- * gives up, and this returns STANDING_INSTEAD. */
+ * is called about once a second while the node waits for the others with which it begins the cluster. If `instead` returns non-zero, the
+ * node gives up, and standing_node() returns STANDING_INSTEAD. */
 #define STANDING_INSTEAD (-1)
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 

@@ -107,8 +107,8 @@ void job_wake(struct job *j);
 /* --- standing_task.c --- */
 void task_notice(void *task, bool soon); /* for gateway_process_notice() */
 /* Does what can be done for a task without waiting: notices that the process has started or ended, passes on a piece of output, kills the
- * process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of all their
- * hosts before. Returns true if there may be more to do at once. Without `buf`, only notices whether the process has started. */
+ * process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of all hosts
+ * before the first output. Returns true if there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
 /* Sends a signal to the task's process, without waiting. If the process has not started yet, the signal is sent after the start. `op` (may
  * be NULL) is complete when the server has answered. The caller holds job.handles. */

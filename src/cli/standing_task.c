@@ -220,7 +220,7 @@ static void task_leave(struct task *t)
     task_done(t, JOBS_FAILED);
 }
 
-/* Whether output that still comes must be from other processes: see the top of this file. */
+/* Whether output that still arrives must be from other processes: see the top of this file. */
 static bool task_late(const struct task *t)
 {
     int64_t held = t->late_bytes < LATE_BYTES ? t->job->held : 0;

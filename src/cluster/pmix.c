@@ -327,7 +327,7 @@ static int step_open(struct launcher *p, int64_t deadline)
 }
 
 /* Fails with the list of processes that have published nothing. Asks the launcher about each process, for one second in all. If some
- * processes are on other hosts, asks about none, because the launcher may need longer to answer for those. */
+ * processes are on other hosts, asks about none, because about those the launcher may need longer than a second to answer. */
 static int say_who_is_missing(const struct launcher *p)
 {
     char text[64] = "";

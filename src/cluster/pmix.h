@@ -7,7 +7,7 @@
 
 #include "base/base.h"
 
-/* A connection to the launcher, for use by one thread. */
+/* A connection to the launcher. One thread at a time uses it. */
 struct launcher;
 
 /* Whether a PMIx launcher has started this process, according to the environment. */

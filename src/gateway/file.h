@@ -270,7 +270,7 @@ struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint6
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p);   /* frees a piece; no lease and no request may be left */
 void file_piece_rest(struct files *all, struct file_piece *p);   /* makes a piece idle if it has no leases and no delayed requests */
-void file_piece_wanted(struct files *all, struct file_piece *p); /* makes a piece not idle, so that it is not dropped */
+void file_piece_wanted(struct files *all, struct file_piece *p); /* takes a piece off the list of idle pieces, so that it is not dropped */
 /* Makes a lease. Returns 0, -ENOMEM, or -ENOBUFS if more than half of the cache would be mapped or pinned, or if the handle has too many
  * leases. Sets no error text. */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);

@@ -336,7 +336,7 @@ struct slot_wait {
     struct file_line *line;
 };
 
-/* Whether the wanted piece is there, or there is a step to take. */
+/* Whether the wanted piece has arrived or failed, or slots_move() can take a step. */
 static bool slots_moved(void *arg)
 {
     const struct slot_wait *wait = arg;

@@ -74,8 +74,7 @@ void gateway_table_remove(struct gateway_table *t, uint64_t id);
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
-/* --- watch.c: all calls come from the thread that waits, or from one that works in its place (gateway_watches_try())
- * --- */
+/* --- watch.c: called only by the thread that waits, or by a thread that works in its place (gateway_watches_try()) --- */
 enum { GATEWAY_READABLE = 1, GATEWAY_WRITABLE = 2 };
 struct gateway_watch {
     int fd; /* -1: not watched */

@@ -4,8 +4,8 @@
  * are bounded by WEFT_REQUESTS_MAX, the bytes of a stream by its ring, and replies by REPLIES_MAX: a node that sends requests but does not
  * read the replies is treated as dead. A message to this node itself is handled at once, on the thread that posts it.
  *
- * The bytes of a stream may come in many small pieces, with a DATA message for each. A queued DATA message takes up later pieces, so that a
- * stream has few DATA messages in the queue.
+ * The bytes of a stream may be sent in many small pieces, with a DATA message for each. Later pieces are added to a DATA message that is
+ * still queued, so that a stream has few DATA messages in the queue.
  */
 #include "gateway/gateway.h"
 

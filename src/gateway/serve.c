@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serves requests of other nodes. A message handler checks a request, enters it in a table and queues it; the server thread does the rest.
- * Data that does not fit into the message is fetched from the asker's pool by a get. Its hash is checked, because an asker that has given
- * up may use that memory again.
+ * Data that does not fit into the message is fetched from the asker's pool by a get. The hash of the data is checked, because an asker that
+ * has given up may use the data's memory for something else.
  */
 #include "gateway/serve.h"
 

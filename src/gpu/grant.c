@@ -119,7 +119,8 @@ static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 static bool owner_look(struct arenas *c, uint32_t node)
 {
     struct grants *g = &c->peer[node].grants;
-    /* Read `wanted` before `given`: a GIVE comes before the next WANT, and is not about the slots that are granted below. */
+    /* Read `wanted` before `given`: a node sends its GIVE before its next WANT, so the GIVE is not about the slots that are granted
+     * below. */
     uint32_t question = atomic_exchange_explicit(&g->wanted, 0, memory_order_acquire), none = 0;
     bool gave = atomic_exchange_explicit(&g->given, false, memory_order_acquire);
     if (gave)

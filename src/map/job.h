@@ -257,7 +257,7 @@ void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr 
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
 /* Make the slot's buffer in the pool at least `bytes` long. Returns false if there is no memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
-/* Renew the claim on the slot's piece, once `*next` has come. */
+/* Renew the claim on the slot's piece if the time `*next` has been reached. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- cached.c: inputs that their home reads once for all nodes --- */
@@ -373,7 +373,7 @@ struct map_span { /* the piece's bytes: memory, or a range of a file */
 };
 struct map_slot;
 void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in, enum map_kind *kind, int *code);
-/* The kept text in one piece; `text` has room for MAP_STDERR_BYTES + 64. */
+/* Writes the kept bytes as one text to `text`, which has room for MAP_STDERR_BYTES + 64. Returns the length. */
 size_t map_errors_text(const struct map_errors *e, char *text);
 
 /* --- mapped.c: a piece of a file as memory, safe against truncation of the file. Each thread may have one such mapping --- */
