@@ -313,7 +313,8 @@ static struct {
     bool one_host;
 } given;
 
-/* The value of the option, which was given as `--name value` or `--name=value`. Returns NULL if it is another option. */
+/* The value of option `name` if the word at `*at` is `name` (then the next word is the value) or `name=value`. Returns NULL if the word is
+ * another option. */
 static char *value_of(const char *name, size_t *at)
 {
     char *rest = after(words[*at], name);
@@ -552,7 +553,7 @@ static bool handle_frames(int fd)
     fine = fine && job.done;
     for (size_t left = job.done; left; left -= (size_t)n)
         if ((n = SYS(recvfrom, fd, job.bytes, left, MSG_DONTWAIT, NULL, NULL)) <= 0)
-            end(FAILED); /* cannot happen: the bytes were there */
+            end(FAILED); /* cannot happen: the bytes were seen in the socket (MSG_PEEK) */
     return fine;
 }
 

@@ -63,7 +63,7 @@ static void notice_end(void *arg)
 static void pair_free(struct pair *c, bool drop)
 {
     struct publish *p = c->p;
-    for (int i = 0; i < 2; i++) { /* after this, notice() is not called any more */
+    for (int i = 0; i < 2; i++) { /* after this loop, notice() is not called any more */
         if (drop)
             weft_net_abort(c->side[i]);
         else

@@ -11,7 +11,7 @@
 #include "cli/standing_job.h"
 
 #define SOON_MS 2   /* how long the frame about the start of a process may wait for further frames */
-#define LOOK_MS 200 /* the thread notices within this time what does not wake it, such as the end of output */
+#define LOOK_MS 200 /* some changes do not wake the thread, such as the end of output: it notices these within this time */
 /* How long hosts have to answer after a signal of the command. After CANCEL_NS a start that a host has not answered is cancelled. After
  * LEAVE_NS the job ends without the hosts that have not answered. */
 #define CANCEL_NS (500 * WEFT_MS)

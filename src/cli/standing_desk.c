@@ -12,7 +12,7 @@
 #include "cli/standing.h"
 #include "weft/service.h"
 
-#define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read; this is rare, because it opens all devices */
+#define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read; rarely, because reading opens all devices */
 #define DESK_SPARE 8u                 /* room for links to nodes that join later */
 #define SILENT_NS  (2 * WEFT_SECOND)  /* how long to wait for a node */
 #define READS      32                 /* how often to try again to read a page that was overwritten meanwhile */

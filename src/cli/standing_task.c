@@ -106,7 +106,7 @@ static int task_cancel(struct task *t)
 }
 
 /* Called when the task's process has started or could not be started. After the last task of the job, look at all tasks, because their
- * output has waited for this. */
+ * output was held back until then. */
 static void task_begun(struct task *t)
 {
     struct job *j = t->job;

@@ -40,7 +40,7 @@ struct measurer {
     weft_node *w;
     uint32_t rank, size;
     int64_t time_ns;
-    uint64_t epoch;    /* the epoch while all nodes live; if it changes, the measurement fails */
+    uint64_t epoch;    /* the membership epoch while all nodes live; if it changes, the measurement fails */
     weft_gaddr *desks; /* [size] */
     struct desk *desk; /* the desk of this node */
     weft_gaddr report; /* address in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */

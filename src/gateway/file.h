@@ -148,7 +148,7 @@ struct file_piece {
     weft_gaddr at;
     uint32_t bytes;
     uint32_t leases, hits;
-    bool ready, idle;             /* ready: the bytes are there; idle: in the list of pieces that may be dropped */
+    bool ready, idle;             /* ready: the bytes were read into memory; idle: in the list of pieces that may be dropped */
     struct gateway_call *waiting; /* requests that wait until the piece is ready */
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not computed yet */

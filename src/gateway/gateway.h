@@ -98,8 +98,8 @@ bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* Work that a message has brought for a sleeping thread of a service. The progress thread, which has handled the message, does a little of
- * this work itself, so that the sleeping thread need not be woken. */
+/* Work that has arrived in a message for a thread of a service that sleeps. The progress thread, which has handled the message, does a
+ * little of this work itself, so that the sleeping thread need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;   /* the thread that handles a message will call run() */

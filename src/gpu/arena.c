@@ -311,7 +311,8 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
     return a;
 }
 
-/* Also true for an arena that is being closed: callers must not let the processor copy its memory, which perhaps only a GPU can access. */
+/* Whether the memory is in an arena of this node. Also true if the arena is being closed: callers must not let the processor copy this
+ * memory, which perhaps only a GPU can access. */
 bool arena_owns(struct arenas *c, const void *p)
 {
     if (!may_be_own(c, p))

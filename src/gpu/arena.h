@@ -182,7 +182,7 @@ struct arena_request;
 struct arena_job;
 struct arena_piece;
 
-/* What this node has under way to another node. */
+/* The operations of this node on arenas of another node, and what this node knows of those arenas. */
 struct arena_peer {
     struct arena_job *first, *last, *next; /* jobs in order; `next` is the first job with pieces left to begin; guarded by `lock` */
     uint32_t count;                        /* number of jobs; guarded by `lock` */
@@ -268,7 +268,8 @@ bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out);
  * call. */
 void view_show(struct arenas *c, struct gpu_arena *a, const struct gpu_place *only);
 void view_hide(struct arenas *c, struct gpu_arena *a);                              /* takes the arena away from all GPUs */
-void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* that GPU was closed, with its table */
+void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* forgets that the GPU reaches the arena; call this
+                                                                                       after the GPU was closed, with its table */
 bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
 /* The GPU that can copy between two arenas, one of which may be NULL. Returns NULL if no GPU can access both. */
 const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);

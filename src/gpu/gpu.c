@@ -218,7 +218,8 @@ void gpu_leave(struct weft_node *w)
     }
 }
 
-/* Called before the links are closed, because that unmaps the pools of other nodes, which must be unregistered first. */
+/* Called before the links are closed: closing them unmaps the pools of other nodes, and before that these pools must be unregistered from
+ * the GPUs. */
 static void last_wait(struct weft_node *w, void *arg)
 {
     const struct gpus *all = arg;

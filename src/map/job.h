@@ -58,7 +58,7 @@
 #include "weft/queue.h"
 
 #define MAP_CHUNK_BYTES  (256u << 10)        /* output is captured in chunks of this size */
-#define MAP_INLINE_BYTES (64u << 10)         /* up to this size the last chunk travels inside the outcome */
+#define MAP_INLINE_BYTES (64u << 10)         /* a last chunk of at most this size is stored inside the outcome */
 #define MAP_BRING_DEPTH  4u                  /* chunks of a piece that are fetched at the same time */
 #define MAP_HOME_BYTES   (1u << 20)          /* part of the owner's pool: bounce buffers on the way to its spill file (home.c) */
 #define MAP_STEP_BYTES   (64u << 10)         /* bytes read at a time while looking for the end of a piece */
