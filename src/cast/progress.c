@@ -134,7 +134,8 @@ void cast_show_progress(struct cast *c)
 
 /* --- nodes that do not answer --- */
 
-/* Whether a node has stopped answering, or answers again, and the user was not told yet. */
+/* What the user must be told about a node now: nothing (ANSWERS), that it has stopped answering (SILENT), or that it answers again
+ * (AGAIN). */
 enum answer { ANSWERS, SILENT, AGAIN };
 static enum answer answer_of(struct cast *c, uint32_t node, int64_t now, int64_t *seconds)
 {

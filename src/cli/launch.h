@@ -20,9 +20,9 @@ struct launch_revive {
     const char *join;      /* WEFT_JOIN for nodes that are started later */
     const char *join_file; /* if this file exists, its first line is used instead of `join`; NULL: always use `join` */
     bool joins;            /* the first nodes join a running cluster, too */
-    uint32_t place;   /* place of the first node. A node that joins gets this place as WEFT_RANK, because the cluster chooses its number */
-    const char *up;   /* this file exists when the cluster is up. If a node ends before the cluster is up, the launch fails */
-    const char *down; /* when this file exists, the launcher ends its nodes */
+    uint32_t place;        /* place of the first node. A node that joins gets its place in WEFT_RANK; its number is chosen by the cluster */
+    const char *up;        /* this file exists when the cluster is up. If a node ends before the cluster is up, the launch fails */
+    const char *down;      /* when this file exists, the launcher ends its nodes */
 };
 /* Exit statuses of a node of a standing cluster. 0: the whole cluster ends, so no node is started again. */
 #define LAUNCH_CANNOT_JOIN 3 /* the node could not join, and can never join */

@@ -55,7 +55,7 @@ struct launcher {
     bool ending, killed; /* ending: the nodes were asked to end; killed: the nodes were killed */
     bool timed_out;
     int64_t deadline;  /* when --timeout ends the nodes; INT64_MAX: never */
-    int64_t stopped;   /* since when the leading first node is stopped by a signal; 0: it is not stopped */
+    int64_t stopped;   /* when a signal has stopped the first node, which leads; 0: it is not stopped */
     bool told_stopped; /* the launcher has reported that the first node is stopped */
     int64_t grace;     /* if `ending`: when the nodes are killed; if `killed`: when the launcher gives up */
     int64_t ssh_grace; /* after other machines were told to kill their nodes: when to kill the ssh processes; INT64_MAX: never */

@@ -388,7 +388,7 @@ static int link_give_up(struct link_probe *l, int rc)
     return rc;
 }
 
-/* Do what the leading end asks for by a word: receive (positive), send (negative), or end (0). */
+/* Obey the numbers that the leading end sends: receive (a positive number), send (a negative one), or end (0). */
 static int follow(struct link_probe *l)
 {
     struct probe_end *e = &l->end;
@@ -561,7 +561,7 @@ int probe_link(const struct probe *p)
         return probe_error(p, "no memory for the results of the measurements" BASE_MEMORY_HINT);
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
-    if (!(d = probe_open(p))) { /* open the device first: without one there is no reason to contact the other end */
+    if (!(d = probe_open(p))) { /* open the device first: without a device there is no reason to contact the other end */
         free(l);
         return CLI_FAILED;
     }

@@ -186,7 +186,7 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
     return rc;
 }
 
-/* The same test, with a connected queue pair on another host that posts nothing meanwhile. */
+/* Like past_here(), but with a connected queue pair on another host, which posts nothing meanwhile. */
 static int past_there(struct queue_report *r, const struct probe *p, int fd)
 {
     struct probe_end e = {.p = p, .fd = fd, .leads = !p->listen, .count = 1, .size = request_bytes(r->d)};
@@ -320,7 +320,7 @@ static void try_everything(struct queue_report *r, const struct probe *p, struct
 int probe_queue(const struct probe *p)
 {
     struct queue_report r = {0};
-    r.d = probe_open(p); /* open the device first: without one there is no reason to contact the other end */
+    r.d = probe_open(p); /* open the device first: without a device there is no reason to contact the other end */
     if (!r.d)
         return CLI_FAILED;
     int fd = probe_end_reach(p), rc = CLI_FAILED;

@@ -16,7 +16,7 @@
 
 /* --- clients --- */
 
-/* Counts the clients that have a lent socket, or have asked for one. */
+/* Counts the client in proxy.directs if it has a lent socket or has asked for one. */
 static void count_direct(struct client *c)
 {
     bool is = c->borrows || c->lent >= 0 || c->direct;

@@ -166,7 +166,7 @@ static void say_refused(struct publish *p)
     base_log(BASE_LOG_WARN, "published port %s: a connection was reset: %s", p->f->address, weft_error());
 }
 
-/* Called when the target's attempt to connect has ended. */
+/* Handles the end of the target's attempt to connect. Does nothing while the attempt is under way. */
 static void pair_connected(struct pair *c)
 {
     int rc = weft_net_error(c->side[SERVER]);
@@ -188,7 +188,7 @@ static void pair_connected(struct pair *c)
     pair_reset(c);
 }
 
-/* Called when an accept at the gateway has ended. */
+/* Handles the end of an accept at the gateway. Does nothing while the accept is under way. */
 static void pair_accepted(struct pair *c)
 {
     struct publish *p = c->p;

@@ -66,8 +66,8 @@ static void job_hear(struct job *j, bool *there)
     job_signal(j, SIGKILL, NULL);
 }
 
-/* Do, without waiting, what can be done for tasks with news or, with `all`, for all tasks. Without `buf`, only check whether processes have
- * started. Returns whether there is more to do. */
+/* Serves the tasks that have news or, if `all` is set, all tasks, as far as is possible without waiting. Without `buf`, only checks whether
+ * processes have started. Returns whether there is more to do. */
 static bool job_step(struct job *j, bool all, char *buf)
 {
     bool more = false, starting = j->starting;

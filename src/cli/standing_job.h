@@ -63,7 +63,7 @@ struct job {
     uint32_t starting, unfinished; /* starting: tasks that are being started; unfinished: tasks that are not done */
     uint32_t window;               /* the size of the terminal, if it has changed before the process has started; else 0 */
     uint32_t at;                   /* index of the task to look at next */
-    int64_t held;                  /* when the tasks last had to wait until the command takes their output */
+    int64_t held;                  /* when output was last held back, because the command had not read earlier output */
     char *buf;                     /* CONTROL_PIECE_MAX bytes, for a piece of output, or a frame of input */
     struct piece *first, **last;
     _Atomic size_t kept;

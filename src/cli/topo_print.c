@@ -22,7 +22,8 @@ static bool is_ofi(const struct topo_link *l)
     return strcmp(l->stats.transport, "ofi") == 0;
 }
 
-/* Whether libfabric uses TCP. Of a link of ofi, `devices` has the provider and the peer's address: "tcp;ofi_rxm 10.0.0.1:7654". */
+/* Whether the link is one of libfabric over TCP. For links of libfabric, `devices` has the provider and the peer's address: "tcp;ofi_rxm
+ * 10.0.0.1:7654". */
 static bool is_tcp(const struct topo_link *l)
 {
     size_t n = strcspn(l->stats.devices, " ;");

@@ -2,8 +2,9 @@
  *
  * weft up and weft down: start and end a standing cluster.
  *
- * Each host has its own launcher, in the background. It starts the nodes of its host (`weft up --as-node`), and starts them again when they
- * die. ssh is used only to start the launchers of other hosts (up_hosts.c). If a launcher is killed, its keeper process kills its nodes.
+ * Each host has its own launcher, in the background. The launcher starts the nodes of its host (`weft up --as-node`), and starts a new node
+ * when one has died. ssh is used only to start the launchers of other hosts (up_hosts.c). If a launcher is killed, its keeper process kills
+ * its nodes.
  */
 #include "cli/up.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other directories of src.
+ * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines this directory with the other directories of
+ * src.
  */
 #ifndef WEFT_CLUSTER_H
 #define WEFT_CLUSTER_H
@@ -87,8 +88,8 @@ struct cluster_setting_row {
 /* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL. A
  * missing rank is no error, because the caller need not be a node. `launcher`: also ask a PMIx launcher for rank and size. */
 int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
-/* Checks to make before nodes are started. cluster_pool_check(): whether `text` is a valid WEFT_POOL. cluster_secret_check(): whether
- * WEFT_SECRET is unset or not empty. */
+/* Checks to make before nodes are started. cluster_pool_check(): `text` must be a valid WEFT_POOL. cluster_secret_check(): WEFT_SECRET must
+ * not be set to an empty text. */
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
 bool cluster_setting_in_hostfile(const char *name);

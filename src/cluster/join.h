@@ -102,7 +102,7 @@ int join_hub_end(struct join *j, int rc);
 
 /* --- pairs.c --- */
 int join_listen_here(struct join *j);
-/* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing if `fd` is another socket. */
+/* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing if `fd` is not a TCP socket. */
 int join_listen_away(struct join *j, int fd);
 /* Listen for nodes of other hosts at the host of the address `grow` (WEFT_GROW). Does nothing if such a listener is open, or if no other
  * host can reach `grow`. */

@@ -266,7 +266,7 @@ static pmix_status_t launcher_get(const struct launcher *p, uint32_t rank, const
     return status == PMIX_SUCCESS && !*out ? PMIX_ERR_NOT_FOUND : status;
 }
 
-/* PMIX_VALUE_RELEASE() would call functions that only some versions of libpmix have. */
+/* Frees a value without PMIX_VALUE_RELEASE(), which calls functions that only some versions of libpmix have. */
 static void launcher_drop(pmix_value_t *v)
 {
     if (v && v->type == PMIX_BYTE_OBJECT)
@@ -451,8 +451,8 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);
-    /* A fence does not wait for a process that reconnects. So all later exchanges wait for each process's value under the new key instead.
-     */
+    /* A fence does not wait for a process that reconnects. So all exchanges except the first wait for each process's value under the new
+     * key instead. */
     p->fenced = earlier > 0;
     int rc = launcher_call(at, step_exchange, deadline, "waiting for the other nodes");
     if (!rc)

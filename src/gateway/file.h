@@ -282,7 +282,7 @@ int file_cache_open(struct files *all); /* returns 0 or -ENOMEM */
 void file_cache_free(struct files *all);
 
 /* --- file_job.c --- */
-/* Makes a job about an open file. Returns NULL if there is no memory; then the request was answered. */
+/* Makes a job about an open file. If there is no memory, answers the request and returns NULL. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
 /* Starts a job. done() is called later in every case. If no thread can be started, the job's result is an error. */

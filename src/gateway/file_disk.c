@@ -78,7 +78,10 @@ static int check_size(int fd, struct file_identity *is)
     if (is->bytes > NO_SIZE_MAX || base_size_is_true(fd, is->bytes))
         return 0;
     int rc = look(fd, is);
-    return rc ? rc : file_same(&before, is) ? -EINVAL : 0; /* if they differ, the file has grown since, so its size is right */
+    return rc                       ? rc
+           : file_same(&before, is) ? -EINVAL
+                                    : 0; /* if `before` and `is` differ, the file has grown meanwhile, so its size was
+                                            right */
 }
 
 static int job_open(struct file_job *job)

@@ -200,7 +200,7 @@ enum gateway_message_type {
     GATEWAY_END,     /* `to`: the asker's number of the process that has ended; payload: struct gateway_end */
     GATEWAY_CHANGED, /* `to`: the server's number of the file that has changed */
     GATEWAY_UNREAD,  /* `to`: the asker's number of a process that reads no more input; word 0: the stream of the process's input. The asker
-                        may be writing into the stream's ring, so it ends the stream; after that the ring is freed */
+                        may be writing into the stream's ring, so the asker ends the stream, and only then is the ring freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {

@@ -342,8 +342,8 @@ static int up_fetch(struct net_socket *s, uint64_t n)
     return rc ? rc : 1;
 }
 
-/* Returns how many bytes can be written next, and where they are, or a negative errno. Returns 0 if there are no bytes now, or, if `*last`
- * is true, if the stream has ended. */
+/* Returns how many bytes can be written next, and where they are, or a negative errno. Returns 0 if there are no bytes now (`*last` is
+ * false), or if the stream has ended (`*last` is true). */
 static int64_t up_next(struct net_socket *s, const uint8_t **at, bool *last)
 {
     struct gateway_stream *up = s->up;

@@ -64,7 +64,7 @@ struct weft_gpu_worker {
     int64_t renewed;     /* when leases were last renewed */
     int64_t checked;     /* when the device was last checked for errors */
     uint64_t beats_seen; /* the sum of the blocks' counters */
-    bool stalled;        /* blocks show no activity, so none may be alive */
+    bool stalled;        /* no block has shown activity for long: perhaps no block runs */
     bool failed;         /* the device has failed */
     bool finished;       /* no more tasks will be claimed */
 };
