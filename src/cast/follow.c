@@ -22,7 +22,7 @@
 static const char *const suffixes[] = {".part", ".partial", ".crdownload", ".download", ".incomplete", ".tmp"};
 #define SUFFIXES (sizeof suffixes / sizeof suffixes[0])
 
-/* --- which file it is --- */
+/* --- finding the file to follow --- */
 
 /* The length of SRC without a suffix of unfinished downloads. */
 static size_t bare_length(const char *source)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The order of the chain. Each target tells the source the kind of its link to each other node; nothing is measured. After each node, the
- * next in the chain is the remaining node with the best link from it. The best link is to a node of the same host. Then follow nodes that
- * are reached directly by RDMA, those over more cables or devices first, and last the nodes that are reached only over an ordinary network.
- * So nodes of one host are neighbours in the chain, and data crosses each cable once.
+ * next in the chain is the remaining node with the best link from it. The best link is to a node of the same host. The next best are direct
+ * links by RDMA; of these, links with more cables or devices are better. The worst are links over an ordinary network. So nodes of one host
+ * are neighbours in the chain, and data crosses each cable once.
  */
 #include <stdlib.h>
 #include <string.h>

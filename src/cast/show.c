@@ -83,7 +83,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
         memcpy(&s->state[from], payload, sizeof s->state[from]);
         s->heard[from].state = s->heard[from].any;
     } else if (from != c->config.head.source) {
-        /* ignored: only the source may send this */
+        /* ignored: only the source may send messages of the following kinds */
     } else if (w->kind == CAST_TOTAL) {
         memcpy(&s->sums, payload, sizeof s->sums);
         s->listed = true;

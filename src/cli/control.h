@@ -56,7 +56,7 @@ struct control_frame {
 };
 #define CONTROL_PIECE_MAX   (64u << 10)  /* longest payload of a frame other than a request */
 #define CONTROL_REQUEST_MAX (5u << 20)   /* longest payload of a request */
-#define CONTROL_INPUT_MAX   (256u << 10) /* maximum number of bytes of input that are sent and that the control node has not taken yet */
+#define CONTROL_INPUT_MAX   (256u << 10) /* maximum number of sent bytes of input that the control node has not taken yet */
 
 enum control_what {
     CONTROL_STATUS = 1,

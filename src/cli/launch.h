@@ -19,7 +19,7 @@
 struct launch_revive {
     const char *join;      /* WEFT_JOIN for nodes that are started later */
     const char *join_file; /* if this file exists, its first line is used instead of `join`; NULL: always use `join` */
-    bool joins;            /* the first nodes join a running cluster, too */
+    bool joins;            /* the nodes that are started first also join a running cluster */
     uint32_t place;        /* place of the first node. A node that joins gets its place in WEFT_RANK; its number is chosen by the cluster */
     const char *up;        /* this file exists when the cluster is up. If a node ends before the cluster is up, the launch fails */
     const char *down;      /* when this file exists, the launcher ends its nodes */

@@ -140,7 +140,8 @@ static uint32_t request_bytes(const struct verbs_device *d)
     return d->traits.depth_unit_bytes ? FRAMES * d->traits.depth_unit_bytes : 64;
 }
 
-/* Post requests up to one beyond the granted depth. Stop there: a device that accepts such requests may overwrite memory. */
+/* Post one request more than the granted depth allows, and no further ones: a device that accepts requests beyond the depth may overwrite
+ * memory. */
 static struct past probe_queue_fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_t depth, bool sends, const struct ibv_sge *sge)
 {
     struct past past = {.tried = true, .depth = depth};

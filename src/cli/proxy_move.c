@@ -212,7 +212,7 @@ static void borrow(struct client *c)
     count_direct(c);
 }
 
-/* Called when the gateway may have answered. */
+/* Called when the gateway may have answered the request to lend the socket. */
 static void borrowed(struct client *c)
 {
     int rc = gateway_net_borrowed(c->net);

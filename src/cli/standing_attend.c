@@ -111,7 +111,7 @@ static void job_begun(struct job *j)
         job_window(j, j->window);
 }
 
-/* At first only urgent news wakes the thread, so that one send reports both start and end of a short program. */
+/* During the first sleep (SOON_MS) only urgent news wakes the thread, so that one send can report both start and end of a short program. */
 void job_attend(struct job *j)
 {
     bool there = j->fd >= 0, begun = false;

@@ -291,7 +291,8 @@ static int seek_end(struct desks *d, struct seek *s)
 static int get_head(struct desks *d, uint32_t node, const weft_name *name, struct desk_head *head, int rc)
 {
     if (!rc)
-        rc = weft_fence(d->w, node); /* a fence, so that the desk is read after what was read before */
+        rc = weft_fence(d->w, node); /* gets are unordered: without a fence, the head could be read before the page that was requested
+                                        before it */
     if (!rc)
         rc = weft_get_blocking(d->w, head, name->addr, sizeof *head);
     if (!rc && (head->magic != DESK_MAGIC || head->page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))

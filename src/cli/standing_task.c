@@ -239,7 +239,7 @@ bool task_step(struct task *t, char *buf)
     if (t->done || !task_started(t))
         return false;
     if (j->starting || !buf) {
-        if (j->stop || base_now_ns() > j->kill_at) /* checked here, too, because other hosts may not answer */
+        if (j->stop || base_now_ns() > j->kill_at) /* do not wait with this until all processes have started: a host may hang */
             task_kill(t);
         return false;
     }

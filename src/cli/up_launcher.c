@@ -143,7 +143,7 @@ static void warn_of_logout(const struct standing_place *p)
 
 void up_ended(const struct standing_place *p, bool last)
 {
-    if (access(p->down, F_OK) == 0) /* otherwise another launcher of this host may still need the addresses of the members */
+    if (access(p->down, F_OK) == 0) /* the cluster ends; without `down`, another launcher of this host may still need the file */
         unlink(p->members);
     if (last)
         unlink(p->down);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * While the pairs connect, every node keeps its connection to node 0. A node that fails reports this to node 0, and node 0 tells the
+ * While the pairs connect, every node keeps its connection to node 0. A node that fails reports its failure to node 0, and node 0 tells the
  * others, so that no node waits for the failed node.
  *
  * A node also reports when it has connected to all others. weft_open() returns only after node 0 has told every node that all have

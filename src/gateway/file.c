@@ -17,7 +17,7 @@ static void job_drop(struct gateway_work *work)
 {
     struct file_job *job = (struct file_job *)(void *)work;
     struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* an open handle is freed with the table of handles instead */
+    if (o && --o->jobs == 0 && o->closed) { /* a handle that is not closed is still in the table of handles, whose end frees it */
         if (o->fd >= 0)
             close(o->fd);
         free(o);

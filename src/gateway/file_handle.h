@@ -152,7 +152,7 @@ void file_slots_leave(weft_file *f, struct file_line *line);
 
 int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags);
 int file_write_check(const weft_file *f);
-/* Like weft_file_write() and weft_file_sync(), between file_use() and file_unuse(). */
+/* Like weft_file_write() and weft_file_sync(). Call them between file_use() and file_unuse(). */
 int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline);
 int file_sync(weft_file *f, int64_t timeout_ns);
 

@@ -60,7 +60,7 @@
 #define MAP_CHUNK_BYTES  (256u << 10)        /* output is captured in chunks of this size */
 #define MAP_INLINE_BYTES (64u << 10)         /* a last chunk of at most this size is stored inside the outcome */
 #define MAP_BRING_DEPTH  4u                  /* chunks of a piece that are fetched at the same time */
-#define MAP_HOME_BYTES   (1u << 20)          /* part of the owner's pool: bounce buffers on the way to its spill file (home.c) */
+#define MAP_HOME_BYTES   (1u << 20)          /* part of the owner's pool, for outputs on their way to the spill file (home.c) */
 #define MAP_STEP_BYTES   (64u << 10)         /* bytes read at a time while looking for the end of a piece */
 #define MAP_LENGTH_MAX   (UINT64_C(1) << 48) /* the longest piece or output of a piece; sums of such lengths cannot overflow */
 #define MAP_ERRNO_MAX    4096                /* every errno is smaller */

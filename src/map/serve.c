@@ -64,7 +64,7 @@ static void on_end(int sig)
     map_signal_pass(sig);
 }
 
-/* Called when a node has gone: if it is the owner, leave. */
+/* Called when a node has gone. If the owner has gone, this node leaves. */
 static void on_serve_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch, (void)died;
