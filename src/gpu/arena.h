@@ -251,7 +251,7 @@ void rdma_close(struct arenas *c, struct gpu_arena *a);
 /* whether the RDMA device can move data between the arena and that node's pool */
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node);
 /* Takes a step of a transfer between the arena and the pool of another node. `in`: the data goes to the arena. Returns -EINPROGRESS or
- * -EAGAIN if this must be called again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go
+ * -EAGAIN if the caller must call it again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go
  * through the pool. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);

@@ -211,7 +211,7 @@ void gpu_leave(struct weft_node *w)
     for (weft_gpu *g = taken; g; g = g->next)
         gpu_end_waits(g, deadline);
     bool quiet = all_ended(taken, deadline);
-    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* 0: when these GPUs were closed, their kernels were already waited for */
+    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* deadline 0: closing these GPUs has already waited for their kernels */
     for (weft_gpu *g; (g = taken);) {
         taken = g->next;
         close_one(g, quiet, deadline);

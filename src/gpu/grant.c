@@ -32,7 +32,7 @@
  * is never 0. */
 enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE, OFFER_NEXT = 4 };
 
-/* Makes sure that a next step happens, even if no message arrives. */
+/* Makes the next grant_step() look at all nodes again, even if no message arrives before it. */
 static void step_again(struct arenas *c)
 {
     c->rooms_seen = atomic_load_explicit(&c->rooms, memory_order_relaxed) - 1;
@@ -145,7 +145,8 @@ bool grant_serves(struct arenas *c, uint32_t node, uint32_t space)
 {
     const struct fab_transport *t = c->w->links[node].transport;
     bool direct = t && t->get_into && !atomic_load_explicit(&c->peer[node].rdma[space], memory_order_relaxed);
-    /* otherwise no slot is needed: the owner has this node's pool mapped, or its RDMA device gets the bytes into the arena */
+    /* no slot is needed if the owner's RDMA device gets the bytes into the arena (`direct`), or if the two nodes have mapped each other's
+     * pools */
     return !direct && !weft_ptr(c->w, weft_gaddr_make(node, 0, FAB_NULL_BYTES), 1);
 }
 

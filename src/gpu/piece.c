@@ -172,7 +172,7 @@ static void piece_direct(struct arenas *c, struct arena_job *j, struct arena_pie
     p->from = 0;
     p->length = j->length;
     go_to(p, PIECE_DRAIN);
-    /* NULL: the GPU that can make the copy was closed before this job began */
+    /* `place` is NULL if the GPU that can make the copy was closed before this job began */
     int rc = place ? arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length) : -EFAULT;
     if (rc)
         piece_end(p, rc);

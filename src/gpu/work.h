@@ -7,8 +7,8 @@
 
 #include "gpu/gpu.h"
 
-/* A task in the ring. The worker's first thread writes it, except `held` and `result`. The members that other threads write are on the
- * first cache line.
+/* A task in the ring. The worker's first thread writes all members except `result`. The members that other threads write, too, are on the
+ * first cache line: `held`, `result` and `used`.
  */
 struct work_task {
     /* The task's number + 1 while no block has done the task. The thread that sets this to 0 decides how the task ends. */
