@@ -152,7 +152,7 @@ enum cast_kind {
     CAST_SAY,
     CAST_TOTAL, /* payload: struct cast_sums */
     /* the chain of this round. payload: a uint32_t for each target, in order. Bits 0 to 23: the target's rank; bits 24 to 31: the cost of
-       the link to it from the node before it in the chain */
+     * the link to the target from the node before the target in the chain */
     CAST_CHAIN,
     CAST_STATE, /* payload: struct cast_state */
     CAST_HERE,  /* a heartbeat, sent every second, even while the node's main thread waits for a disk */

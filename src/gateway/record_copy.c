@@ -89,8 +89,8 @@ static int copy_begin(struct gateway_copy *c)
     return rc;
 }
 
-/* Carries out the next step of a copy. Returns -EINPROGRESS or -EAGAIN if this must be called again; any other value is the result of the
- * copy. */
+/* Carries out the next step of a copy. Returns -EINPROGRESS or -EAGAIN if the caller must call it again; any other value is the result of
+ * the copy. */
 static int copy_step(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;

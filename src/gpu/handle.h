@@ -30,7 +30,7 @@ struct weft_gpu {
     _Atomic uint32_t running; /* number of running kernels of weft_gpu_run(); increased only under open_lock */
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
-    pthread_mutex_t server_lock; /* protects `server` where kernels and the node take turns */
+    pthread_mutex_t server_lock; /* with `turns`: protects `server` */
     pthread_mutex_t run_lock;    /* with `turns`: held while a kernel runs, so that only one runs at a time */
     weft_gpu *next;
 };
