@@ -170,7 +170,7 @@ void doctor_check_networks(struct doctor *d)
     /* Check the networks only if nodes use libfabric: WEFT_TRANSPORT is ofi, or it is not set and there are no RDMA devices. */
     if (list && (transport[0] ? strcmp(transport, "ofi") == 0 : !has_rdma(d->devices))) {
         const json_t *best = better_than_tcp(list);
-        /* "clear": the provider sends unencrypted, as psm3 on Ethernet does; such a provider does not count as better */
+        /* "clear": others could read the data, as with psm3 on Ethernet; such a provider does not count as better than TCP */
         d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear"));
         check_adapters(d, list, failed);
     }
