@@ -37,7 +37,7 @@ struct standing {
     const char *metrics;
     struct desk *desk;
     struct jobs *jobs;
-    struct standing_server *server; /* NULL: this is not a control node */
+    struct standing_server *server; /* NULL: this node is not the control node */
     int control;                    /* descriptor of the control node's lock; -1: another process holds it */
     /* rank of the node that should become the control node; UINT32_MAX: any. While this node lives, other nodes do not try before the time
      * `leave_it` */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The thread of a member that lets nodes join the running cluster. The thread listens for newcomers (nodes that want to join), checks that
- * they know the secret, and leads one at a time through the steps of grow.c. A node that does this for a newcomer is the newcomer's door.
- * The thread also connects this member to newcomers that join through other doors (newcomer.c).
+ * they know the secret, and leads one at a time through the steps of grow.c. The member that leads a newcomer through these steps is the
+ * newcomer's door. The thread also connects this member to newcomers that join through other doors (newcomer.c).
  *
  * Nodes of one host may be configured with the same address. One of them listens, and when this node is gone another takes over.
  */

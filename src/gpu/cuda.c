@@ -224,7 +224,7 @@ static int cuda_check(void *device)
 struct cuda_idle {
     void *context;
     int code;               /* the call's result; valid when `state` is CUDA_ENDED */
-    _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; the one that is later frees the structure */
+    _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; whichever of the two is later frees the structure */
 };
 enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
 
