@@ -90,9 +90,9 @@ void desk_close(struct desk *d);
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest pages of nodes, and check them. The caller frees the pages. Takes two seconds at most. `links`: with the links; N nodes
- * that read all links of each other would read N * N * N links. out[i]: NULL if node nodes[i] has not answered. Returns how many nodes have
- * not answered. */
+/* Get the newest pages of nodes, and check them. The caller frees the pages. Takes two seconds at most. `links`: also get the links in the
+ * pages. (If N nodes read all links of each other, these are N * N * N links.) out[i]: NULL if node nodes[i] has not answered. Returns how
+ * many nodes have not answered. */
 uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
 
 /* --- standing_jobs.c --- */

@@ -354,8 +354,8 @@ enum file_kind {
 #define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
 #define FILE_SILENT 0x10u /* LEASE with FILE_HERE: the node of arg[11] has not answered */
 #define FILE_LATER  0x20u /* LEASE with FILE_KEEPS: nobody should wait for the asker's copy, which may arrive late */
-/* LEASE with FILE_KEEPS: the asker can copy the bytes from the gateway's piece straight to where they are wanted. So the gateway lets it
- * keep a copy only if several nodes of other hosts have the file open.
+/* LEASE with FILE_KEEPS: the asker can copy the bytes from the gateway's piece straight to where they are wanted. So the gateway lets the
+ * asker keep a copy only if several nodes of other hosts have the file open.
  */
 #define FILE_STRAIGHT 0x40u
 #define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */

@@ -102,7 +102,7 @@ struct weft_file {
     struct file_pace map_pace;                 /* how fast the pieces arrive that are mapped; guarded by gateway.lock */
     pthread_mutex_t maps;                      /* guards `mapped` and `map_slot`: several threads may map */
     uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
-    struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
+    struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that were requested in advance, to be mapped */
 };
 
 /* --- file_keep.c --- */

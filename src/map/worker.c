@@ -226,7 +226,7 @@ static void note_choice(struct map_job *job, bool found)
     uint32_t misses = atomic_load_explicit(&job->misses, memory_order_relaxed);
     if (found) {
         atomic_store_explicit(&job->misses, 0, memory_order_relaxed);
-    } else if (misses == 0 || now >= job->look_ns) { /* several slots that find no such piece at the same time count once */
+    } else if (misses == 0 || now >= job->look_ns) { /* if several slots find no suitable piece at the same time, this counts once */
         job->look_ns = now + (WEFT_MS << (misses < MISSES_MAX ? misses : MISSES_MAX));
         atomic_store_explicit(&job->misses, misses + 1, memory_order_relaxed);
     }
