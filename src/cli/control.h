@@ -91,7 +91,8 @@ struct control_head {
     uint32_t job, signal;
     /* How many strings there are. proxy, publish: at most one host, the gateway. Arguments of proxy: user and password, or none. Arguments
      * of publish: where to listen, and the server. To end a kept proxy or published port, `signal` is set, and the argument is the address
-     * where it listens. cat: one host; arguments: path, first byte and last byte. pin: one host; arguments: path and, to unpin, "unpin" */
+     * where the proxy or port listens. cat: one host; arguments: path, first byte and last byte. pin: one host; arguments: path and, to
+     * unpin, "unpin" */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: size of the terminal, rows | columns << 16; else 0 */
 };

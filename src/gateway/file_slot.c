@@ -134,7 +134,7 @@ static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_
         bool read = s->index == from && index != from && state == SLOT_READY;
         if (s->index - from <= (f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES) && (read || slot_is_current(s, state)))
             continue;
-        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway makes a lease all the same, that lease expires */
+        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway has made a lease meanwhile, it expires there */
             s->lease = 0;
         state = file_slot_state(s);
         if ((state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD || state == SLOT_TAKEN) && s->lease)
