@@ -199,7 +199,7 @@ int probe_gpu_virtual_dmabuf(struct piece *m)
     return with_dmabuf(m, probe_gpu_virtual(m));
 }
 
-/* --- what the GPU reaches --- */
+/* --- which memory the GPU can access --- */
 
 static int differs(const uint8_t *seen, uint64_t bytes, uint8_t byte, const char *where)
 {
