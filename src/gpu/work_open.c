@@ -116,11 +116,10 @@ static void work_end_second(weft_gpu_worker *k)
 static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
 {
     if (all->count == GPU_WORKERS_MAX)
-        return base_fail(
-            -ENOSPC,
-            "cannot open a worker: %u workers were opened on this GPU, which is the most, and closed workers count, too; reuse "
-            "workers, or close the GPU and open it again",
-            GPU_WORKERS_MAX);
+        return base_fail(-ENOSPC,
+                         "weft_gpu_worker_open(): %u workers were opened on GPU %s, which is the most, and closed workers count, too; use "
+                         "workers again instead of opening new ones, or close the GPU and open it again",
+                         GPU_WORKERS_MAX, all->name);
     k->number = all->count;
     int rc = work_make(k);
     if (rc)
