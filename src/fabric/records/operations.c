@@ -30,8 +30,8 @@ static BASE_COLD int operation_wait_for_room(struct records_link *l, bool messag
     if (fab_queues_more())
         return operation_backlog(l, message) < RECORDS_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
-                               RECORDS_BACKLOG_MAX >> 20);
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it, which is the most; send less in handlers",
+                               l->link->node, RECORDS_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, operation_has_room, &r);
     return err == -EAGAIN ? err
            : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,
