@@ -135,8 +135,10 @@ static void begin_open(struct files *all, struct gateway_call *c)
 {
     uint32_t flags = c->record.flags;
     if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE))) {
-        base_fail(-EINVAL, "the request to open a file is invalid: some of its flags %#x are unknown, or need WEFT_FILE_WRITE as well",
-                  flags);
+        if (flags & ~WEFT_FILE_FLAGS)
+            base_fail(-EINVAL, "the request to open a file has unknown flags (%#x): leave them out", flags & ~WEFT_FILE_FLAGS);
+        else
+            base_fail(-EINVAL, "the request to open a file has flags (%#x) that need WEFT_FILE_WRITE as well: add this flag", flags);
         gateway_answer_error(c, -EINVAL);
         return;
     }
