@@ -303,7 +303,7 @@ static enum sv_step deliver_send(struct sv_job *j)
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
     if (sv_lib.profile->equal_frames && sv_frames(bytes) != sv_frames(room)) {
         sv_log(SV_INFO,
-               "a SEND of %llu bytes arrived at a receive of %llu bytes: on this device both must have the same number of %u-byte frames "
+               "a SEND of %llu bytes to a receive of %llu bytes fails: on this device both must have the same number of frames of %u bytes "
                "(" SV_DOCUMENTED ")",
                (unsigned long long)bytes, (unsigned long long)room, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);

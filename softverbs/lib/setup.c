@@ -61,8 +61,8 @@ static void setup_in_child(void)
 static void allow_access(void)
 {
     if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) {
-        sv_log(SV_INFO, "this process did not let others trace it (PR_SET_DUMPABLE is 0); softverbs allows it again, because data cannot "
-                        "move without it");
+        sv_log(SV_INFO, "this process did not let other processes trace it (PR_SET_DUMPABLE is 0); softverbs allows tracing again, because "
+                        "other processes must copy data from and to its memory");
         if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
             sv_log(SV_ERROR,
                    "other processes cannot reach the memory of this process, so no data will move: prctl(PR_SET_DUMPABLE) fails: %s",
