@@ -232,7 +232,7 @@ static void errors(weft_node *w, void *arg)
     must_fail(w, SPEC(.port = 80), -EINVAL, "host ''");
     must_fail(w, SPEC(.host = "x"), -EINVAL, "port 0");
     must_fail(w, SPEC(.host = "x", .port = 80, .flags = 0x100), -EINVAL, "flags");
-    must_fail(w, SPEC(.host = "x", .port = 80, .flags = WEFT_NET_IPV4 | WEFT_NET_IPV6), -EINVAL, "flags");
+    must_fail(w, SPEC(.host = "x", .port = 80, .flags = WEFT_NET_IPV4 | WEFT_NET_IPV6), -EINVAL, "exclude each other");
     must_fail(w, SPEC(.host = "x", .port = 80, .send_ring = 5000), -EINVAL, "powers of two");
     CHECK(weft_net_connect(w, 7, SPEC(.host = "x", .port = 80), &s, DEFAULT_TIME) == -EFAULT && !s);
     /* A record that names nothing. */
