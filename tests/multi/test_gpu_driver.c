@@ -83,7 +83,7 @@ static bool has_none(const struct waits *k)
     return !any;
 }
 
-/* Waits until weft ends its wait, and then takes some time to end. */
+/* A kernel that waits until weft ends this wait, and then takes some time to end. */
 static void wait_for_ever(void *arg)
 {
     struct waits *k = arg;

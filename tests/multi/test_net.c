@@ -170,7 +170,7 @@ static void listening(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
-/* Several wait at once; each gets a connection. What still waits when the listener is closed ends with an error. */
+/* Several accepts wait at once, and each gets a connection. An accept that still waits when the listener is closed ends with an error. */
 static void waiting(weft_node *w, void *arg)
 {
     (void)arg;
@@ -408,7 +408,7 @@ static void with_peer(weft_node *w, uint32_t port)
     OK(weft_net_close(s));
 }
 
-/* A bound socket: from and to everybody, except whom the rules forbid. */
+/* A bound socket receives from everybody and sends to everybody, except addresses that the rules forbid. */
 static void without_peer(weft_node *w)
 {
     weft_socket *s, *closed;
