@@ -68,8 +68,8 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
         sf_unlock(v, &cq->lock);
         if (first)
             sv_log(SV_ERROR,
-                   "completion queue overrun: %u completions are unpolled, and there is no room for more. Poll more often, or create a "
-                   "larger queue",
+                   "completion queue overrun: a completion queue has no room for another completion, because %u completions have not been "
+                   "polled. Poll more often, or create a larger queue",
                    cq->limit);
         return;
     }

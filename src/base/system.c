@@ -180,8 +180,8 @@ int base_memory_fd_check(int fd, uint64_t bytes)
     int seals = fcntl(fd, F_GET_SEALS);
     /* Without the seal the peer could shrink the memory, and this process's next access to it would raise SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return base_fail(-EPROTO, "another process passed shared memory without the seal F_SEAL_SHRINK: it could shrink the memory, which "
-                                  "would crash this process; run the same version of weft on all hosts");
+        return base_fail(-EPROTO, "another process passed shared memory without the seal F_SEAL_SHRINK: that process could shrink the "
+                                  "memory, which would crash this process; run the same version of weft on all hosts");
     return system_check_size(fd, bytes);
 }
 

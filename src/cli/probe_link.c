@@ -191,7 +191,9 @@ static int receive_all(struct probe_end *e, struct intake *in)
             asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
-            return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why: see its own output");
+            return base_fail(-ETIMEDOUT,
+                             "%s: no more messages arrive, and the other end does not report why: see the output of its `weft probe`",
+                             e->d->name);
     }
     int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->received ? in->last - in->before : 0, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)

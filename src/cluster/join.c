@@ -427,8 +427,9 @@ static int attend(struct join *j)
     if (table) {
         rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + JOIN_ANSWER_GRACE);
         if (rc) {
-            base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the addresses of all nodes: %s", coord,
-                      base_strerror(rc));
+            base_fail(rc,
+                      "the connection to node 0 at %s failed while node 0 sent the addresses of all nodes: %s; see the messages of node 0",
+                      coord, base_strerror(rc));
             goto out;
         }
     }

@@ -38,8 +38,8 @@ static int file_open(struct gateway_server *server, void **state)
     all->limit = g->file_cache ? g->file_cache : g->w->pool_bytes / 4;
     if (g->file_cache && (g->file_cache < FILE_CACHE_MIN || g->file_cache > g->w->pool_bytes))
         return base_fail(-EINVAL,
-                         "WEFT_FILE_CACHE: a cache of %llu bytes for files is not possible; set it to at least 4M and at most the size of "
-                         "the pool (WEFT_POOL)",
+                         "WEFT_FILE_CACHE: a cache of %llu bytes for files is not possible; set WEFT_FILE_CACHE to at least 4M and at most "
+                         "the size of the pool (WEFT_POOL)",
                          (unsigned long long)g->file_cache);
     g->file_offers = file_cache_open(all) ? NULL : file_offers_new();
     if (!g->file_offers)

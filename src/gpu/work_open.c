@@ -40,7 +40,8 @@ static int work_check(weft_queue *q, const weft_gpu_worker_config *config, weft_
     if (c->ahead > AHEAD_MAX || (c->ahead & (c->ahead - 1)))
         return base_fail(-EINVAL, "weft_gpu_worker_config.ahead is %u: it must be a power of two, at most %u", c->ahead, AHEAD_MAX);
     if (c->task_ns < 0 || c->renew_ns < 0)
-        return base_fail(-EINVAL, "weft_gpu_worker_config.task_ns or renew_ns is negative: it must be positive, or 0 for the default");
+        return base_fail(-EINVAL, "weft_gpu_worker_config.%s is negative: it must be positive, or 0 for the default",
+                         c->task_ns < 0 ? "task_ns" : "renew_ns");
     return 0;
 }
 

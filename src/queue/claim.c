@@ -113,7 +113,7 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(max == 0))
-        return base_fail(-EINVAL, "queue '%s': claiming 0 tasks: expected at least 1", q->name);
+        return base_fail(-EINVAL, "queue '%s': weft_claim() of 0 tasks: expected at least 1", q->name);
     if (max > INT32_MAX)
         max = INT32_MAX;
     int n = claim_or_shut(q, out, max, timeout_ns == 0 ? 0 : INT64_MAX);
@@ -268,7 +268,7 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(count > INT32_MAX))
-        return base_fail(-EINVAL, "queue '%s': completing %u tasks: expected at most 2147483647", q->name, count);
+        return base_fail(-EINVAL, "queue '%s': weft_complete() of %u tasks: expected at most 2147483647", q->name, count);
     int rc = BASE_UNLIKELY(queue_elsewhere(q)) ? needs_waiting(q, claims, count) : 0;
     return rc ? rc : complete(q, claims, results, count, accepted);
 }

@@ -136,7 +136,7 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(count == 0 || count > INT32_MAX))
-        return base_fail(-EINVAL, "queue '%s': submitting %u tasks: expected 1 to 2147483647", q->name, count);
+        return base_fail(-EINVAL, "queue '%s': weft_submit() of %u tasks: expected 1 to 2147483647", q->name, count);
     if (BASE_UNLIKELY(atomic_load_explicit(&q->pending, memory_order_relaxed)))
         queue_place_pending(q);
     int n = place_some(q, tasks, count, ids, timeout_ns == 0 ? 0 : INT64_MAX);
@@ -291,7 +291,7 @@ int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(max == 0))
-        return base_fail(-EINVAL, "queue '%s': reaping 0 completions: expected at least 1", q->name);
+        return base_fail(-EINVAL, "queue '%s': weft_reap() of 0 completions: expected at least 1", q->name);
     if (max > INT32_MAX)
         max = INT32_MAX;
     int n = reap_now(q, out, max);

@@ -64,7 +64,8 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     }
     bool closed = l->closed;
     base_spin_unlock(&l->lock);
-    return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
+    return closed ? base_fail(-ECONNRESET, "node %u has left or died; go on with the nodes that remain", l->link->node)
+                  : operation_no_way(l);
 }
 
 /* Not inlined, because most operations do not call it, and inlined it would make all of them save registers. */
