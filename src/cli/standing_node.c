@@ -105,7 +105,7 @@ static int take_control(struct standing *s)
         s->control = fd;
         return 1;
     }
-    base_context(rc, "this node cannot receive commands of this host");
+    base_context(rc, "this node cannot receive commands that are given on this host");
     standing_serve_end(s->server);
     s->server = NULL;
     close(fd);

@@ -65,8 +65,10 @@ static int up_add_rule(const char *word, const char *what)
     char rules[1024];
     const char *before = getenv("WEFT_NET_RULES");
     int n = snprintf(rules, sizeof rules, "%s%s%s=%s", before ? before : "", before && before[0] ? "," : "", word, what);
-    if (n >= (int)sizeof rules || strchr(what, ','))
-        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules together must have less than %zu bytes", word, what,
+    if (strchr(what, ','))
+        return cli_usage("up", "--%s '%.64s': expected one rule, without a comma: repeat the option for each rule", word, what);
+    if (n >= (int)sizeof rules)
+        return cli_usage("up", "--%s '%.64s': all rules together must have less than %zu bytes: give fewer or shorter rules", word, what,
                          sizeof rules);
     setenv("WEFT_NET_RULES", rules, 1);
     return 0;

@@ -136,8 +136,8 @@ static void warn_of_logout(const struct standing_place *p)
     snprintf(linger, sizeof linger, "/var/lib/systemd/linger/%s", user->pw_name);
     if (access(linger, F_OK))
         fprintf(stderr,
-                "weft up: warning: %s is removed when user %s logs out, and then no command finds the cluster: `loginctl enable-linger %s` "
-                "keeps it\n",
+                "weft up: warning: the system removes %s when user %s logs out, and then no command finds the cluster: to keep this "
+                "directory, run `loginctl enable-linger %s`\n",
                 p->folder, user->pw_name, user->pw_name);
 }
 

@@ -346,7 +346,8 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
     if (sodium_memcmp(right, v->proof.mac, WIRE_MAC)) {
         int64_t now = base_now_ns();
         if (now - d->warned > WEFT_SECOND) { /* report this at most once a second: anyone who reaches the address could fill the log */
-            base_log(BASE_LOG_WARN, "a node that wanted to join was refused: wrong secret (WEFT_SECRET_FILE)");
+            base_log(BASE_LOG_WARN, "refused a node that wanted to join, because it has another cluster secret than this node: set the "
+                                    "same secret on all nodes (WEFT_SECRET_FILE)");
             d->warned = now;
         }
         return false; /* an unauthenticated connection gets no answer */

@@ -226,7 +226,9 @@ static int meet_by_launcher(struct meet_place *place, struct cluster_settings *s
     else
         place->count = meet_addresses(all, s->size, place->addresses);
     if (place->count == 0)
-        return base_fail(-EADDRNOTAVAIL, "node 0 (on %s) has no address that is unique among the hosts: set WEFT_COORD to HOST:PORT",
+        return base_fail(-EADDRNOTAVAIL,
+                         "node 0 (on %s) has no address that no other host has, too: set WEFT_COORD to HOST:PORT, an address at which all "
+                         "nodes reach node 0",
                          all[0].host);
     return 0;
 }

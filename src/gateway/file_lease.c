@@ -241,7 +241,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     if (r->flags & FILE_HERE && r->arg[FILE_LOST_AT])
         copy_lost(all, o->body, r);
     if (!has_piece(o->body, r->arg[0])) {
-        base_fail(-EINVAL, "%.300s at node %u has no bytes from %llu MiB on: read within the file's size", o->body->path,
+        base_fail(-EINVAL, "%.300s at node %u has no bytes from offset %llu MiB on: read within the file's size", o->body->path,
                   gateway_of(all->server)->w->rank, (unsigned long long)r->arg[0]);
         gateway_answer_error(c, -EINVAL);
         return;

@@ -68,7 +68,7 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
     }
     int rc = g->shown && g->backend->idle ? g->backend->idle(g->device, deadline) : 0;
     if (rc && rc != -ETIMEDOUT)
-        base_log(BASE_LOG_WARN, "kernels of the GPU %s may still run: %s", g->backend->name, base_error());
+        base_log(BASE_LOG_WARN, "kernels of GPU %s may still run: %s", g->workers.name, base_error());
     return rc == 0;
 }
 
@@ -136,8 +136,10 @@ static void close_one(weft_gpu *g, bool quiet, int64_t deadline)
         return;
     }
     base_log(BASE_LOG_WARN,
-             "a GPU was closed while its kernels run: unfinished requests of these kernels get no results, and its memory is "
-             "kept until the node is closed; wait for the kernels before weft_gpu_close()");
+             "GPU %s was closed while its kernels still ran, or while operations on its memory were under way: unfinished requests of its "
+             "kernels get no results, and its memory is kept until the node is closed; wait for kernels and operations before you call "
+             "weft_gpu_close()",
+             g->workers.name);
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -343,11 +345,11 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t 
             continue;
         int rc = g->backend->attach(g->device, base, l->pool_bytes, &pools[i]);
         if (rc && i == g->w->rank)
-            return base_context(rc, "the GPU cannot use the pool of node %u", i);
+            return base_context(rc, "GPU %s cannot use the pool of this node, node %u", g->workers.name, i);
         if (rc) {
             if (!refused++)
-                base_log(BASE_LOG_INFO, "the GPU cannot access the pool of node %u, so its kernels make requests instead: %s", i,
-                         base_error());
+                base_log(BASE_LOG_INFO, "GPU %s cannot access the pool of node %u, so its kernels send requests to their node instead: %s",
+                         g->workers.name, i, base_error());
             continue;
         }
         g->pool_attached[i] = base;
@@ -438,6 +440,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     if (rc)
         return rc;
     g->opened = true;
+    gpu_name_of(g->backend, index, g->workers.name, sizeof g->workers.name);
     g->turns = c->turns || g->backend->turns;
     g->rings = c->rings;
     g->nodes = g->w->size;
@@ -445,13 +448,12 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     g->pool_attached = calloc(g->nodes, sizeof *g->pool_attached);
     g->pool_at = calloc(g->nodes, sizeof *g->pool_at);
     if (!g->ring || !g->pool_attached || !g->pool_at)
-        return base_fail(-ENOMEM, "no memory for %u rings of a GPU" BASE_MEMORY_HINT, c->rings);
+        return base_fail(-ENOMEM, "no memory for %u rings of GPU %s" BASE_MEMORY_HINT, c->rings, g->workers.name);
     rc = fill_device(g, c->slots);
     if (!rc)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     g->workers.backend = g->backend;
     g->workers.device = g->device;
-    gpu_name_of(g->backend, index, g->workers.name, sizeof g->workers.name);
     weft_gpu_info info = {0};
     if (!rc && g->backend->look(index, &info) && info.pci[0])
         gpu_pci_processors("", info.pci, g->workers.near);

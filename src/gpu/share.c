@@ -375,8 +375,10 @@ static bool share_leave(struct arenas *c, struct arena_other *o, const struct gp
         share_unmap(c, o);
     pthread_mutex_unlock(&c->share_lock);
     if (!unused)
-        base_log(BASE_LOG_WARN, "a GPU was closed while operations on another node's arena were under way, so that arena stays mapped "
-                                "until this node is closed; wait for operations before you close");
+        base_log(BASE_LOG_WARN,
+                 "a GPU was closed while operations on the arena of node %u in space %u were under way, so this node keeps the arena "
+                 "mapped until this node is closed; wait for all operations before you close a GPU",
+                 o->arena.node, o->arena.space);
     return unused && quiet;
 }
 

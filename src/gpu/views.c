@@ -24,7 +24,9 @@ int view_list(struct arenas *c, struct gpu_place *place)
         c->gpu_ends[i] = false;
     }
     pthread_mutex_unlock(&c->gpus_lock);
-    return i < ARENA_GPUS ? 0 : base_fail(-ENOSPC, "this node has %u GPUs open, which is the most: close one first", ARENA_GPUS);
+    return i < ARENA_GPUS
+               ? 0
+               : base_fail(-ENOSPC, "this node has %u GPUs open, which is the most: close a GPU first (weft_gpu_close())", ARENA_GPUS);
 }
 
 void view_end(struct arenas *c, const struct gpu_place *place)

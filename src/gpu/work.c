@@ -133,7 +133,7 @@ static uint32_t finish(weft_gpu_worker *k)
     atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed); /* stored before the completions, which may take long */
     int accepted = weft_complete(k->q, leases, results, n, NULL);
     if (accepted < 0)
-        base_log(BASE_LOG_WARN, "a worker of a GPU cannot report that %u tasks are done: %s", n, base_error());
+        base_log(BASE_LOG_WARN, "worker %u of GPU %s cannot report that %u tasks are done: %s", k->number, k->all->name, n, base_error());
     work_count(&k->refused, n - (uint32_t)(accepted > 0 ? accepted : 0));
     /* release: pairs with work_used() and weft_gpu_worker_stat() */
     atomic_store_explicit(&k->completed, atomic_load_explicit(&k->completed, memory_order_relaxed) + n, memory_order_release);
@@ -355,7 +355,8 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
     uint32_t n = take_back_all(k);
     if (n)
         base_log(BASE_LOG_WARN,
-                 "a worker of a GPU was closed before its blocks had done %u of its tasks: the queue gives these to other workers", n);
+                 "worker %u of GPU %s was closed before its blocks had done %u of its tasks: the queue gives these tasks to other workers",
+                 k->number, k->all->name, n);
     while (work_used(k)) /* the serving thread may still be passing on the last results */
         base_sleep_ns(NAP_LEAST_NS);
     return true;
