@@ -73,7 +73,7 @@ static bool good_limit(const char *line)
         return doctor_is_number(value) || strcmp(value, "unlimited") == 0;
     if (doctor_value_of(line, "pool", value, sizeof value))
         return doctor_is_number(value);
-    static const char *const texts[] = {"transport", "provider", "interface", "gpu_rdma"};
+    static const char *const texts[] = {"transport", "provider", "interface", "device", "gpu_rdma"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         if (doctor_value_of(line, texts[i], value, sizeof value))
             return true;
@@ -99,7 +99,7 @@ static void check_lines(struct doctor *d)
         {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", with 0 for success", false},
         {DOCTOR_LIMITS, good_limit,
          "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"transport: NAME\", "
-         "\"provider: NAME\", \"interface: NAME\", \"gpu_rdma: no\", \"privileged: yes\" or \"no\"",
+         "\"provider: NAME\", \"interface: NAME\", \"device: NAME\", \"gpu_rdma: no\", \"privileged: yes\" or \"no\"",
          false},
         {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
     };
