@@ -83,15 +83,14 @@ int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
             node_add_why(why, sizeof why);
     }
     if (founders)
-        return base_fail(
-            -EOPNOTSUPP,
-            "transport %s connects only nodes that started the cluster together, and node %u can use no other transport: start the cluster "
-            "again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
-            "not set on any host (`weft doctor` says what is missing)",
-            founders, w->rank);
+        return base_fail(-EOPNOTSUPP,
+                         "transport %s connects only nodes that started the cluster together, and node %u can use no other transport: "
+                         "start the cluster again with all nodes. Nodes can join later only over another network, such as Ethernet, by "
+                         "libfabric, and only if WEFT_TRANSPORT is not set on any host (`weft doctor` says what is missing)",
+                         founders, w->rank);
     /* `why` is empty if shm is the only transport: shm reaches no other host, and gives no reason */
-    return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host%s%s%s", w->rank, why[0] ? ": " : "", why,
-                     w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport, or leave it out" : "");
+    return base_fail(-EOPNOTSUPP, "node %u cannot reach the host of this node%s%s%s", w->rank, why[0] ? ": " : "", why,
+                     w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport on all nodes, or unset it" : "");
 }
 
 void fab_look_early(struct weft_node *w, bool networks)
@@ -119,8 +118,9 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         base_error_clear();
         bool late = t->founders_only && node_may_use(w, t) && fab_late(w, l->node);
         if (late)
-            base_fail(-EOPNOTSUPP, "transport %s connects only nodes that started the cluster together, and one of these two joined later",
-                      t->name);
+            base_fail(-EOPNOTSUPP,
+                      "transport %s connects only nodes that started the cluster together, and node %u or this node joined later", t->name,
+                      l->node);
         struct offer mine = {.index = i, .can = !late && node_may_use(w, t) && t->reaches(w, peer_host_id)}, theirs = {0};
         if (!mine.can)
             node_add_why(why, sizeof why);
@@ -149,8 +149,8 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
             snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", t->name);
     }
     return base_fail(-EHOSTUNREACH,
-                     "node %u and this node have no transport in common: that node could use %s%s%s; run `weft doctor` on both hosts",
-                     l->node, there[0] ? there : "none", why[0] ? "; here " : "", why);
+                     "node %u and this node have no transport in common: node %u can use %s%s%s; run `weft doctor` on both hosts", l->node,
+                     l->node, there[0] ? there : "none", why[0] ? "; this node: " : "", why);
 }
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))

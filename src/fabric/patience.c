@@ -55,7 +55,7 @@ int fab_patience_check(struct fab_patience *p)
 
 const char *fab_patience_loss(const struct fab_patience *p)
 {
-    return alone(p->w) ? "no other node is alive" : "a node has died that would perhaps have changed it";
+    return alone(p->w) ? "no other node is alive" : "a node that might have changed this value has died";
 }
 
 bool fab_patience_due(struct fab_patience *p)
@@ -69,7 +69,7 @@ bool fab_patience_due(struct fab_patience *p)
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom)
 {
     base_log(BASE_LOG_WARN,
-             "%s: node %u has waited %g s for %s; it goes on waiting (to bound the wait, pass a time-out or set WEFT_DEADLINE)", what,
+             "%s: node %u has waited %g s for %s. The wait continues (to bound the wait, pass a time-out or set WEFT_DEADLINE)", what,
              p->w->rank, (double)p->w->options.say_after_ns / 1e9, whom);
 }
 

@@ -113,7 +113,7 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(max == 0))
-        return base_fail(-EINVAL, "queue '%s': claiming 0 tasks: expected at least 1", q->name);
+        return base_fail(-EINVAL, "queue '%s': weft_claim() of 0 tasks: expected at least 1", q->name);
     if (max > INT32_MAX)
         max = INT32_MAX;
     int n = claim_or_shut(q, out, max, timeout_ns == 0 ? 0 : INT64_MAX);
@@ -207,8 +207,8 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
         struct queue_view *v = claim_view(q, &claims[i], &slot);
         if (v && !v->shard.mem)
             return base_fail(-EDEADLK,
-                             "queue '%s': the task is in the shard of node %u, and a handler must not wait for that "
-                             "node's answer: call this outside the handler",
+                             "queue '%s': the task is stored on node %u, and a handler must not wait for that node's answer: make this "
+                             "call in another thread",
                              q->name, v->node);
     }
     return 0;
@@ -269,7 +269,7 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(count > INT32_MAX))
-        return base_fail(-EINVAL, "queue '%s': completing %u tasks: expected at most 2147483647", q->name, count);
+        return base_fail(-EINVAL, "queue '%s': weft_complete() of %u tasks: expected at most 2147483647", q->name, count);
     int rc = BASE_UNLIKELY(queue_elsewhere(q)) ? needs_waiting(q, claims, count) : 0;
     return rc ? rc : complete(q, claims, results, count, accepted);
 }
@@ -277,11 +277,17 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
 /* Report why a claim could not be changed. `rc`: the error of the attempt. */
 static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
 {
-    if (!v || rc == -ESTALE || rc == -ECONNRESET)
+    if (!v || rc == -ECONNRESET)
         return base_fail(-ESTALE,
-                         "queue '%s': this node does not hold the claim any more: its lease has ended; renew it in time (weft_renew())",
+                         "queue '%s': this node does not hold the claim any more, because the node that stored the task is gone; stop the "
+                         "work on this task, because its submitter submits it again",
                          q->name);
-    return base_context(rc, "queue '%s': a task in the part of the queue at node %u (%s)", q->name, v->node, otherwise);
+    if (rc == -ESTALE)
+        return base_fail(-ESTALE,
+                         "queue '%s': this node does not hold the claim any more, because its lease has ended, or the claim was completed "
+                         "or released already; stop the work on this task, and renew claims in time (weft_renew())",
+                         q->name);
+    return base_context(rc, "queue '%s': a task that is stored on node %u (%s)", q->name, v->node, otherwise);
 }
 
 int weft_renew(weft_queue *q, weft_lease *claim)

@@ -189,9 +189,10 @@ static void barrier_give_up(struct weft_node *w, struct sync *s)
 
 static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 {
-    return base_fail(-ETIMEDOUT,
-                     "%s: node %u (pid %d) has not arrived, or waits for a node that has not arrived; call again to continue this barrier",
-                     what, node, w->links[node].pid);
+    return base_fail(
+        -ETIMEDOUT,
+        "%s: node %u (pid %d) has not arrived, or waits for a node that has not arrived; call weft_%s() again to continue this %s", what,
+        node, w->links[node].pid, what, what);
 }
 
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
@@ -324,8 +325,8 @@ static void barrier_shrink(struct weft_node *w, struct sync *s, char gone[GONE_T
 
 static int barrier_failed(const char *what, const char *gone)
 {
-    return base_fail(-ECONNRESET, "this %s has failed, because %s gone: call weft_%s() again, which is then among the remaining nodes",
-                     what, gone, what);
+    return base_fail(-ECONNRESET, "this %s has failed, because %s gone: call weft_%s() again; the new %s is among the remaining nodes",
+                     what, gone, what, what);
 }
 
 /* Called after a failed barrier. Waits until this node has noticed which node is gone, so that the next barrier has the smaller set. Waits
@@ -386,8 +387,8 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
         return base_fail(-EDEADLK, "weft_barrier() and weft_exchange() must not be called from a handler: call them in another thread");
     if (w->rank >= w->founders)
         return base_fail(-EOPNOTSUPP,
-                         "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u); use "
-                         "counters or messages",
+                         "node %u joined a running cluster: barriers and exchanges are only for the nodes that started together (0 to %u); "
+                         "use counters or messages instead",
                          w->rank, w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: let only one thread make these calls");

@@ -267,7 +267,7 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     int rc = weft_fetch_add_blocking(w, word, 0, &value);
     (void)fab_limit(limit);
     if (rc == 0 && lock_owned(w, value))
-        snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
+        snprintf(whom, sizeof whom, "node %u, which holds the lock and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
         snprintf(whom, sizeof whom, "node %u, which is alive and has the lock in its pool, to hand it over", home);
     fab_patience_say(p, what, whom);

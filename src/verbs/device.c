@@ -120,8 +120,8 @@ static int judge_port(struct verbs_device *d)
         return 0;
     if (d->traits.link == VERBS_THUNDERBOLT)
         return device_judge(d, -ENETDOWN,
-                            "port %u is %s: no cable, or RDMA is not enabled at both ends (`rdma_ctl enable` in "
-                            "Recovery, then a restart), or one end is Thunderbolt 4",
+                            "port %u is %s: check that a cable joins it to a Thunderbolt 5 port, and that RDMA is enabled at both ends "
+                            "(`rdma_ctl enable` in Recovery, then a restart)",
                             d->port, state_text(d->port_attr.state));
     return device_judge(d, -ENETDOWN, "port %u is %s%s%s", d->port, state_text(d->port_attr.state),
                         d->interface[0] ? "; check the cable, and that the interface is up: " : "", d->interface);

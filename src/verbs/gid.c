@@ -91,7 +91,9 @@ static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char 
     for (uint32_t k = 0; k < count && wanted >= 0; k++)
         others = others || gid_is_set(&table[k].raw);
     if (others)
-        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Choose an entry that is set, or let weft choose", device, what, seen);
+        return base_fail(-EADDRNOTAVAIL,
+                         "%s: %s (its GID table: %s). Choose an entry that is set (WEFT_GID_INDEX or --gid-index), or let weft choose",
+                         device, what, seen);
 #if defined(__APPLE__)
     return base_fail(-EADDRNOTAVAIL,
                      "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "

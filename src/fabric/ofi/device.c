@@ -355,13 +355,13 @@ static int device_refuse(const struct fi_info *info)
     const char *provider = info->fabric_attr->prov_name;
     if (ofi_lacks_srx(provider))
         return base_fail(-ENOTSUP,
-                         "%s of libfabric crashes when it is closed, unless its connections share one receive queue: set "
+                         "provider %s of libfabric crashes when a node closes it, unless its connections share one receive queue: set "
                          "FI_OFI_RXM_USE_SRX=1 on all nodes",
                          provider);
     if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
         return base_fail(
             -EMSGSIZE,
-            "%s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
+            "provider %s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
             provider, info->ep_attr->max_msg_size, TB_FRAME_BYTES);
     return 0;
 }

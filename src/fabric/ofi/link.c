@@ -99,7 +99,8 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
     l->retry_at = now + l->pause;
     snprintf(l->error, sizeof l->error, "%s: %s", what, l->ofi->lib->strerror(err < 0 ? -err : err));
     if (atomic_fetch_add_explicit(&l->errors, 1, memory_order_relaxed) == 0)
-        base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again for the time of WEFT_RECONNECT", l->r.link->node, l->name, l->error);
+        base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again, for at most the time of WEFT_RECONNECT", l->r.link->node, l->name,
+                 l->error);
     fab_kick(l->ofi->w); /* so that the progress thread tries again at retry_at: perhaps nothing else wakes it in time */
 }
 
@@ -153,7 +154,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
         return true;
     }
     if (rc != -FI_EAGAIN)
-        ofi_refused_locked(l, (int)rc, "the provider refuses a send to it", base_now_ns());
+        ofi_refused_locked(l, (int)rc, "the provider refuses a send to that node", base_now_ns());
     return link_no_room(l);
 }
 
@@ -194,8 +195,10 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
         return true;
     }
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
-        base_log(BASE_LOG_INFO, "%s refuses RMA (%s), so large puts and gets are sent in frames instead", o->info->fabric_attr->prov_name,
-                 o->lib->strerror((int)-rc));
+        base_log(BASE_LOG_INFO,
+                 "provider %s of libfabric refuses to read and write the memory of other nodes (RMA): %s; large puts and gets are sent in "
+                 "frames instead",
+                 o->info->fabric_attr->prov_name, o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {
         ofi_refused_locked(l, (int)rc, "the provider refuses a read or write of that node's memory (RMA)", base_now_ns());

@@ -55,8 +55,8 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
     base_spin_lock(&l->r.lock);
     ofi_ended_locked(l, q, error, now);
     if (!l->r.closed && error) {
-        ofi_refused_locked(l, error, q->kind == OFI_FRAME ? "a send to it failed" : "a read or write of that node's memory (RMA) failed",
-                           now);
+        ofi_refused_locked(l, error,
+                           q->kind == OFI_FRAME ? "a send to that node failed" : "a read or write of that node's memory (RMA) failed", now);
         tb_stream_again(&l->r.endpoint.stream);
     }
     base_spin_unlock(&l->r.lock);

@@ -165,8 +165,8 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     if (fab_queues_more())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
-                               RC_BACKLOG_MAX >> 20);
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it, which is the most; send less in handlers",
+                               l->link->node, RC_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, backlog_has_room, &r);
     return err == -EAGAIN ? err
            : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,

@@ -146,7 +146,8 @@ void rc_leave(struct rc_link *l)
     if (!ended) { /* this queue pair's receives may be lost: add as many new receives */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
-                 "device %s does not report LAST_WQE_REACHED for a broken queue pair, so a break may cost some receive buffers%s%s",
+                 "device %s does not report LAST_WQE_REACHED for a broken queue pair, so each connection that breaks may cost some receive "
+                 "buffers%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
@@ -198,8 +199,9 @@ static void connect_failed(struct rc_link *l, const char *why)
     if (limit == 0) {
         rc_break(l, "%s", why);
     } else if (now - l->since_ns >= limit) {
-        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network that leads to it", why,
-                 (double)limit / 1e9);
+        rc_break(l,
+                 "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check the host of that node, and the network that leads there",
+                 why, (double)limit / 1e9);
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
         l->tries++;
@@ -220,7 +222,8 @@ static void lost(struct rc_link *l, const char *why)
         l->tries = 0;
     }
     if (l->w->options.reconnect_ns && l->tries == 0)
-        base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; weft connects again (for at most WEFT_RECONNECT)",
+        base_log(BASE_LOG_WARN,
+                 "the link to node %u (pid %d on %s) broke: %s; weft tries to connect again, for at most the time of WEFT_RECONNECT",
                  l->link->node, l->link->pid, l->link->host, why);
     connect_failed(l, why);
 }

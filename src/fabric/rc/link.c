@@ -128,7 +128,9 @@ bool rc_own_fault(enum ibv_wc_status status)
 
 int rc_gone(struct rc_link *l)
 {
-    return fab_refuse_node(l->w, l->link->node) ? -ECONNRESET : base_fail(-ECONNRESET, "node %u has left or died", l->link->node);
+    return fab_refuse_node(l->w, l->link->node)
+               ? -ECONNRESET
+               : base_fail(-ECONNRESET, "node %u has left or died; go on with the nodes that remain", l->link->node);
 }
 
 /* --- how long a queue pair may make no progress --- */

@@ -90,7 +90,8 @@ static int lock_for(struct rc_link *l, bool ask)
             return 0;
         base_spin_unlock(&l->lock);
         if (fab_in_handler())
-            return base_fail(-ENOBUFS, "node %u has not answered %u operations yet: send fewer in a handler", l->link->node, RC_ASKS);
+            return base_fail(-ENOBUFS, "node %u has not answered %u operations yet, which is the most: start fewer operations in a handler",
+                             l->link->node, RC_ASKS);
         int err = fab_wait(l->w, can_ask, l, fab_timeout(l->w, WEFT_TIMEOUT_DEFAULT));
         if (err)
             return base_fail(err, "node %u accepts no more work (is its process stopped?): %u operations wait for it", l->link->node,

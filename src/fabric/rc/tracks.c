@@ -151,8 +151,9 @@ static void tracks_report(struct rc_link *l, struct rc_track *t, const char *why
     if (t->state != RC_TRACK_UP)
         return;
     atomic_fetch_add_explicit(&l->tracks->breaks, 1, memory_order_relaxed);
-    base_log(BASE_LOG_WARN, "device %s has lost node %u (pid %d on %s): %s; the other devices carry on", rc_rail_of(l, t)->device->name,
-             l->link->node, l->link->pid, l->link->host, why);
+    base_log(BASE_LOG_WARN,
+             "device %s has lost its connection to node %u (pid %d on %s): %s; the other devices still connect the two nodes",
+             rc_rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
 }
 
 static void tracks_leave(struct rc_link *l, struct rc_track *t, const char *text)

@@ -30,8 +30,8 @@ static BASE_COLD int operation_wait_for_room(struct records_link *l, bool messag
     if (fab_queues_more())
         return operation_backlog(l, message) < RECORDS_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
-                               RECORDS_BACKLOG_MAX >> 20);
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it, which is the most; send less in handlers",
+                               l->link->node, RECORDS_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, operation_has_room, &r);
     return err == -EAGAIN ? err
            : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,
@@ -64,7 +64,8 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     }
     bool closed = l->closed;
     base_spin_unlock(&l->lock);
-    return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
+    return closed ? base_fail(-ECONNRESET, "node %u has left or died; go on with the nodes that remain", l->link->node)
+                  : operation_no_way(l);
 }
 
 /* Not inlined: most operations do not call this function, but if it were inlined, each operation would have to save registers. */

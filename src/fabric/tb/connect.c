@@ -47,7 +47,9 @@ static int connect_exchange(struct tb_link *l, int fd, const void *mine, void *t
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, len, true, deadline);
     if (!err)
         err = fab_side_transfer(fd, theirs, len, false, deadline);
-    return err ? base_fail(err, "node %u did not send the addresses of its queue pairs: %s", l->r.link->node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "node %u did not send the addresses of its queue pairs: %s; see the messages of that node", l->r.link->node,
+                           base_strerror(err))
+               : 0;
 }
 
 static bool connect_offered(const struct tb_device *d)
@@ -282,8 +284,8 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
                  mine->told == TOLD_DOWN ? mine->towards : theirs->towards, mine->told == TOLD_DOWN ? mine->rank : theirs->rank);
     if (l->cable_count == 0 && !down && (mine->told == TOLD_DEVICE || theirs->told == TOLD_DEVICE))
         return base_fail(-ENETUNREACH,
-                         "the hostfile names device %s of node %u and device %s of node %u for the cable between them, and no "
-                         "cable joins these%s%s: " REMEDY,
+                         "the hostfile names device %s of node %u and device %s of node %u for the cable between them, but no cable joins "
+                         "these two devices%s%s: " REMEDY,
                          low->told == TOLD_DEVICE ? low->towards : "(any)", low->rank, high->told == TOLD_DEVICE ? high->towards : "(any)",
                          high->rank, why[0] ? ": " : "", why);
     return 0;
@@ -327,8 +329,8 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
         err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);
     if (!err && answer != 'r')
         err = base_fail(-EPROTO,
-                        "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses; run the same "
-                        "version of weft on all hosts",
+                        "link to node %u: that node sent byte 0x%02x instead of 'r' (ready) after both nodes had exchanged addresses; run "
+                        "the same version of weft on all hosts",
                         link->node, (unsigned)(unsigned char)answer);
     return err;
 }

@@ -181,8 +181,8 @@ void tb_devices_again(struct tb *tb)
         int err = device_take(tb, dev);
         if (!err && tb->segment < segment) {
             err = base_fail(-ENOSPC,
-                            "device %s: its memory regions are smaller than those of the devices that are used already; a node that starts "
-                            "now can use it",
+                            "device %s: its memory regions are smaller than those of the devices that are used already; restart this node "
+                            "to use this device, too",
                             d->name);
             tb->segment = segment; /* the links have agreed on this segment size */
         }

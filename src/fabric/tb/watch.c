@@ -174,7 +174,8 @@ static void watch_open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
     tb_routes_cable(tb, c->node, true);
     tb_routes_apply(tb);
     if (c->was && c->was != c->device)
-        base_log(BASE_LOG_WARN, "the cable to node %u is back, on %s: it was on %s", c->node, c->device->d->name, c->was->d->name);
+        base_log(BASE_LOG_WARN, "the cable to node %u is back: it is now on device %s, and was on %s before", c->node, c->device->d->name,
+                 c->was->d->name);
     else
         base_log(BASE_LOG_WARN, "the cable on %s to node %u is back", c->device->d->name, c->node);
 }
@@ -222,7 +223,7 @@ static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, i
                 watch_fail(c, now);
             return;
         }
-        base_log(BASE_LOG_INFO, "the cable to node %u cannot use %s: %s", c->node, d->d->name, base_error());
+        base_log(BASE_LOG_INFO, "the cable to node %u cannot use device %s: %s", c->node, d->d->name, base_error());
         tb_cable_down(c);
     }
     tb_watch_abandon(tb, c);
