@@ -325,7 +325,7 @@ struct weft_node {
     void *cluster, *sync, *queues, *gpus, *gateway;
 };
 
-/* Counts bytes of the pool that are in use for this purpose. `bytes` is negative for bytes that are no longer in use. */
+/* Adds `bytes` to the count of the pool's bytes in use for the purpose `use`; negative for bytes that are no longer in use. */
 static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 {
     atomic_fetch_add_explicit(&w->used[use], (uint64_t)bytes, memory_order_relaxed);

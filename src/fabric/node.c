@@ -155,7 +155,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))
 {
-    /* The thread that admits nodes and the one that connects to them may call this at the same time. */
+    /* The thread that admits new nodes and the thread that connects to nodes may call this function at the same time. */
     static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&looking);
     if (!l->done) {

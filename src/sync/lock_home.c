@@ -141,7 +141,7 @@ void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const s
     struct lock_queue **q = line_up(s, waiter, &fresh);
     for (uint64_t v = atomic_load_explicit(word, memory_order_acquire);;) {
         if (!lock_owned(w, v)) {
-            /* The lock is free, or its holder died. If the word is 0, another node may take the lock at the same time. */
+            /* The lock is free, or its holder died. Use a compare-and-swap, because another node may take a free lock at the same time. */
             if (!(v & LOCK_WAITERS) && !atomic_compare_exchange_strong_explicit(word, &v, LOCK_WAITERS | lock_value(from, m->ticket),
                                                                                 memory_order_seq_cst, memory_order_acquire))
                 continue;

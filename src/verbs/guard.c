@@ -20,7 +20,7 @@
 #include "verbs/guard_ask.h"
 
 /* Starts the guard in a session of its own. The guard is not a child of the program, so that the program's wait() never reports the guard.
- * All signals are blocked in the guard until it has set those that ask a process to end to SIG_IGN (guard_listen.c). */
+ * All signals are blocked in the guard until it ignores (SIG_IGN) those signals that ask a process to end (guard_listen.c). */
 static int start_guard(const char *command, const char *at, int socket)
 {
     const char *const words[] = {"weft", "run", "--as-guard", at, NULL};

@@ -18,7 +18,7 @@
 
 enum guard_verb {
     GUARD_HELLO = 1, /* the answer comes with two descriptors: the shared page, and a socket by which the program wakes the guard */
-    GUARD_SHARE,     /* comes with a descriptor of memory; a: address of the memory in the program, b: bytes */
+    GUARD_SHARE,     /* the call comes with a descriptor of memory; a: address of the memory in the program, b: bytes */
     GUARD_LIST,      /* object: index */
     GUARD_OPEN,      /* object: index */
     GUARD_CLOSE,

@@ -197,7 +197,7 @@ static int native(struct rc_link *l, const struct rc_work *what)
             n = rc_post_atomic(l, &now, what->op);
         if (n == 0)
             err = rc_keep(l, RC_MAIN, what);
-        else if (what->op) /* before the lock is released, as in transfer() */
+        else if (what->op) /* mark the op before the lock is released, as in transfer() */
             fab_pending(what->op, l->link->node);
     }
     base_spin_unlock(&l->lock);

@@ -56,9 +56,9 @@ struct tb_stream {
     uint16_t here, peer;
     uint32_t session;
     uint8_t hops; /* the initial hop count of a frame */
-    /* Set this for routes on which a send completes long before the frame arrives. Then records wait to share a frame until frames are
-     * acknowledged, not only until sends have completed; this wait is short. Frames ask for acknowledgements, and `window` is adapted. Set
-     * this field and the next three after tb_stream_init(). */
+    /* Set this for routes on which a send completes long before the frame arrives. Then records wait to share a frame until earlier frames
+     * are acknowledged, but only for a short time; otherwise they wait until earlier sends have completed. Frames ask for acknowledgements,
+     * and `window` is adapted. Set this field and the next three after tb_stream_init(). */
     bool paced;
     struct records_window window; /* window of the frames under way */
     int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`; set `rto` with them */
