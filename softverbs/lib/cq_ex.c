@@ -208,8 +208,8 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
         return NULL;
     }
     if (attr->wc_flags & ~(uint64_t)KNOWN) {
-        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags %#llx: only %#x are supported", (unsigned long long)attr->wc_flags,
-                  (unsigned)KNOWN);
+        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags has flags that are not supported (%#llx): leave them out",
+                  (unsigned long long)attr->wc_flags & ~(unsigned long long)KNOWN);
         return NULL;
     }
     if (attr->cqe > INT_MAX || attr->comp_vector > INT_MAX) {

@@ -48,7 +48,7 @@ struct doctor_finding {
  * cannot be parsed is a finding, too. */
 unsigned doctor_find(const struct doctor_facts *f, struct doctor_finding out[DOCTOR_FINDINGS], unsigned *usable);
 
-/* doctor_gpus.c: how data goes between the memory of a GPU (arenas) and other hosts. */
+/* doctor_gpus.c: how data moves between the memory of a GPU (arenas) and other hosts. */
 struct doctor_gpu {
     char name[16], model[96];
     bool direct;      /* an RDMA device accesses the memory; false: staged, through the host's memory */

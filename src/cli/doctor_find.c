@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Derives findings from facts. Each check examines facts, which may be missing, and adds findings. A finding that may be the cause of
- * another one comes before it. Findings that another one explains completely are left out.
+ * Derives findings from facts. Each check examines facts, which may be missing, and adds findings. A finding that may cause another finding
+ * is listed before it. A finding that another finding explains completely is left out.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -390,8 +390,8 @@ static void check_devices(struct doctor *d)
     }
 }
 
-/* If one device works, problems of other devices do not prevent RDMA. If libfabric has a better network than TCP, the lack of devices does
- * not either. */
+/* Turns findings that do not prevent RDMA into warnings. If one device works, problems of other devices become warnings. If libfabric has a
+ * better network than TCP, the lack of devices becomes a warning, too. */
 static void weigh(struct doctor *d)
 {
     for (unsigned i = 0; i < d->count; i++)

@@ -206,7 +206,7 @@ int probe_gpu_virtual_dmabuf(struct piece *m)
     return with_dmabuf(m, probe_gpu_virtual(m));
 }
 
-/* --- what the GPU reaches --- */
+/* --- which memory the GPU can access --- */
 
 /* Let the GPU fill the memory, at the address `at` that the GPU has for it, and check the bytes. */
 static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)

@@ -156,7 +156,7 @@ struct report {
 struct answer {
     bool tried;
     int code;         /* 0: the device has registered the memory, or the GPU can access it */
-    const char *call; /* the call that made this possible; NULL: no call was needed */
+    const char *call; /* the call by which the memory was registered or made accessible; NULL: none was needed */
     char why[320];
 };
 

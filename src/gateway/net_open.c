@@ -372,9 +372,8 @@ void net_open_timeout(struct net_socket *s)
         s->call = NULL;
         s->up_over = false; /* makes net_socket_free() reset the connection */
         net_socket_free(s);
-        base_fail(
-            -ETIMEDOUT,
-            "the connection was reset, because the other end did not read the last bytes within 10 s after this end closed the connection");
+        base_fail(-ETIMEDOUT, "the gateway has reset the connection, because the other end did not read the last bytes within 10 s after "
+                              "this end had closed the connection");
         gateway_answer_error(c, -ETIMEDOUT);
     }
 }
@@ -390,7 +389,9 @@ static int check_open(const weft_request *r)
                          r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
     bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
     if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
-        return base_fail(-EINVAL, "the request to connect is invalid: it names no host or no port");
+        return base_fail(
+            -EINVAL,
+            "the request to connect is invalid: the host or the port is missing, or both a port and a path of a Unix socket are given");
     bool udp = r->flags & WEFT_NET_DATAGRAMS;
     if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
         return base_fail(-EINVAL, "the request to open a socket for datagrams is invalid: it must not name a Unix socket, and its buffers "

@@ -273,7 +273,8 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU has access to %u ranges of memory already, which is the most", REGIONS);
+        return base_fail(-ENOSPC, "cannot give the GPU access to more memory: it has access to %u ranges already, which is the most",
+                         REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)
