@@ -3,10 +3,9 @@
  * weft probe link: measures bandwidth and losses of a link, for several message sizes and several numbers of messages in flight.
  * probe_lanes.c derives the lanes of the tb transport (WEFT_TB_LANES) from the results.
  *
- * One end sends over an unreliable queue pair, and the other receives, with a receive posted for every message in flight. A Thunderbolt
- * port holds a send until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a
- * lost message a receive is left, which must not receive a message of another size. So after each measurement the sender sends until all
- * receives are used.
+ * One end sends over an unreliable queue pair. The other end posts a receive for every message in flight. A Thunderbolt port holds a send
+ * until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a lost message a
+ * receive is left, which must not receive a message of another size. So each measurement ends with sends that use up all receives.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -162,7 +161,6 @@ static int link_take(struct probe_end *e, struct intake *in, bool more, bool cou
     return n < 0 ? n : rc ? base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc)) : n;
 }
 
-/* Receive the messages of one measurement. */
 static int receive_all(struct probe_end *e, struct intake *in)
 {
     int64_t sent = -1, word, asked = 0; /* asked: time of the last check of the port */
@@ -191,9 +189,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
-            return base_fail(-ETIMEDOUT,
-                             "%s: no more messages arrive, and the other end does not report why: see the output of its `weft probe`",
-                             e->d->name);
+            return base_fail(-ETIMEDOUT, "%s: no more messages arrive: see why in the output of the other `weft probe`", e->d->name);
     }
     int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->received ? in->last - in->before : 0, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
@@ -333,8 +329,7 @@ static int link_one(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     int64_t word, report[4];
     int rc = probe_end_trade(e, (int64_t)size << 32 | depth, &word);
     if (!rc && word < (holds_sends(e) ? (int64_t)depth : 1))
-        return harm(l,
-                    base_fail(-ENOMEM, "%s: the device refuses receives before the depth that it has granted is reached", l->end.d->name),
+        return harm(l, base_fail(-ENOMEM, "%s: the device refuses receives before the depth it granted is reached", e->d->name),
                     "receives are refused", size, depth);
     if (!rc)
         rc = send_all(l, size, depth, 0, word, r, &r->sent);
@@ -370,8 +365,8 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
         if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
             rc = given_up();
     if (damaged && (!rc || rc == -ECONNABORTED)) /* the other end gives up when it learns of damaged messages */
-        return harm(l, base_fail(-EBADMSG, "%s: messages arrived damaged", l->end.d->name), "messages arrived damaged on their way back",
-                    size, depth);
+        return harm(l, base_fail(-EBADMSG, "%s: messages are damaged", e->d->name), "messages arrived damaged on their way back", size,
+                    depth);
     if (rc == -ECONNABORTED)
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)
