@@ -331,7 +331,7 @@ static int link_one(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     int64_t word, report[4];
     int rc = probe_end_trade(e, (int64_t)size << 32 | depth, &word);
     if (!rc && word < (holds_sends(e) ? (int64_t)depth : 1))
-        return harm(l, base_fail(-ENOMEM, "%s refuses receives below the depth that it has granted", l->end.d->name),
+        return harm(l, base_fail(-ENOMEM, "%s: the device refuses receives below its granted depth", l->end.d->name),
                     "receives are refused", size, depth);
     if (!rc)
         rc = send_all(l, size, depth, 0, word, r, &r->sent);
@@ -367,7 +367,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
         if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
             rc = given_up();
     if (damaged && (!rc || rc == -ECONNABORTED)) /* the other end gives up when it learns of damaged messages */
-        return harm(l, base_fail(-EBADMSG, "%s: messages arrived damaged", e->d->name), "messages came back damaged", size, depth);
+        return harm(l, base_fail(-EBADMSG, "%s: damaged messages", e->d->name), "messages arrived damaged on their way back", size, depth);
     if (rc == -ECONNABORTED)
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)
