@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Implements emulate.h with the command `softverbs`, which creates the fabric and runs the program of each node. It is searched for beside
- * this command, in the tree where this command was built, and in PATH.
+ * Implements emulate.h with the command `softverbs`, which creates the fabric and runs the program of each node. This command looks for
+ * `softverbs` beside itself, in the tree where it was built, and in PATH.
  */
 #include "cli/emulate.h"
 

@@ -31,8 +31,8 @@ struct hosts {
 };
 /* The path of the hostfile: the option's or, without the option, the environment's. Returns NULL if there is no hostfile. */
 const char *hosts_file(const char *option);
-/* Set the members of `l` that follow from the hostfile, or to the defaults if there is no hostfile. `l` then points into `h`. Returns 0, or
- * the exit status after an error was printed. */
+/* Set the members of `l` that the hostfile determines. Without a hostfile, set them to their defaults. `l` then points into `h`. Returns 0,
+ * or the exit status after an error was printed. */
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 /* Applies a standing cluster (weft-up(1)) instead of a hostfile: one node for each living node of that cluster, or l->nodes nodes. */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);

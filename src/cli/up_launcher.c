@@ -125,8 +125,8 @@ static int wait_until_up(const struct up *u, const struct launch *l, const struc
     }
 }
 
-/* Warn if /run/user/UID will be removed at the user's logout, because then no command finds the cluster. systemd removes it unless the user
- * lingers. */
+/* Warn if /run/user/UID will be removed at the user's logout, because then no command finds the cluster. systemd removes it unless
+ * lingering is enabled for the user. */
 static void warn_of_logout(const struct standing_place *p)
 {
     char linger[300];
@@ -143,7 +143,7 @@ static void warn_of_logout(const struct standing_place *p)
 
 void up_ended(const struct standing_place *p, bool last)
 {
-    if (access(p->down, F_OK) == 0) /* otherwise another launcher of this host may still need the addresses of the members */
+    if (access(p->down, F_OK) == 0) /* the cluster ends; without `down`, another launcher of this host may still need the file */
         unlink(p->members);
     if (last)
         unlink(p->down);

@@ -459,7 +459,7 @@ out:
     return rc;
 }
 
-/* At the limit of open files, report how many files a node needs. For each other node these are one connection and, on Linux, one pidfd. */
+/* At the limit of open files, report how many files a node needs: for each other node, one connection and, on Linux, one pidfd. */
 static int say_how_many_files(const struct join *j, int rc)
 {
     struct rlimit limit;

@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* Whether the address is not in a pool, and this node can handle such addresses. */
+/* Whether src/gpu/ must handle this address: it is in an arena (memory of a GPU), not in a pool, and this node can use arenas. */
 static inline bool of_arena(const struct weft_node *w, weft_gaddr addr)
 {
     return weft_gaddr_space(addr) != 0 && w->arenas;
@@ -276,7 +276,7 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     }
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
-    atomic_thread_fence(memory_order_seq_cst); /* what the caller has stored into shared pools becomes visible before what it does next */
+    atomic_thread_fence(memory_order_seq_cst); /* the caller's stores into shared pools become visible before its next operations */
     return 0;
 }
 
@@ -310,7 +310,7 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until the operation is
+/* Operations after the fence must not overtake operations on memory of a GPU, which take several steps. So the fence waits until these are
  * complete. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
@@ -450,7 +450,7 @@ static bool compare(struct word_wait *c)
     return false;
 }
 
-/* Whether the word has the value waited for, or a node has joined, left or died. */
+/* Whether the wait must look again: the word has the wanted value, or a node has joined, left or died. */
 static bool word_or_loss(void *arg)
 {
     struct word_wait *c = arg;

@@ -43,7 +43,7 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
-/* Collects the reasons of all transports that failed. */
+/* Appends the reason of a transport that failed (base_error()) to `why`, unless `why` has it already. */
 static void node_add_why(char *why, size_t room)
 {
     size_t n = strlen(why);
@@ -102,8 +102,8 @@ void fab_look_early(struct weft_node *w, bool networks)
     base_error_clear(); /* the reason is kept, and reported when a node needs the transport */
 }
 
-/* What the two nodes tell each other about each transport, in the order of the table. A node looks for devices only if no better transport
- * connects the two nodes, because looking takes time. */
+/* The message by which each of the two nodes says whether it can use a transport. They exchange one for each transport, the best first,
+ * until both can use one. So a node searches for devices only if no better transport connects the two nodes: a search takes time. */
 struct offer {
     uint8_t index, can;
 };
@@ -155,7 +155,7 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))
 {
-    /* The thread that admits nodes and the one that connects to them may call this at the same time. */
+    /* The thread that admits new nodes and the thread that connects to nodes may call this function at the same time. */
     static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&looking);
     if (!l->done) {

@@ -10,7 +10,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* The node's upkeep (progress.c) must be woken for a request whose deadline is nearer than this. */
+/* By itself, the node's upkeep (progress.c) runs about once a second. For a request whose deadline is nearer than this, it must be
+ * woken. */
 #define LOOKS_NS (2 * WEFT_SECOND)
 
 const char *gateway_service_name(const struct gateway *g, uint32_t service)

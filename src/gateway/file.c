@@ -17,7 +17,7 @@ static void job_drop(struct gateway_work *work)
 {
     struct file_job *job = (struct file_job *)(void *)work;
     struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* an open handle is freed with the table of handles instead */
+    if (o && --o->jobs == 0 && o->closed) { /* a handle that is not closed is still in the table of handles, whose end frees it */
         if (o->fd >= 0)
             close(o->fd);
         free(o);
@@ -117,7 +117,7 @@ static void open_done(struct gateway_work *work)
     file_job_over(job);
 }
 
-/* Copies the path of a request and adds a zero byte. Returns false if the path is invalid; then the request was answered. */
+/* Copies the path of a request and adds a zero byte. If the path is invalid, answers the request and returns false. */
 static bool take_path(struct gateway_call *c, char out[WEFT_FILE_PATH_MAX + 1])
 {
     uint64_t len = c->record.data_bytes;

@@ -210,7 +210,7 @@ void handle_close(struct weft_process *p)
         handle_free(p);
 }
 
-/* Ends a process that the server has started after its handle was closed. */
+/* Ends a process at the server, because its handle at this node is closed. */
 static void close_there(struct gateway *g, uint32_t node, uint64_t there)
 {
     weft_request r = {

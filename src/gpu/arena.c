@@ -20,8 +20,8 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-/* Free an arena. The caller has made sure that no device has it registered any more. Without `quiet`, a kernel may still use its memory,
- * which then stays. */
+/* Free an arena. The caller has made sure that no RDMA device has the arena registered any more. Without `quiet`, the arena's memory is not
+ * freed, because a kernel may still use it. */
 static void dispose(struct gpu_arena *a, bool quiet)
 {
     if (quiet)
@@ -313,7 +313,8 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
     return a;
 }
 
-/* Also true for an arena that is being closed: callers must not let the processor copy its memory, which perhaps only a GPU can access. */
+/* Whether the memory is in an arena of this node. Also true if the arena is being closed: callers must not let the processor copy this
+ * memory, which perhaps only a GPU can access. */
 bool arena_owns(struct arenas *c, const void *p)
 {
     if (!may_be_own(c, p))

@@ -178,7 +178,8 @@ static void cuda_detach(void *device, void *memory)
     pthread_mutex_unlock(&registered_lock);
 }
 
-/* The memory stays registered. If other memory gets the same address later, the driver refuses to register that memory. */
+/* Forgets the memory without unregistering it, because kernels may still use it. If other memory gets the same address later, the driver
+ * refuses to register that memory. */
 static void cuda_forget(void *device, void *memory)
 {
     (void)device;
@@ -223,7 +224,7 @@ static int cuda_check(void *device)
 struct cuda_idle {
     void *context;
     int code;               /* the call's result; valid when `state` is CUDA_ENDED */
-    _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; the one that is later frees the structure */
+    _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; whichever of the two is later frees the structure */
 };
 enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
 
@@ -236,7 +237,8 @@ static void *cuda_wait(void *arg)
     return NULL;
 }
 
-/* Waits for all kernels of the context, also those that do not use weft. If these run longer than the deadline, the thread stays. */
+/* Waits for all kernels of the context, also those that do not use weft. If these run beyond the deadline, the thread that waits in
+ * cuCtxSynchronize() goes on, and later frees `i`. */
 static int cuda_idle(void *device, int64_t deadline)
 {
     struct cuda_idle *i = calloc(1, sizeof *i);

@@ -37,7 +37,7 @@ static void gpu_detach(weft_gpu *g)
     g->notice_attached = false;
 }
 
-/* For a GPU whose kernels may still run, although its node's pools will be unmapped. */
+/* Tells the back end that the pools of nodes will be unmapped, although kernels of the GPU may still run. */
 static void gpu_forget_pools(const weft_gpu *g)
 {
     for (uint32_t i = 0; g->backend->forget && i < g->nodes; i++)
@@ -55,8 +55,8 @@ static void gpu_close_device(weft_gpu *g)
     g->opened = false;
 }
 
-/* Waits until the kernels of the GPU have ended; false: the deadline has passed, or the back end cannot tell. Their waits end by the
- * notice, and kernels of persistent workers end because the workers are closed. */
+/* Waits until the kernels of the GPU have ended; false: the deadline has passed, or the back end cannot tell. The notice
+ * (weft_device.notice) ends the waits of kernels, and kernels of persistent workers end because the workers are closed. */
 static bool gpu_ended(weft_gpu *g, int64_t deadline)
 {
     int64_t least = base_now_ns() + ENDING_NS;
@@ -209,18 +209,19 @@ void gpu_leave(struct weft_node *w)
     gpu_arenas_leave(gpu_arenas_of(w));
     weft_gpu *taken = gpu_take_all(w);
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
-    /* first of all GPUs, because two handles may be for the same GPU, and each waits for the kernels of both */
+    /* do this for all GPUs before any wait: two handles may be for the same GPU, and then each waits for the kernels of both */
     for (weft_gpu *g = taken; g; g = g->next)
         gpu_end_waits(g, deadline);
     bool quiet = all_ended(taken, deadline);
-    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* these have had their time when they were closed */
+    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* deadline 0: closing these GPUs has already waited for their kernels */
     for (weft_gpu *g; (g = taken);) {
         taken = g->next;
         close_one(g, quiet, deadline);
     }
 }
 
-/* Called before the links are closed, because that unmaps the pools of other nodes, which must be unregistered first. */
+/* Called before the links are closed: closing them unmaps the pools of other nodes, and before that these pools must be unregistered from
+ * the GPUs. */
 static void last_wait(struct weft_node *w, void *arg)
 {
     const struct gpus *all = arg;

@@ -17,9 +17,10 @@
 #define LOOKS        128u /* how many times all rings are polled between two readings of the clock */
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
-#define AT_A_TIME    64u             /* maximum number of requests of one ring before the next ring is served */
-#define FETCH_AHEAD  16u             /* slots that are prefetched, because reading what a device wrote takes long */
-#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
+#define AT_A_TIME    64u /* maximum number of requests of one ring before the next ring is served */
+#define FETCH_AHEAD  16u /* slots that are prefetched, because reading what a device wrote takes long */
+/* the longest sleep between two turns, in case gpu_serve_end() wakes the thread just before the sleep */
+#define TURN_NAP_NS (100 * WEFT_MS)
 
 struct gpu_server {
     struct weft_node *w;
@@ -102,7 +103,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-/* Starts a fence. It also waits for operations that are begun after this call, but before the fence is first checked. */
+/* Starts a fence. The fence also waits for operations that are begun after this call, but before the fence is first checked. */
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)

@@ -357,7 +357,7 @@ static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu
     bool held = atomic_load_explicit(&o->mapped, memory_order_relaxed) && !o->lost && o->arena.place.table == place->table;
     o->lost |= held;
     if (held && o->until)
-        share_end(c, o, o->arena.node, -ENODEV); /* if another GPU is open, share_open() maps the arena again for it */
+        share_end(c, o, o->arena.node, -ENODEV); /* if another GPU is open, share_open() maps the arena for that GPU */
     pthread_mutex_unlock(&c->share_lock);
     return held;
 }

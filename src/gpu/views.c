@@ -127,7 +127,7 @@ const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_
 {
     if (!a || !b)
         return a ? &a->place : &b->place;
-    if (a->place.backend != b->place.backend) /* a GPU can access memory of the back end `host`, but not the other way round */
+    if (a->place.backend != b->place.backend) /* a GPU can access memory of `host`, but `host` cannot access a GPU's memory */
         return a->place.backend == &gpu_host ? &b->place : &a->place;
     return view_reaches(b, &a->place) ? &a->place : view_reaches(a, &b->place) ? &b->place : NULL;
 }

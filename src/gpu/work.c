@@ -53,7 +53,7 @@ static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task
 
 static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
 {
-    /* not all slots are in use, so this ends; acquire: pairs with finish() */
+    /* not all slots are in use, so this loop ends; acquire: pairs with finish() */
     while (atomic_load_explicit(&k->tasks[k->next & k->mask].used, memory_order_acquire))
         k->next++;
     struct work_task *t = &k->tasks[k->next & k->mask];
@@ -118,7 +118,7 @@ static uint32_t finish(weft_gpu_worker *k)
     uint32_t n = 0;
     if (tail == k->done_head)
         return 0;
-    /* Fetch them together, because they are in the cache of the serving thread's processor. */
+    /* Prefetch the entries of all these tasks, because they are in the cache of the serving thread's processor. */
     for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++)
         base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
     pthread_mutex_lock(&k->lease_lock); /* wait for the end of a renewal, because the completion needs the renewed lease */

@@ -15,7 +15,7 @@
 #define SLOTS_A_TASK  4u
 #define TASK_NS       (10 * WEFT_SECOND)
 #define RENEW_NS      (10 * WEFT_SECOND)
-#define RENEWALS      4 /* by default, renewals within one lease; a late renewal does no harm yet */
+#define RENEWALS      4 /* by default, the number of renewals within one lease; so a late renewal does no harm */
 #define LINE          128u
 
 /* How often leases are renewed by default. Other nodes may have opened the queue with another lease, which this node does not know. */

@@ -195,7 +195,7 @@ void map_signal_pass(int sig)
     kill(getpid(), sig);
 }
 
-/* Install a handler unless the signal is ignored: nohup relies on that. */
+/* Install a handler unless the signal is ignored: nohup starts programs with SIGHUP ignored, and it must stay ignored. */
 static void on_signal_unless_ignored(int sig, void (*handler)(int))
 {
     struct sigaction sa;

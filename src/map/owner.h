@@ -62,6 +62,6 @@ int home_step(struct map_owner *o, int *status);
 bool home_busy(const struct map_owner *o); /* whether outputs are being fetched */
 /* Whether the owner waits for an answer of the node that may be lost. `cut`: the node has no route now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
-void home_wait(struct map_owner *o); /* wait briefly for some of the outputs */
+void home_wait(struct map_owner *o); /* wait briefly until more bytes of outputs have arrived */
 
 #endif

@@ -130,8 +130,8 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     return rc;
 }
 
-/* Returns the view of a claim's shard, and stores the claim's slot. Returns NULL if this node certainly does not hold the claim any
- * more. */
+/* Returns the view of a claim's shard, and stores the index of the claim's slot in *slot. Returns NULL if this node certainly does not hold
+ * the claim any more. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
@@ -141,7 +141,7 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-/* Send completions to their submitter. Returns false if the submitter is gone, and the shards' homes free its slots. */
+/* Send completions to their submitter. Returns false if the submitter is gone; then the shards' homes free its slots. */
 static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
@@ -180,7 +180,8 @@ static void limit_end(const struct limit *l)
         fab_limit(l->before);
 }
 
-/* Swap one claim to DONE. Returns false if the shard has refused the swap. */
+/* Swap the slot of one claim to DONE, and fill `m`, the message to the submitter. Returns false if the swap has failed, or if the shard's
+ * node or the submitter is gone. */
 static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
 {
     uint32_t slot;
@@ -213,7 +214,7 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
     return 0;
 }
 
-/* Fetches the slots of several claims together. Otherwise each swap would wait for its own slot. */
+/* Fetches the memory of several claims' slots together. Otherwise each swap would wait for the memory of its own slot. */
 static void claim_fetch(const struct weft_queue *q, const weft_lease *claims, uint32_t n)
 {
     for (uint32_t i = 0, slot; i < n; i++) {

@@ -151,8 +151,8 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     return rc;
 }
 
-/* For slots of shards that are reached through the fabric: ask the shards' nodes by message to free them. A handler must not wait for an
- * operation. */
+/* Ask the homes, by message, to free those slots that this node reaches through the fabric. Freeing them directly would wait for an
+ * operation, and completions are accepted in a handler, which must not wait. */
 static BASE_COLD void free_elsewhere(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
 {
     struct queue_settle_message at_home[QUEUE_DONES_MAX];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Chooses an entry of a port's GID table. The entry's GID is sent to the peer as this node's address, and its index is the sgid_index of
- * every queue pair. A wrong GID is not noticed before a queue pair is connected.
+ * Chooses an entry of a port's GID table. The entry's GID is sent to the peer as this node's address, and the entry's index is the
+ * sgid_index of every queue pair. A wrong GID is not noticed before a queue pair is connected.
  */
 #include <arpa/inet.h>
 #include <stdio.h>

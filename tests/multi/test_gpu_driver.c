@@ -411,11 +411,13 @@ static void test_idle(void **state)
 
 /* --- a kernel traps while its worker has tasks --- */
 
-/* All tasks go back to the queue, where the processor gets them, and the worker claims no more. */
+/* All tasks go back to the queue, where the processor gets them, and the worker claims no more. The node says so. */
 static void node_trap(weft_node *w, void *arg)
 {
     (void)arg;
     enum { TASKS = 3 };
+    int said[2], own = dup(STDERR_FILENO);
+    char text[4096] = "";
     weft_queue *q;
     weft_gpu_worker *k;
     weft_gpu_worker_config config = {.bytes = sizeof config, .task_ns = 600 * WEFT_SECOND};
@@ -430,6 +432,7 @@ static void node_trap(weft_node *w, void *arg)
     CHECK(weft_submit(q, tasks, TASKS, NULL, WEFT_TIMEOUT_DEFAULT) == TASKS);
     while (worker_stats(k).claimed < TASKS)
         usleep(1000);
+    CHECK(own >= 0 && pipe(said) == 0 && dup2(said[1], STDERR_FILENO) == STDERR_FILENO);
     driver.say("trap");
     for (uint32_t got = 0; got < TASKS;) {
         int n = weft_claim(q, leases, TASKS, WEFT_TIMEOUT_DEFAULT);
@@ -444,6 +447,13 @@ static void node_trap(weft_node *w, void *arg)
     OK(weft_gpu_worker_close(k));
     OK(weft_gpu_close(g));
     CHECK(now_ns() - began < 20 * WEFT_SECOND); /* nothing waits for the GPU */
+    CHECK(dup2(own, STDERR_FILENO) == STDERR_FILENO);
+    close(own);
+    close(said[1]);
+    CHECK(read(said[0], text, sizeof text - 1) > 0);
+    close(said[0]);
+    fputs(text, stderr);
+    CHECK(strstr(text, "worker 0 of GPU cuda:0 ends, and 3 tasks go back to the queue: this process can no longer use the GPU: "));
 }
 
 static void test_trap(void **state)

@@ -164,7 +164,8 @@ static void held(weft_node *w, void *arg)
         wait_until_said(": node 0 has waited 0.2 s for a change of its value, which is 0; nodes 1 and 2 are alive. The wait continues");
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 5, NULL));
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
-        wait_until_said(" of node 1: node 0 has waited 0.2 s for the value 7 (the counter is 0); nodes 1 and 2 are alive. The wait continues");
+        wait_until_said(
+            " of node 1: node 0 has waited 0.2 s for the value 7 (the counter is 0); nodes 1 and 2 are alive. The wait continues");
         usleep((unsigned)(patience_ns(1) / 1000)); /* until node 0's deadline has passed */
         OK(weft_counter_add(w, counter, 7, NULL));
     }

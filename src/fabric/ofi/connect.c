@@ -112,7 +112,7 @@ int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
 
 /* --- the endpoints --- */
 
-/* Returns the number of the endpoint whose address it has filled in. */
+/* Fills in the hello for the peer. Returns the number of this node's endpoint whose address the hello contains. */
 static uint32_t connect_introduce(struct ofi_link *l, struct ofi_hello *h)
 {
     struct ofi *o = l->ofi;
@@ -189,7 +189,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     struct fab_link *link = l->r.link;
     struct ofi_hello mine, theirs = {0};
     int err = 0;
-    base_spin_lock(&o->receiving); /* this node may be replacing its endpoint and its domain */
+    base_spin_lock(&o->receiving); /* otherwise another thread could be replacing this node's endpoint and domain */
     base_spin_lock(&o->calls);
     if (!o->ep)
         err = base_fail(-ENOTCONN, "provider %s of libfabric has failed on this node; restart this node", o->info->fabric_attr->prov_name);
@@ -223,7 +223,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
                                "link to node %u: %s of libfabric does not accept the node's address, %s; set WEFT_OFI_INTERFACE to an "
                                "interface that reaches that node",
                                link->node, o->info->fabric_attr->prov_name, l->name);
-    if (!err && introduced != o->generation) /* this node has replaced its endpoint meanwhile: tell the peer */
+    if (!err && introduced != o->generation) /* this node has replaced its endpoint since it sent its hello: tell the peer */
         l->shut = l->tell = l->awaits = true;
     base_spin_unlock(&o->receiving);
     /* Both nodes must have their endpoints before either sends a frame. */

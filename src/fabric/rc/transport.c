@@ -255,8 +255,8 @@ static void rc_release(struct weft_node *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-/* A peer may sleep until one of its words changes, and only a frame wakes it. Atomics of the device are no frames, so send a frame after
- * them. */
+/* A thread of the peer may sleep until a word of its pool changes. Only a frame wakes it, and an atomic of the device is no frame. So this
+ * sends a frame after such atomics. */
 static void rc_wake(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

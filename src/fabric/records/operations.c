@@ -68,7 +68,7 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
                   : operation_no_way(l);
 }
 
-/* Not inlined, because most operations do not call it, and inlined it would make all of them save registers. */
+/* Not inlined: most operations do not call this function, but if it were inlined, each operation would have to save registers. */
 static __attribute__((noinline)) void operation_pump(struct records_link *l)
 {
     records_pump_locked(l, base_recent_ns());
@@ -176,7 +176,7 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     base_spin_unlock(&l->lock);
 }
 
-/* Does nothing: what changes a word of the peer is sent in a frame, and the receiver of a frame wakes its waiting threads. */
+/* Does nothing: operations that change a word of the peer are sent in frames, and a node that receives a frame wakes its own threads. */
 void records_no_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;
