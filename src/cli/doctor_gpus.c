@@ -12,8 +12,8 @@ static bool usable(const json_t *device)
     return json_is_true(json_object_get(device, "usable")) && strcmp(doctor_text_of(device, "transport"), "rc") == 0;
 }
 
-/* The device with which nodes register the memory of GPUs: the first rail, which is the one that a setting names, or else the fastest one
- * (verbs_device_open()). NULL: there is none, or it cannot read and write other nodes' memory. */
+/* The device with which nodes register the memory of GPUs: their first rail. This is the device that a setting names or, without a setting,
+ * the fastest device (verbs_device_open()). NULL: there is no such device, or it cannot read and write other nodes' memory. */
 static const json_t *rc_device(const struct doctor_facts *f, const json_t *devices)
 {
     char name[64];

@@ -3,10 +3,9 @@
  * weft probe link: measures bandwidth and losses of a link, for several message sizes and several numbers of messages in flight.
  * probe_lanes.c derives the lanes of the tb transport (WEFT_TB_LANES) from the results.
  *
- * One end sends over an unreliable queue pair, and the other receives, with a receive posted for every message in flight. A Thunderbolt
- * port holds a send until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a
- * lost message a receive is left, which must not receive a message of another size. So after each measurement the sender sends until all
- * receives are used.
+ * One end sends over an unreliable queue pair. The other end posts a receive for every message in flight. A Thunderbolt port holds a send
+ * until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a lost message a
+ * receive is left, which must not receive a message of another size. So each measurement ends with sends that use up all receives.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -162,7 +161,6 @@ static int link_take(struct probe_end *e, struct intake *in, bool more, bool cou
     return n < 0 ? n : rc ? base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc)) : n;
 }
 
-/* Receive the messages of one measurement. */
 static int receive_all(struct probe_end *e, struct intake *in)
 {
     int64_t sent = -1, word, asked = 0; /* asked: time of the last check of the port */

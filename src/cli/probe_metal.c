@@ -15,7 +15,7 @@ struct metal_range { /* NSRange */
     unsigned long location, length;
 };
 
-/* Objective-C objects that a call creates for its own use are freed at its end. */
+/* Between pool_begin() and pool_end(), calls create temporary Objective-C objects. pool_end() frees these, and returns `rc`. */
 static void *pool_begin(void)
 {
     return gpu_metal_driver.objc_autoreleasePoolPush();
@@ -132,7 +132,7 @@ int probe_metal_surface(struct piece *m)
     return pool_end(pool, 0);
 }
 
-/* --- what the GPU reaches --- */
+/* --- which memory the GPU can access --- */
 
 /* Lets the GPU fill the buffer, and waits until it has. */
 static int fill(void *device, void *buffer, uint64_t bytes, uint8_t byte)
