@@ -247,6 +247,9 @@ void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the processors that this pro
 /* Restricts the calling thread to these processors. Does nothing if the thread may not use any of them, or if the system has no such
  * call. */
 void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS]);
+/* Touches fresh memory on these processors, because Linux gives a page from the NUMA node of the processor that touches it first. Does
+ * nothing if the set is empty. */
+void base_touch_near(const uint64_t set[BASE_CPU_WORDS], void *memory, size_t bytes);
 uint64_t base_memory_total(void); /* bytes; the machine's memory or the limit of this process's control group, whichever is less */
 uint64_t base_memory_available(void);
 uint64_t base_cache_bytes(void); /* size of a processor's last-level cache; 0: not known */

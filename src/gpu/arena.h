@@ -235,6 +235,7 @@ struct arenas {
     int (*start)(struct arenas *c); /* set by carrier.c: starts the thread */
     bool (*turn)(struct arenas *c); /* set by carrier.c: takes a step of all requests in a handler */
     pthread_mutex_t start_lock;
+    uint64_t near[BASE_CPU_WORDS]; /* where the thread runs: as gpu_place.near of the first GPU; guarded by start_lock until it runs */
     pthread_t thread;
     _Atomic bool started, stop;
     _Atomic uint32_t bell, sleeping;

@@ -312,8 +312,10 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
         struct gpu_ring *r = &g->ring[i];
         uint64_t there;
         int rc = gpu_ring_open(r, slots, g->nodes);
-        if (!rc)
-            rc = g->backend->attach(g->device, r->memory, r->bytes, &there);
+        if (rc)
+            return rc;
+        base_touch_near(g->workers.near, r->memory, r->bytes); /* the back end touches it, too, on this thread */
+        rc = g->backend->attach(g->device, r->memory, r->bytes, &there);
         if (rc)
             return rc;
         g->attached++;
@@ -371,6 +373,7 @@ static int make_notice(weft_gpu *g, const uint64_t **there)
     if (memory == MAP_FAILED)
         return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone" BASE_MEMORY_HINT);
     g->notice = memory;
+    base_touch_near(g->workers.near, memory, g->notice_bytes);
     int rc = g->backend->attach(g->device, memory, g->notice_bytes, &at);
     g->notice_attached = rc == 0;
     if (!rc)
@@ -407,7 +410,8 @@ static int fill_device(weft_gpu *g, uint32_t slots)
         };
         memcpy(image, &g->here, sizeof g->here);
         g->there = g->own;
-        g->place = (struct gpu_place){.backend = g->backend, .device = g->device, .table = (uint64_t *)(void *)(own + l.arenas)};
+        g->place = (struct gpu_place){
+            .backend = g->backend, .device = g->device, .table = (uint64_t *)(void *)(own + l.arenas), .near = g->workers.near};
         rc = g->backend->fill(g->device, own, image, l.words);
     }
     free(image);
@@ -449,14 +453,14 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     g->pool_at = calloc(g->nodes, sizeof *g->pool_at);
     if (!g->ring || !g->pool_attached || !g->pool_at)
         return base_fail(-ENOMEM, "no memory for %u rings of GPU %s" BASE_MEMORY_HINT, c->rings, g->workers.name);
-    rc = fill_device(g, c->slots);
-    if (!rc)
-        rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     g->workers.backend = g->backend;
     g->workers.device = g->device;
     weft_gpu_info info = {0};
-    if (!rc && g->backend->look(index, &info) && info.pci[0])
+    if (g->backend->look(index, &info) && info.pci[0])
         gpu_pci_processors("", info.pci, g->workers.near);
+    rc = fill_device(g, c->slots);
+    if (!rc)
+        rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
     return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings, g->notice, g->turns);
 }
 

@@ -214,7 +214,7 @@ int gpu_spans_look(uint32_t which, char name[16], uint32_t *count)
     uint32_t index;
     *count = 0;
     if (!*code.image)
-        return base_fail(-ENODEV, "this weft was built without GPU code: build it where CUDA's compiler, nvcc, is found");
+        return base_fail(-ENODEV, "this weft was built without GPU code: build it where CUDA's compiler, nvcc, is found, or clang");
     for (uint32_t i = 0; *count < GPUS_MAX && weft_gpu_look(i, &info, sizeof info) == 0; i++) {
         if (!info.usable)
             snprintf(why, sizeof why, "%s", info.why);

@@ -57,6 +57,7 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
         return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker" BASE_MEMORY_HINT, slots);
     }
+    base_touch_near(k->all->near, k->memory, k->bytes);
     memset(k->tasks, 0, slots * sizeof *k->tasks);
     k->slots = k->memory;
     uint8_t *rest = (uint8_t *)(k->slots + slots);
