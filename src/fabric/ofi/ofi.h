@@ -154,7 +154,7 @@ struct ofi {
     struct fid_wait *wait;       /* the wait set that the queue signals; NULL: none, since fi_trywait() works (device_wait_set()) */
     struct fid_ep *ep;           /* NULL: there is none; written under `receiving` and `calls`, like the objects above */
     int fd;                      /* the completion queue's descriptor, written like `ep`; -1: there is none, so the queue is polled */
-    bool armed;                  /* ofi_idle() has found no completion, so the progress thread may sleep on fd; written like `ep` */
+    _Atomic bool armed;          /* ofi_idle() has found no completion, so the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool;     /* the pool, registered once for all peers, if registering is expensive */
     struct ofi_regions *regions; /* list of all registrations of the pool; under `calls` */
     uint32_t shift;

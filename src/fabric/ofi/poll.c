@@ -214,9 +214,11 @@ bool ofi_idle(struct weft_node *w)
 }
 
 /* The descriptor; -1 unless ofi_idle() was called just before. Otherwise a thread of the program polls, and each frame would wake the
- * progress thread, too. */
+ * progress thread, too. Then it takes no lock: that thread holds `calls` most of the time, while the kernel copies bytes. */
 static int poll_armed(struct ofi *o)
 {
+    if (!atomic_load_explicit(&o->armed, memory_order_relaxed)) /* set by this thread itself, in ofi_idle() */
+        return -1;
     base_spin_lock(&o->calls); /* another thread may be replacing the completion queue and its descriptor */
     int fd = o->armed ? o->fd : -1;
     o->armed = false;
