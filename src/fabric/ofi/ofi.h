@@ -42,13 +42,16 @@
 #define OFI_MOVE_BYTES (1u << 20)
 #define OFI_MOVES      32u /* the most RMA requests under way to a peer */
 /* the most bytes of RMA requests under way to a peer; few, because frames wait behind them */
-#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES)
-#define OFI_MOVES_FIRST   (16u << 10) /* the first value of this limit, until it is known how fast the network is */
-#define OFI_MOVES_LEAST   (16u << 10) /* the smallest value of this limit, on a slow network */
-#define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
-#define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u
-#define OFI_LINK_FRAMES   ((size_t)TB_SLOTS * TB_FRAME_BYTES) /* bytes of the frames that a link sends */
+#define OFI_MOVES_BYTES (4u * OFI_MOVE_BYTES)
+/* Small puts or gets share an RMA request: it is one call of the kernel at each node, and the target confirms it once. */
+#define OFI_TOGETHER       4u           /* the most operations of a request */
+#define OFI_TOGETHER_BYTES (256u << 10) /* the most bytes of a request with several operations */
+#define OFI_MOVES_FIRST    (16u << 10)  /* the first value of this limit, until it is known how fast the network is */
+#define OFI_MOVES_LEAST    (16u << 10)  /* the smallest value of this limit, on a slow network */
+#define OFI_MOVE_LEAST     8192u        /* a smaller put or get is faster in frames than by RMA */
+#define OFI_SEGMENT_SHIFT  30u          /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS        256u
+#define OFI_LINK_FRAMES    ((size_t)TB_SLOTS * TB_FRAME_BYTES) /* bytes of the frames that a link sends */
 /* After so long the progress thread tries again to send a frame for which the provider had no room. */
 #define OFI_RETRY (WEFT_MS)
 
@@ -67,7 +70,17 @@ struct ofi_request {
     bool used; /* at least half of the link's window was under way */
     uint32_t bytes;
     int64_t began;
-    void *cookie; /* the cookie of the endpoint's move() */
+    uint32_t pieces;
+    void *cookies[OFI_TOGETHER]; /* [pieces] the cookies of the endpoint's move() */
+};
+
+/* What becomes one RMA request: a piece of an operation, or several small operations. */
+struct ofi_pieces {
+    bool get;
+    uint32_t count, bytes;
+    struct iovec here[OFI_TOGETHER];
+    struct fi_rma_iov there[OFI_TOGETHER];
+    void *cookies[OFI_TOGETHER];
 };
 
 /* The pool, registered for one peer or for all peers: one region for each segment. Under `calls`. */
@@ -86,6 +99,9 @@ struct ofi_link {
     fi_addr_t peer;               /* under ofi->calls */
     uint32_t moves;               /* RMA requests under way; under the link's lock, with the next fields */
     uint32_t moving;              /* bytes of RMA requests under way */
+    bool full;                    /* too much was under way for another move; see link_has_room() */
+    uint32_t most_together;       /* the most operations of a request */
+    struct ofi_pieces together;   /* operations that wait for link_post(); empty when the link's lock is released */
     uint64_t moved;               /* RMA requests that have succeeded */
     struct records_window window; /* of bytes of RMA requests under way */
     uint64_t move_most;           /* bytes that one RMA request may have */
