@@ -214,9 +214,12 @@ bool ofi_idle(struct weft_node *w)
 }
 
 /* Returns the queue's descriptor if ofi_idle() was called just before; otherwise -1. Without a call of ofi_idle(), a thread of the program
- * polls, and each frame would needlessly wake the progress thread, too. */
+ * polls, and each frame would needlessly wake the progress thread, too. In this case no lock is taken: that thread holds `calls` most of
+ * the time, while the kernel copies bytes. */
 static int poll_armed(struct ofi *o)
 {
+    if (!atomic_load_explicit(&o->armed, memory_order_relaxed)) /* set by this thread itself, in ofi_idle() */
+        return -1;
     base_spin_lock(&o->calls); /* another thread may be replacing the completion queue and its descriptor */
     int fd = o->armed ? o->fd : -1;
     o->armed = false;
