@@ -27,7 +27,16 @@ static uint64_t sent_by_host(void)
     return all;
 }
 
-/* --- the file leaves the gateway about once --- */
+/* What this node has got from all others. */
+static uint64_t fetched_by(weft_node *w)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < weft_size(w); i++)
+        bytes += i == weft_rank(w) ? 0 : stats(w, i).fetched_bytes;
+    return bytes;
+}
+
+/* --- the file leaves the gateway about once, and each reader gets it once --- */
 
 static void once(weft_node *w, void *arg)
 {
@@ -44,7 +53,9 @@ static void once(weft_node *w, void *arg)
         CHECK(!getenv("TEST_NAMESPACES") || (sent > BYTES && sent < BYTES + BYTES / 2));
     } else {
         weft_file *f = open_together(w, b);
+        before = fetched_by(w);
         read_pieces(f, 0, PIECES);
+        CHECK(fetched_by(w) - before == BYTES);
         atomic_fetch_add(&b->done, 1);
         OK(weft_file_close(f));
     }
@@ -60,7 +71,7 @@ static void test_once(void **state)
     assert_int_equal(nodes_failed_with(1 + READERS, once, b, ROOMY), 0);
     uint64_t all = b->given + b->passed;
     printf("given by the gateway %.2f times, passed on %.2f times\n", (double)b->given / (double)BYTES, (double)b->passed / (double)BYTES);
-    assert_true(all == READERS * BYTES);
+    assert_true(all >= READERS * BYTES); /* a piece is named again if a reader did not begin to get it before its lease ended */
     assert_true(b->given >= BYTES && b->given < 2 * BYTES);
 }
 
