@@ -125,6 +125,17 @@ static void *link_descriptor(const struct ofi_link *l, const void *frame)
     return l->frames->mr ? fi_mr_desc(l->frames->mr) : NULL;
 }
 
+/* Takes `calls`, before threads that poll. They hold it nearly all the time while the provider sends bytes that a peer gets, so that a
+ * thread with a frame to send would wait for milliseconds. */
+static void link_lock_calls(struct ofi *o)
+{
+    if (BASE_LIKELY(base_spin_try(&o->calls)))
+        return;
+    atomic_fetch_add_explicit(&o->senders, 1, memory_order_relaxed);
+    base_spin_lock(&o->calls);
+    atomic_fetch_sub_explicit(&o->senders, 1, memory_order_relaxed);
+}
+
 static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
     struct ofi_link *l = ctx;
@@ -132,7 +143,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     ssize_t rc = -FI_EAGAIN;
     if (link_pauses(l))
         return link_no_room(l);
-    base_spin_lock(&o->calls);
+    link_lock_calls(o);
     bool inject = bytes <= o->info->tx_attr->inject_size;
     if (!o->ep) {
         inject = false;
@@ -174,7 +185,7 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     if (!l->fixed)
         there.key = ofi_key(there.key, l->keys_shift);
     struct fi_msg_rma m = {.msg_iov = &here, .desc = &descriptor, .iov_count = 1, .rma_iov = &there, .rma_iov_count = 1};
-    base_spin_lock(&o->calls);
+    link_lock_calls(o);
     struct ofi_request *q = o->ep ? ofi_request_take_locked(o, get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
     if (q) {
         descriptor = ofi_descriptor_locked(o, local);
