@@ -211,8 +211,10 @@ static int slot_ask_now(weft_file *f, struct file_line *line, uint64_t index, bo
 int file_slot_begin(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end, int64_t deadline)
 {
     line->full = line->cramped = false;
-    int rc = slot_of(line, index) ? 0 : slot_ask_now(f, line, index, keeps, deadline);
-    if (!rc && file_slot_state(slot_of(line, index)) == SLOT_ASKED)
+    if (slot_of(line, index))
+        return 0;
+    int rc = slot_ask_now(f, line, index, keeps, deadline);
+    if (!rc)
         file_slot_ahead(f, line, index, more, keeps, end);
     return rc;
 }
