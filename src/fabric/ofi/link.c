@@ -126,6 +126,17 @@ static void *link_descriptor(const struct ofi_link *l, const void *frame)
     return l->frames->mr ? fi_mr_desc(l->frames->mr) : NULL;
 }
 
+/* Takes `calls`, before threads that poll. They hold it nearly all the time while the provider sends bytes that a peer gets, so that a
+ * thread with a frame to send would wait for milliseconds. */
+static void link_lock_calls(struct ofi *o)
+{
+    if (BASE_LIKELY(base_spin_try(&o->calls)))
+        return;
+    atomic_fetch_add_explicit(&o->senders, 1, memory_order_relaxed);
+    base_spin_lock(&o->calls);
+    atomic_fetch_sub_explicit(&o->senders, 1, memory_order_relaxed);
+}
+
 static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
     struct ofi_link *l = ctx;
@@ -133,7 +144,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     ssize_t rc = -FI_EAGAIN;
     if (link_pauses(l))
         return link_no_room(l);
-    base_spin_lock(&o->calls);
+    link_lock_calls(o);
     bool inject = bytes <= o->info->tx_attr->inject_size;
     if (!o->ep) {
         inject = false;
@@ -166,7 +177,7 @@ static ssize_t link_request(struct ofi_link *l, const struct ofi_pieces *p)
     void *descriptors[OFI_TOGETHER];
     struct fi_msg_rma m = {.msg_iov = p->here, .desc = descriptors, .iov_count = p->count, .rma_iov = p->there, .rma_iov_count = p->count};
     ssize_t rc = -FI_EAGAIN;
-    base_spin_lock(&o->calls);
+    link_lock_calls(o);
     struct ofi_request *q = o->ep ? ofi_request_take_locked(o, p->get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
     if (q) {
         for (uint32_t i = 0; i < p->count; i++) {

@@ -191,7 +191,8 @@ struct ofi {
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
-    _Atomic int64_t due; /* when the earliest timer of all links expires, or a time before that */
+    _Atomic uint32_t senders; /* threads that wait for `calls` to send something; ofi_poll() lets them go first */
+    _Atomic int64_t due;      /* when the earliest timer of all links expires, or a time before that */
     uint32_t looks;
     _Atomic bool used;   /* a peer has, or had, a link of this device, so the device must be polled */
     uint32_t generation; /* counts the endpoints that this node has had */
