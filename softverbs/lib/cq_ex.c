@@ -197,7 +197,7 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
 
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
         flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN)) {
-        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x or flags %#x have bits that softverbs does not know: leave them out",
+        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask (%#x) and flags (%#x) must not have bits that softverbs does not know",
                   attr->comp_mask, flags);
         return NULL;
     }

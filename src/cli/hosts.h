@@ -42,7 +42,8 @@ int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint
  * hostfile, or NULL. */
 struct cluster_hostfile;
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
-/* The node of a launch that has the number or host in the first `len` bytes of a text. Negative: there is no such node. */
+/* Finds a node of a launch: the first `len` bytes of `text` are its number or its host. Returns its index, or a negative value if there is
+ * no such node. */
 int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);
 

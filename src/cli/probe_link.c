@@ -365,8 +365,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
         if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
             rc = given_up();
     if (damaged && (!rc || rc == -ECONNABORTED)) /* the other end gives up when it learns of damaged messages */
-        return harm(l, base_fail(-EBADMSG, "%s: messages are damaged", e->d->name), "messages arrived damaged on their way back", size,
-                    depth);
+        return harm(l, base_fail(-EBADMSG, "%s: damaged messages", e->d->name), "messages arrived damaged on their way back", size, depth);
     if (rc == -ECONNABORTED)
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)

@@ -124,7 +124,7 @@ static int library_load(struct launcher_library *l, const char *chosen)
     if (!handle)
         return base_fail(-ENOTSUP,
                          "a launcher has started this process by PMIx, but the library libpmix cannot be loaded (%s): " WHO_HAS_IT
-                         ", name it by WEFT_PMIX_LIBRARY, or start the program with `weft run` (alone: WEFT_SIZE=1)",
+                         ", name it by WEFT_PMIX_LIBRARY, or start the program with `weft run` (or set WEFT_SIZE=1, to run it alone)",
                          why);
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);

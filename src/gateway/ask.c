@@ -402,8 +402,7 @@ int gateway_ask_status(struct gateway *g, const weft_request *r, int status, con
                    : base_fail(status, "service '%s' of node %u: the node is gone; ask another node", name, r->node);
     if (status == -ETIMEDOUT)
         return base_fail(
-            status,
-            "service '%s' of node %u: no answer arrived before the deadline, so the request is cancelled; try again, or allow more time",
+            status, "service '%s' of node %u: no answer before the deadline, so the request is cancelled; try again, or allow more time",
             name, r->node);
     if (status == -EPROTO)
         return base_fail(status, "service '%s': node %u has sent an invalid answer; run the same version of weft on all hosts", name,

@@ -381,12 +381,15 @@ void net_open_timeout(struct net_socket *s)
 static int check_open(const weft_request *r)
 {
     const uint32_t both = WEFT_NET_IPV4 | WEFT_NET_IPV6;
-    if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both || r->arg[0] > 65535 || r->data_bytes > NET_HOST_MAX ||
-        r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
-        return base_fail(-EINVAL,
-                         "the request to open a socket is invalid: its flags (%#x), its port (%llu) or a buffer's size is not possible, or "
-                         "the host's name (%llu bytes) is too long",
-                         r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
+    if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both)
+        return base_fail(-EINVAL, "the request to open a socket has flags (%#x) that are unknown, or exclude each other", r->flags);
+    if (r->arg[0] > 65535)
+        return base_fail(-EINVAL, "the request to open a socket has the port %llu: expected at most 65535", (unsigned long long)r->arg[0]);
+    if (r->data_bytes > NET_HOST_MAX)
+        return base_fail(-EINVAL, "the request to open a socket has a host's name of %llu bytes: expected at most %u",
+                         (unsigned long long)r->data_bytes, NET_HOST_MAX);
+    if (r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
+        return base_fail(-EINVAL, "the request to open a socket has a system's buffer of 2 GiB or more: expected less");
     bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
     if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
         return base_fail(

@@ -67,8 +67,8 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     uint64_t offset = weft_gaddr_offset(addr), most = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
     if (most == 0)
         return base_fail(-EFAULT,
-                         "address %#llx: this node knows no arena of node %u in space %u: the arena was closed, or was made before this "
-                         "node joined; make a new one with weft_gpu_arena()",
+                         "address %#llx: this node knows no arena of node %u in space %u: the arena was closed, was made before this node "
+                         "joined, or was never made; make an arena there with weft_gpu_arena()",
                          (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
         return base_fail(-EFAULT,

@@ -240,6 +240,8 @@ struct arenas {
     _Atomic bool started, stop;
     _Atomic uint32_t bell, sleeping;
     _Atomic uint32_t active;      /* jobs and requests that are not complete */
+    _Atomic uint32_t moves;       /* counts steps in which a job or a request has moved on */
+    bool put_begun;               /* this step has begun a put into a slot of another node; used by the thread that takes a step */
     _Atomic int64_t copies_until; /* until when the copies of this node's jobs should have ended; 0: not known */
     _Atomic uint64_t direct;      /* number of transfers that the RDMA device made from or to an arena */
     _Atomic uint64_t landed;      /* number of pieces that other nodes have put into slots of this node */

@@ -99,6 +99,7 @@ static bool peer_step(struct arenas *c, struct arena_peer *peer)
 bool job_step(struct arenas *c)
 {
     bool moved = false;
+    c->put_begun = false;
     for (uint32_t i = 0; i < c->w->size; i++)
         moved |= peer_step(c, &c->peer[i]);
     for (uint32_t i = 0, left = c->pieces; left && i < ARENA_PIECES; i++) {

@@ -8,8 +8,9 @@
 
 #include <stdlib.h>
 
-#define TAIL_PARTS 2u
-#define TAIL_LEAST (128u << 10)
+#define TAIL_MOST  (512u << 10) /* maximum number of bytes at the end of a job that are one piece */
+#define TAIL_PARTS 8u           /* of the last bytes, one part of so many is a piece of its own */
+#define TAIL_UNIT  (64u << 10)
 
 static enum piece_step step_of(const struct arena_piece *p)
 {
@@ -80,13 +81,12 @@ static bool by_fabric(const struct arena_piece *p)
     return p->grant || far_is_pool(p->job);
 }
 
-/* Maximum number of bytes of a piece that goes into a granted slot. Pieces become smaller towards the end of a job, so that the last copy
- * to the GPU is short. */
+/* Maximum number of bytes of a piece that goes into a granted slot. The last piece of a large job is smaller, so that the last copy to the
+ * GPU is short. Only the last one is, because a piece costs the owner about as much time as the copy of 1 MiB. */
 static uint64_t granted_most(uint64_t left, uint64_t slot)
 {
-    uint64_t most = base_round_up(left / TAIL_PARTS + 1, TAIL_LEAST);
-    most = most < slot ? most : slot;
-    return most < left ? most : left;
+    uint64_t most = left > TAIL_MOST ? base_round_up(left - left / TAIL_PARTS, TAIL_UNIT) : left;
+    return most < slot ? most : slot;
 }
 
 /* Chooses where the piece's data goes at the other node. Returns false if no slot is free now. */
@@ -306,9 +306,13 @@ static int fabric_step(struct arenas *c, struct arena_job *j, struct arena_piece
     int rc = 0;
     if (p->direct)
         return rdma_step(c, j->near_arena, j->kind == JOB_GET, p->at, p->to, p->length, &p->op, &p->started);
+    /* One put in a step: some transports send the bytes in this call, and meanwhile the owner may have answered other pieces. */
+    if (!p->started && p->grant && c->put_begun)
+        return -EAGAIN;
     if (!p->started) {
         rc = fabric_start(c, j, p);
         p->started = rc == 0;
+        c->put_begun |= p->started;
     }
     return p->started ? weft_test(c->w, &p->op) : rc;
 }

@@ -46,16 +46,20 @@ struct gpu_ring {
 
 int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes);
 void gpu_ring_close(struct gpu_ring *r);
-/* Reads a cell of a slot. Returns false if kernels have not written the cell yet in this round of the ring. */
-static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
+/* Reads a cell. Returns false if kernels have not written the cell yet in the round that has this bit (weft_device_round()). */
+BASE_INLINE bool gpu_cell(const weft_device_cell *c, uint64_t round, uint64_t *low, uint64_t *high)
 {
-    const weft_device_cell *c = &r->slots[slot & r->mask].cell[cell];
     uint64_t h = __atomic_load_n(&c->high, __ATOMIC_ACQUIRE); /* pairs with weft_device_store_cell() */
-    if ((h & WEFT_DEVICE_ROUND) != weft_device_round(slot, r->mask))
+    if ((h ^ round) & WEFT_DEVICE_ROUND)
         return false;
     *low = __atomic_load_n(&c->low, __ATOMIC_RELAXED);
     *high = h & ~WEFT_DEVICE_ROUND;
     return true;
+}
+
+static inline bool gpu_ring_cell(const struct gpu_ring *r, uint64_t slot, uint32_t cell, uint64_t *low, uint64_t *high)
+{
+    return gpu_cell(&r->slots[slot & r->mask].cell[cell], weft_device_round(slot, r->mask), low, high);
 }
 
 /* Returns true if no request is under way, and none has arrived. */
@@ -68,24 +72,28 @@ static inline bool gpu_ring_quiet(const struct gpu_ring *r)
 
 /* Returns the next request. Returns NULL if it has not arrived completely, or if too many requests are under way. `*why` is -EPROTO if the
  * slot has no valid request. The same request is returned until gpu_ring_keep() or gpu_ring_end() removes it. */
-static inline struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
+BASE_INLINE struct gpu_request *gpu_ring_next(struct gpu_ring *r, int *why)
 {
-    uint64_t more = 0, room = r->mask + 1 - (r->head - r->done), first;
+    /* Local copies: after each acquire the compiler would read the members again. */
+    const uint64_t head = r->head, mask = r->mask, room = mask + 1 - (head - r->done), round = weft_device_round(head, mask);
+    const weft_device_slot *s = &r->slots[head & mask];
     struct gpu_request *q = room ? r->spare[r->spares - 1] : NULL; /* if the ring has room, a request is free */
+    uint64_t first, more;
     *why = 0;
-    if (!q || !gpu_ring_cell(r, r->head, 0, &q->low[0], &first))
+    if (!q || !gpu_cell(&s->cell[0], round, &q->low[0], &first))
         return NULL;
-    q->kind = (uint32_t)(first >> WEFT_DEVICE_KIND_SHIFT);
-    q->slots = weft_device_slots(q->kind);
-    if (!q->slots) {
+    uint32_t kind = (uint32_t)(first >> WEFT_DEVICE_KIND_SHIFT), slots = weft_device_slots(kind);
+    if (BASE_UNLIKELY(!slots)) {
         *why = -EPROTO;
         return NULL;
     }
-    if (q->slots > room || !gpu_ring_cell(r, r->head, 1, &q->low[1], &q->high[1]))
+    if (slots > room || !gpu_cell(&s->cell[1], round, &q->low[1], &q->high[1]))
         return NULL;
-    if (q->slots == 2 && (!gpu_ring_cell(r, r->head + 1, 0, &q->low[2], &q->high[2]) || !gpu_ring_cell(r, r->head + 1, 1, &more, &more)))
+    if (slots == 2 && (!gpu_ring_cell(r, head + 1, 0, &q->low[2], &q->high[2]) || !gpu_ring_cell(r, head + 1, 1, &more, &more)))
         return NULL;
-    q->answer = first & WEFT_DEVICE_ANSWER;
+    q->kind = kind;
+    q->slots = slots;
+    q->answer = (first & WEFT_DEVICE_ANSWER) != 0;
     q->high[0] = first & WEFT_DEVICE_LENGTH;
     q->value = 0;
     return q;

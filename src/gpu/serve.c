@@ -208,12 +208,25 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
         q->status = rc ? rc : status == 1 ? -EINPROGRESS : status;
     }
     if (r->done == r->head && (q->status = server_look(s->w, r, q)) != -EINPROGRESS) {
-        s->failed_now += q->status < 0;
+        if (BASE_UNLIKELY(q->status))
+            s->failed_now++;
         gpu_ring_end(r, q);
     } else {
         gpu_ring_keep(r, q);
     }
     return 0;
+}
+
+/* A ring has an invalid request, so nothing more is read from this ring. */
+static BASE_COLD void server_refuse(struct gpu_server *s, struct gpu_ring *r, int why)
+{
+    if (r->errors[r->nodes])
+        return;
+    base_log(BASE_LOG_ERROR,
+             "GPU %s: a kernel wrote an invalid request into ring %u (weft knows no request of that kind): weft ignores this request and "
+             "all later ones in that ring; correct the kernel, or build it with the header of this version of weft",
+             s->workers->name, (unsigned)(r - s->rings));
+    gpu_ring_fail(r, r->nodes, why);
 }
 
 /* Begins the requests that have arrived, in order. Returns their number. */
@@ -223,15 +236,11 @@ static uint32_t server_take(struct gpu_server *s, struct gpu_ring *r)
     for (; n < AT_A_TIME; n++) {
         int why;
         struct gpu_request *q = gpu_ring_next(r, &why);
-        if (why && !r->errors[r->nodes]) {
-            base_log(BASE_LOG_ERROR,
-                     "GPU %s: a kernel wrote an invalid request into ring %u (weft knows no request of that kind): weft ignores this "
-                     "request and all later ones in that ring; correct the kernel, or build it with the header of this version of weft",
-                     s->workers->name, (unsigned)(r - s->rings));
-            gpu_ring_fail(r, r->nodes, why);
-        }
-        if (!q)
+        if (!q) {
+            if (why)
+                server_refuse(s, r, why);
             break;
+        }
         if (n) /* requests often come close together */
             __builtin_prefetch(&r->slots[(r->head + FETCH_AHEAD) & r->mask]);
         if (server_begin(s, r, q) == -EAGAIN) {

@@ -31,7 +31,7 @@ struct map_owner {
     size_t fold_room;
     weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* addresses of memory that one node may free; not sent to it yet */
     uint32_t release_count, release_node;
-    bool told; /* nodes that are apart have been told that the owner is printing */
+    bool told; /* the nodes on other hosts have been told that the owner is printing */
     int64_t printed_ns;
     struct home *home; /* home.c */
     uint64_t held;     /* sum of `held` over all records */

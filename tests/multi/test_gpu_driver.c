@@ -453,7 +453,8 @@ static void node_trap(weft_node *w, void *arg)
     CHECK(read(said[0], text, sizeof text - 1) > 0);
     close(said[0]);
     fputs(text, stderr);
-    CHECK(strstr(text, "worker 0 of GPU cuda:0 ends, and 3 tasks go back to the queue: this process can no longer use the GPU cuda:0, "));
+    CHECK(strstr(text,
+                 "worker 0 of GPU cuda:0 ends, and 3 tasks go back to the queue: this process can no longer use the GPU cuda:0, because "));
 }
 
 static void test_trap(void **state)

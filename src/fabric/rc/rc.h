@@ -199,7 +199,7 @@ struct rc_link {
     bool wanted; /* an operation waits for a queue pair */
     /* the queue pair has broken, and the progress thread has not handled this yet */
     bool lost;
-    bool proved; /* this queue pair has completed a request, or no request was waiting for it */
+    bool proved; /* this queue pair has completed a request, or nothing waited to be posted when it came up */
     char lost_why[256];
     uint32_t generation; /* the number of the queue pair, counting all attempts */
     struct verbs_qp qp;

@@ -148,8 +148,8 @@ static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint
     uint64_t rails = tracks->up + 1;
     uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)),
              there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
-    uint64_t piece =
-        rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* less, because rounding a cut down makes the next piece larger */
+    uint64_t piece = rc_least(RC_PIECE_BYTES, tracks->message_bytes) -
+                     RC_CUT_BYTES; /* the places of cuts are rounded down, which makes the next piece larger */
     return rc_least(rc_least(len, rails * piece), rc_least(here, there));
 }
 

@@ -239,8 +239,8 @@ static int check_told_of(const struct hello *h, const struct hello *other)
             h->towards, h->rank, other->rank, there[0] ? there : "none");
     if ((h->told == TOLD_DEVICE || h->told == TOLD_DOWN) && other->told == TOLD_NONE)
         return base_fail(-EINVAL,
-                         "the hostfile names device %s of node %u towards node %u, and none of node %u towards node %u: a cable has two "
-                         "ends: " REMEDY,
+                         "the hostfile names device %s of node %u for the cable to node %u, but no device of node %u for the cable to node "
+                         "%u; a cable has two ends: " REMEDY,
                          h->towards, h->rank, other->rank, other->rank, h->rank);
     return 0;
 }
