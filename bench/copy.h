@@ -86,7 +86,7 @@ __attribute__((target("avx2"))) static void copy_plain32(uint8_t *to, const uint
     }
 }
 
-/* The same, but copies two lines of each of four pages in turn; `len` is one page, or a multiple of four pages. */
+/* Does the same as copy_stream32(), but copies two lines of each of four pages in turn; `len` is one page, or a multiple of four pages. */
 __attribute__((target("avx2"))) static void copy_pages32(uint8_t *to, const uint8_t *from, size_t len)
 {
     size_t pages = len < 16384 ? len : 16384;

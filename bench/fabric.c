@@ -109,7 +109,7 @@ static inline void mark(struct bench *b, uint64_t round, uint64_t *since)
     }
 }
 
-/* Ping-pong: each node puts a word into the other's memory and polls its own. `bare`: with plain stores. */
+/* Ping-pong: each node puts a word into the other's memory and polls its own. `bare`: by plain stores instead of puts. */
 static int put_latency(struct bench *b, uint64_t n, uint64_t first, bool bare)
 {
     uint64_t *word = (uint64_t *)(void *)(b->memory + AT_PING);

@@ -22,7 +22,7 @@
 static weft_node *w;
 static weft_gpu *g;
 static weft_gaddr at[2];   /* a page of each node */
-static weft_gaddr ends[4]; /* addresses between which is copied: node 0's pool, the arenas of both nodes, node 1's pool */
+static weft_gaddr ends[4]; /* the addresses between which data is copied: node 0's pool, the arenas of both nodes, node 1's pool */
 #define ARENA_BYTES (96u << 20)
 #define COPY_BYTES  (64u << 20) /* at most */
 
@@ -67,8 +67,8 @@ __global__ void request_given(const __grid_constant__ weft_device d, uint64_t n,
     *rc = r;
 }
 
-/* Empty requests with a pause of so many clocks of the GPU before the first look at the answer. Adds up in `sum` the looks, the clocks of
-   posting, and those from then on. */
+/* Empty requests, with a pause of `pause` clocks of the GPU before the first look at the answer. Adds to `sum` the number of looks, the
+ * clocks of posting, and the clocks from posting to the answer. */
 __global__ void request_parts(const weft_device *d, uint64_t n, long long pause, unsigned long long *sum, int *rc)
 {
     const weft_device_request q = {WEFT_DEVICE_NOTHING, {0, 0, 0}, {0, 0, 0}};
@@ -179,7 +179,7 @@ static double wait_taken(uint64_t before, uint64_t more, uint64_t start)
     return (double)(spec_now_ns() - start) / 1e3;
 }
 
-/* `bytes` is the pause. Prints the microseconds of a request; and the parts on standard error. */
+/* The option `bytes` is the pause. Prints the microseconds of a request, and its parts on standard error. */
 static void parts(const struct spec *s)
 {
     static unsigned long long *sum;
@@ -242,7 +242,7 @@ static void ours(const struct spec *s)
 
 /* --- arenas --- */
 
-/* The processor's put to, or get from, an arena of the node's own GPU (node 0) or of the other's (node 1): GB/s. */
+/* Measures GB/s of puts or gets by the processor, to or from an arena of the GPU of node 0 (this node) or node 1. */
 static double arena_gbs(const struct spec *s, uint32_t node, bool get)
 {
     void *memory = weft_ptr(w, ends[0], s->bytes);
@@ -260,7 +260,7 @@ static double arena_gbs(const struct spec *s, uint32_t node, bool get)
 
 #define ATOMICS_MOST 1024u
 
-/* Microseconds of one of the processor's atomic additions to words of such an arena, with s->bytes of them under way. */
+/* Measures the microseconds of one atomic addition by the processor to words of such an arena, with s->bytes additions under way. */
 static double arena_atomic_us(const struct spec *s, uint32_t node)
 {
     static weft_op op[ATOMICS_MOST];
@@ -438,7 +438,7 @@ __global__ void bare_ping(volatile uint64_t *out, volatile uint64_t *in, uint64_
     }
 }
 
-/* Reads a word of the host's memory again and again, each time after the last one has come. */
+/* Reads a word of the host's memory again and again, each time after the previous read has returned. */
 __global__ void bare_read(volatile uint64_t *word, uint64_t n, uint64_t *sum)
 {
     uint64_t at = 0;

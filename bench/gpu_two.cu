@@ -34,7 +34,8 @@ static void sync_both(void)
 
 /* --- a word and its flag, to the other GPU and back --- */
 
-/* When a kernel asks for the pointer: for each word right before it stores it, for each word before it waits, or once. */
+/* When a kernel asks for the pointer: LATE: for each word, right before it stores the word; EARLY: for each word, before it waits; ONCE:
+ * once for all. */
 enum when { LATE, EARLY, ONCE };
 
 /* Stores a word, then the flag that announces it, to the other GPU; then waits for that GPU's flag. `second`: waits first. */

@@ -170,7 +170,7 @@ static int side(int from, int to, int out)
     return !finish(&n) || !whole(write(out, &taken, sizeof(taken)), sizeof(taken));
 }
 
-/* Nanoseconds until both were ready, or 0. */
+/* Returns the nanoseconds until both sides were ready, or 0. */
 static uint64_t once(void)
 {
     int a[2], b[2], out[2];

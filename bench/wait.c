@@ -68,7 +68,7 @@ static double cpu_seconds(void)
     return (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) + (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec) / 1e6;
 }
 
-/* Node 0: gives the other time to fall asleep, wakes it, and waits (asleep as well) for its answer. */
+/* Node 0: gives node 1 time to fall asleep, wakes node 1, and then waits for its answer, asleep as well. */
 static void drive(const struct spec *s, uint64_t round, struct words *far)
 {
     usleep(SLEEP_US);

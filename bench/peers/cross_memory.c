@@ -222,7 +222,7 @@ static double measure(struct pair *p, const struct spec *s)
     memset(p, 0, sizeof(*p));
     p->side[0].pid = getpid();
     p->side[0].buffer = p->side[1].buffer = buffer; /* each has its own after the fork */
-    /* Where Yama guards processes from each other, this lets the other one in. */
+    /* If Yama keeps processes from tracing each other, this call lets the other process access this one. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
     pid_t child = fork();
     if (child == 0) {
@@ -281,7 +281,7 @@ int main(int count, char **word)
         return 1;
     }
     if (sched_getaffinity(0, sizeof(allowed), &allowed)) {
-        CPU_ZERO(&allowed); /* the machine has more cores than fit into the set: let the system choose the core */
+        CPU_ZERO(&allowed); /* the machine has more cores than the set can hold: let the system choose the core */
     }
     for (int i = 1; i < count; i++) {
         struct spec s;

@@ -59,7 +59,7 @@ struct side {
     size_t memory_len;
     struct card theirs;
     uint64_t completions;
-    uint64_t used; /* completions that say that a large buffer is used up */
+    uint64_t used; /* number of completions that report a used-up large buffer */
 };
 
 static bool failed(const char *what, int64_t rc)
@@ -459,7 +459,7 @@ int main(int argc, char **argv)
         return 1;
     }
     if (child == 0)
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* the child polls, and would do so for ever */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* the child polls, and would poll for ever */
     struct side s = {.rank = child == 0, .control = control};
     s.sock = socks[s.rank];
     cpu_set_t set;

@@ -144,7 +144,8 @@ static void send_all(int fd, const uint8_t *bytes, size_t len)
     }
 }
 
-/* Passes on what has come from one side. `empty`: until there is nothing more. False: the side has ended. */
+/* Passes on bytes that have arrived from side `i`. With `empty`, repeats this until no bytes are left. Returns false if the side has ended.
+ */
 static bool pass(int i, bool empty)
 {
     for (;;) {

@@ -150,8 +150,8 @@ static __device__ inline void weft_device_copy(void *to, const void *from, uint6
         weft_device_copy_as<uint8_t>(dst, src, len, me, all);
 }
 
-/* Copies directly, if the kernel can access both ends. Only one thread reads the tables: they may change, and all threads must make the
- * same choice. */
+/* Copies directly, if the kernel can access source and target. Only one thread reads the tables: they may change, and all threads must make
+ * the same choice. */
 template <typename G>
 static __device__ __forceinline__ bool weft_device_copy_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len)
 {
@@ -194,7 +194,7 @@ static __device__ inline int weft_device_move_by(const weft_device *d, uint32_t 
         return weft_device_post(d, &q, wait, op);
     });
 }
-/* The signal is always a request: the node adds to the word when the bytes have arrived. Then the op is complete. */
+/* The signal is always sent as a request: the node adds to the word when the bytes have arrived, and then completes the op. */
 template <typename G>
 static __device__ inline int weft_device_put_signal_by(const weft_device *d, uint64_t dst, uint64_t src, uint64_t len, uint64_t signal,
                                                        uint64_t add, weft_device_op *op)
@@ -219,7 +219,7 @@ template <typename G> static __device__ __forceinline__ int weft_device_test_by(
     return rc;
 }
 
-/* All threads get the last value of the word, unless `seen` is NULL, which then all threads pass. */
+/* If `seen` is not NULL, all threads get the last value of the word. Either all threads pass NULL, or none. */
 template <typename G>
 static __device__ __forceinline__ int weft_device_watch_by(const weft_device *d, uint32_t node, uint64_t word, weft_cmp cmp, uint64_t value,
                                                            uint64_t *seen, int64_t timeout_ns)

@@ -52,7 +52,7 @@ WEFT_DEVICE_CALL int weft_device_put_nowait(WEFT_NEAR const weft_device *d, uint
     weft_device_request q = {WEFT_DEVICE_PUT, {dst, src, 0}, {len, 0, 0}};
     return weft_device_post(d, &q, false, op);
 }
-/* Puts 8 bytes. Unlike all other calls except weft_device_flush(), this call is not ordered after the thread's earlier stores. If the word
+/* Puts 8 bytes. This call and weft_device_flush() are not ordered after the thread's earlier stores; all other calls are. If the word
  * announces such stores to a reader, call weft_device_publish() first. */
 WEFT_DEVICE_CALL int weft_device_put_value(WEFT_NEAR const weft_device *d, uint64_t dst, uint64_t value, WEFT_NEAR weft_device_op *op)
 {
@@ -160,7 +160,7 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
     uint64_t offset = addr & (((uint64_t)1 << 44) - 1);
-    /* no branch before the entry is read, so that the reads of `size` and `arena` overlap */
+    /* do not branch before the entry is read, so that the reads of `size` and `arena` overlap */
     bool known = node < d->size;
     WEFT_FAR const uint64_t *entry = d->arena + (known ? 2 * ((uint64_t)node * 16 + space) : 0);
     /* The node writes the length after the address. */
@@ -193,7 +193,7 @@ WEFT_DEVICE_CALL bool weft_device_compare(uint64_t word, weft_cmp cmp, uint64_t 
     return false;
 }
 
-/* Waits until the comparison is true, or `node` is gone, at most for `timeout_ns`. The next three calls use it. */
+/* Waits until the comparison is true or `node` is gone, at most for `timeout_ns`. The next three functions call this function. */
 WEFT_DEVICE_CALL int weft_device_watch(WEFT_NEAR const weft_device *d, uint32_t node, uint64_t word, weft_cmp cmp, uint64_t value,
                                        WEFT_NEAR uint64_t *seen, int64_t timeout_ns)
 {
@@ -221,7 +221,7 @@ WEFT_DEVICE_CALL int weft_device_watch(WEFT_NEAR const weft_device *d, uint32_t 
 
 /* Waits until an unsigned comparison of the 8-byte word at `word`, in this node's own pool or an arena of this GPU, with `value` is true.
  * `*seen` (may be NULL) receives the last value of the word, also after an error. With a time-out of 0 the call compares once;
- * WEFT_TIMEOUT_DEFAULT (-1): d->deadline_ns. Any node may change the word, so the call does not notice that a node is gone.
+ * WEFT_TIMEOUT_DEFAULT (-1): d->deadline_ns. Any node may change the word, so the call does not end when a node is gone.
  * -WEFT_DEVICE_EINVAL: the word is elsewhere or not aligned, or `cmp` is not a weft_cmp. */
 WEFT_DEVICE_CALL int weft_device_wait_until(WEFT_NEAR const weft_device *d, uint64_t word, weft_cmp cmp, uint64_t value,
                                             WEFT_NEAR uint64_t *seen, int64_t timeout_ns)

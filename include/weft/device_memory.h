@@ -157,7 +157,7 @@ WEFT_DEVICE_CALL void weft_device_load_words(const weft_device_cell *c, uint32_t
 WEFT_DEVICE_CALL int64_t weft_device_now_ns(void)
 {
     uint64_t v;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));
     return (int64_t)v;
 }
 /* Pauses before the first read of an answer. If that read comes slightly too early, a second one is needed, and a read of the host's memory

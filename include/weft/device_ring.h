@@ -153,7 +153,8 @@ WEFT_DEVICE_CALL uint32_t weft_device_block(WEFT_NEAR const weft_device *d)
 /* --- requests --- */
 
 /* The clock of a wait. Initialize it with zeros, and call weft_device_late() between polls: that returns true if the deadline has passed or
- * the GPU is being closed. weft_device_late_after() is for waits with a time-out of their own; below 0: the deadline. */
+ * the GPU is being closed. weft_device_late_after() is for waits with a time-out of their own; a time-out below 0 stands for the deadline.
+ */
 typedef struct weft_device_patience {
     int64_t since;
     uint32_t looks;
@@ -227,8 +228,8 @@ WEFT_DEVICE_CALL bool weft_device_has_room(WEFT_FAR const weft_device_ring *r, u
 #define WEFT_DEVICE_ASKS 4u /* a thread that waits for free slots reads the host's memory at one of so many polls */
 /* Takes the numbers of `slots` slots. -WEFT_DEVICE_EAGAIN: the slots are not free, and `wait` is false. Numbers are taken only when the
  * slots are free, because taken slots must be filled. If `place` is not NULL, the call also tries to reserve the place for the answer, and
- * stores in `*place` whether this succeeded; both atomics are issued together. The first attempt uses a number from a cache, which may be
- * old. Then the compare-and-swap fails and returns the right number. */
+ * stores in `*place` whether this succeeded; both atomics are issued together. The first attempt uses a number from a cache. If this number
+ * is old, the compare-and-swap fails and returns the right number. */
 WEFT_DEVICE_CALL int weft_device_reserve(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint32_t slots, bool wait,
                                          WEFT_NEAR uint64_t *ticket, WEFT_NEAR bool *place)
 {
@@ -315,7 +316,7 @@ WEFT_DEVICE_CALL void weft_device_fill(WEFT_FAR const weft_device_ring *r, uint6
     weft_device_store_cell(&cell[0], low0, round | (high0 & ~WEFT_DEVICE_ROUND));
 }
 
-/* Reserves the place for an answer. The place is free when the answer before was read from it. */
+/* Reserves the place for an answer. The place is free when the previous answer has been read from it. */
 WEFT_DEVICE_CALL int weft_device_await(WEFT_NEAR const weft_device *d, WEFT_FAR const weft_device_ring *r, uint64_t ticket, bool wait)
 {
     weft_device_patience p = {0, 0};
@@ -450,7 +451,7 @@ WEFT_DEVICE_CALL int weft_device_call(WEFT_NEAR const weft_device *d, WEFT_NEAR 
     (void)d, (void)q, (void)old;
     return -WEFT_DEVICE_ENOTSUP;
 #else
-    weft_device_op op = {0, 0, 0, 0}; /* not under way if the ring is full */
+    weft_device_op op = {0, 0, 0, 0}; /* if the ring is full, this stays as it is: not under way */
     int rc = weft_device_post(d, q, true, &op);
     if (rc)
         return rc; /* the request was not posted */

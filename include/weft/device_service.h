@@ -101,8 +101,8 @@ WEFT_DEVICE_CALL int weft_device_request_ask(WEFT_NEAR const weft_device *d, uin
 }
 #endif
 
-/* Submits the record repeatedly while the answer is -WEFT_DEVICE_EAGAIN, for example until a process has output. A full ring looks
- * the same, so with d->nowait this call waits for room, too. */
+/* Submits the record repeatedly while the answer is -WEFT_DEVICE_EAGAIN, for example until a process has output. The call cannot tell this
+ * answer from a full ring, so it also waits for room in the ring, even with d->nowait. */
 WEFT_DEVICE_CALL int weft_device_request_poll(WEFT_NEAR const weft_device *d, uint64_t record, WEFT_FAR weft_request *r)
 {
 #if defined(WEFT_DEVICE_METAL)

@@ -22,7 +22,7 @@ extern "C" {
  * arena faster, but the GPU copies such an array from and to the node, which takes some microseconds. Do not use the arrays before the
  * answer has arrived: after -WEFT_DEVICE_ETIMEDOUT the node may still write to them, until the GPU is closed. The errors are those of
  * weft/queue.h, and also: -WEFT_DEVICE_ENOENT there is no queue of this number; -WEFT_DEVICE_EFAULT memory outside the pool and the arenas;
- * -EIO the GPU has failed.
+ * -WEFT_DEVICE_EIO the GPU has failed.
  *
  * A `_start` call posts one request, for a single attempt. After success, the op's `value` is the number of tasks. If the queue has no free
  * slot, or no task is ready, the op ends with -WEFT_DEVICE_EAGAIN. The call itself only waits if the kernel's ring of requests is full:
@@ -157,8 +157,8 @@ typedef struct weft_device_task {
     uint64_t number; /* private */
 } weft_device_task;
 
-/* Reads the task of this number. Before, the caller must have loaded a `filled` above the number, with acquire. False: the node has taken
- * the task back, or has skipped the number. */
+/* Reads the task of this number. Before this call, the caller must have loaded, with acquire, a value of `filled` above the number. False:
+ * the node has taken the task back, or has skipped the number. */
 WEFT_DEVICE_CALL bool weft_device_read_task(WEFT_FAR const weft_device_worker *k, uint64_t number, WEFT_NEAR weft_device_task *out)
 {
     union {
@@ -188,7 +188,7 @@ WEFT_DEVICE_CALL int weft_device_task_is_in(WEFT_NEAR const weft_device *d, WEFT
         if (ended)
             return -WEFT_DEVICE_ESHUTDOWN;
         weft_device_tell(beat, t + 1); /* all tasks before `t` have been taken */
-        if (weft_device_late(d, p))    /* also true if the GPU is being closed, but workers end first */
+        if (weft_device_late(d, p))    /* also true if the GPU is being closed, but workers end before the GPU is closed */
             return weft_device_load(k->ended) ? -WEFT_DEVICE_ESHUTDOWN : -WEFT_DEVICE_ETIMEDOUT;
         if (!drawn)
             return -WEFT_DEVICE_EAGAIN;

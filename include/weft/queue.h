@@ -122,7 +122,7 @@ WEFT_API int weft_release(weft_queue *q, const weft_lease *claim);
  * no other node is left to do the work; -EDEADLK it would wait in a handler; -EBADF the queue is closed. */
 WEFT_API int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns);
 
-/* Wait until all tasks that living nodes have submitted to this queue are complete. Afterwards weft_reap() takes the completions. With a
+/* Wait until all tasks that living nodes have submitted to this queue are complete. Afterwards weft_reap() returns the completions. With a
  * time-out of 0 the call may take up to 200 ms, because it may have to ask nodes whether they have a shard. weft/types.h explains how long
  * the call waits with WEFT_TIMEOUT_DEFAULT.
  * Errors: -ETIMEDOUT work was not complete before the deadline; -ECONNRESET no other node is left to do the work; -EDEADLK it would wait

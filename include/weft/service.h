@@ -52,8 +52,8 @@ WEFT_API int weft_request_start(weft_node *w, weft_gaddr record, weft_op *op);
 
 /* Ends a pending operation with the result negative ECANCELED. The server may have carried out the request nevertheless. A process that the
  * request has started is killed.
- * Errors: -ENOENT no request or wait was started with this op, or it has ended, or a record that sends, receives, reads or writes bytes
- * was started with it. */
+ * Errors: -ENOENT no request or wait was started with this op, or it has ended, or its record is one that sends, receives, reads or writes
+ * bytes. */
 WEFT_API int weft_request_cancel(weft_node *w, weft_op *op);
 
 /* --- processes --- */

@@ -74,7 +74,7 @@ static void fail_queues(struct sf_view *v, uint32_t device)
         sf_unlock(v, &qp->lock);
         for (int c = 0; c < 2; c++) {
             const struct sv_event event = {.kind = 2, .entry = (uint32_t)(cqs[c] - f->cqs)};
-            /* may be lost if the pipe is full, but then the process wakes anyway */
+            /* this event may be lost if the pipe is full, but then the process wakes anyway */
             sf_signal(v, owner, cqs[c]->channel_fd, &event, sizeof event);
         }
     }

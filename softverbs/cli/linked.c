@@ -74,8 +74,8 @@ void cli_warn_linked(const char *program)
     int saved = errno, fd = open_program(program);
     if (fd >= 0 && is_static(fd))
         cli_error("run",
-                  "warning: '%s' is statically linked: it does not load softverbs' library, and sees none of its "
-                  "devices (programs that it starts may). Link it dynamically",
+                  "warning: '%s' is statically linked: it does not load softverbs' library, so it sees no devices of softverbs (programs "
+                  "that it starts may see them). Link this program dynamically",
                   program);
     else if (fd >= 0 && gains_rights(fd))
         cli_error("run",

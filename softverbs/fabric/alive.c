@@ -21,7 +21,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* cache of sf_know_self(); a forked child may be in another namespace, and sets it again when it joins */
+/* cache of sf_know_self(); a forked child may be in another namespace, and computes this value again when it joins */
 static _Atomic uint64_t own_space;
 
 /* Returns field 22 of /proc/PID/stat, or -errno. The command's name before this field is in brackets, and may contain any character. */

@@ -98,7 +98,7 @@ static int file_create(const char *name, const struct sv_model *model, uint64_t 
     int r = file_path(path, sizeof path, name, true, why);
     if (r != 0)
         return r;
-    /* without a name if possible, so that a killed process leaves no file */
+    /* make the file without a name if possible, so that a killed process leaves no file */
     snprintf(making, sizeof making, "%.*s", (int)(strrchr(path, '/') - path), path);
     int fd = open(making, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     bool nameless = fd >= 0;

@@ -35,7 +35,7 @@ static inline uint32_t holder_of(uint32_t word)
 bool sf_try_lock(struct sf_view *v, struct sf_lock *l)
 {
     uint32_t free = 0;
-    /* acquire: pairs with the release in sf_unlock(). seq_cst, because it must come after the store of a queue's `kick`. */
+    /* acquire: pairs with the release in sf_unlock(). seq_cst, because this exchange must come after the store of a queue's `kick`. */
     return atomic_compare_exchange_strong_explicit(&l->word, &free, v->process, memory_order_seq_cst, memory_order_relaxed);
 }
 
@@ -53,7 +53,8 @@ static bool lock_slowly(struct sf_view *v, struct sf_lock *l)
     for (;;) {
         uint32_t word = atomic_load_explicit(&l->word, memory_order_relaxed);
         if (word == 0) {
-            /* mark the lock as waited for: other processes may sleep, and only a marked lock wakes one */
+            /* mark the lock as waited for: other processes may sleep until the lock is free, and the release of a lock wakes a process only
+             * if the lock is marked */
             if (atomic_compare_exchange_strong_explicit(&l->word, &word, v->process | SF_LOCK_WAITED, memory_order_seq_cst,
                                                         memory_order_relaxed))
                 return false;
@@ -127,8 +128,8 @@ void sf_advance(struct sf_fabric *f, const struct sf_intent *i)
         atomic_store_explicit(&f->srqs[i->index % SF_SRQS].dropped, i->dropped, memory_order_release);
 }
 
-/* Repairs a completion queue after its producer died. If the completion was published, its step on the work queue is done now. Nobody else
- * changes the work queue: its lock is held by the dead process, or by a process that waits for this lock. */
+/* Repairs a completion queue after its producer died. If the producer has published its completion, advances the work queue now. Nobody
+ * else changes the work queue: its lock is held by the dead process, or by a process that waits for this lock. */
 void sf_mend_cq(struct sf_fabric *f, struct sf_cq *cq)
 {
     struct sf_intent *i = &cq->intent;

@@ -108,7 +108,8 @@ int sf_signal(struct sf_view *v, uint32_t process, int fd, const void *message, 
             close(e->mine);
         *e = (struct end){.cookie = cookie, .process = process, .theirs = fd, .mine = mine};
     }
-    /* a reader with this many unread messages checks its timers anyway, and completion events need the rest of the pipe */
+    /* Leave out a request to check the timers if MANY bytes are unread: a reader with so many messages checks its timers anyway, and the
+     * rest of the pipe is for completion events. */
     int unread;
     bool clock = bytes == sizeof(struct sv_event) && ((const struct sv_event *)message)->kind == 2;
     err = clock && ioctl(e->mine, FIONREAD, &unread) == 0 && unread >= MANY ? 0 : signal_put(e->mine, message, bytes);

@@ -8,7 +8,8 @@
 #include <errno.h>
 #include <unistd.h>
 
-/* Counts an event that the program must acknowledge. Destroying the object waits, with the same mutex, until all are acknowledged. */
+/* Counts an event that the program must acknowledge. A call that destroys the object waits, with the same mutex, until all are
+ * acknowledged. */
 static void async_event_delivered(pthread_mutex_t *mutex, uint32_t *count)
 {
     pthread_mutex_lock(mutex);

@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <string.h>
 
-/* Advances the work queue of a request whose completion found no room. */
+/* Advances the work queue of a request whose completion does not fit into the completion queue. */
 static void advance_without(struct sf_cq *cq, const struct sf_intent *in)
 {
     struct sf_fabric *f = sv_lib.fabric;
@@ -58,7 +58,7 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     if (owner == 0 || overrun || atomic_load_explicit(&cq->dead, memory_order_relaxed) ||
         !sv_ring_sane(cq->ring, cq->capacity, sizeof(struct sf_cqe), 0)) {
         bool first = owner != 0 && overrun && atomic_load_explicit(&cq->dead, memory_order_relaxed) == 0;
-        /* before `dead` is set: if this process is killed in between, the next process sends the event again */
+        /* send the event before `dead` is set: if this process is killed in between, the next process sends the event again */
         if (first && cq->context >= 0)
             sv_async((uint32_t)cq->context, IBV_EVENT_CQ_ERR, index, cq->generation);
         if (first)
@@ -68,8 +68,8 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
         sf_unlock(v, &cq->lock);
         if (first)
             sv_log(SV_ERROR,
-                   "completion queue overrun: %u completions are unpolled, and there is no room for more. Poll more often, or create a "
-                   "larger queue",
+                   "completion queue overrun: a completion queue has no room for another completion, because %u completions have not been "
+                   "polled. Poll more often, or create a larger queue",
                    cq->limit);
         return;
     }
@@ -84,7 +84,7 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     }
     complete_tell(index, cq, owner, e);
     /* release: pairs with the acquire in poll_next(). If this process dies before this store, the completion did not happen. If it dies
-     * after it, sf_mend_cq() does the rest. */
+     * after this store, sf_mend_cq() does the rest. */
     atomic_store_explicit(&cq->produced, produced + 1, memory_order_release);
     /* release: a consumer that sees the turn also sees the slot */
     __atomic_store_n(&slot->turn, produced + 1, __ATOMIC_RELEASE);
@@ -95,8 +95,8 @@ void sv_complete(uint32_t index, const struct sf_cqe *e, const struct sf_intent 
     sf_unlock(v, &cq->lock);
 }
 
-/* Whether one of the unpolled completions wants an event. The caller holds the queue's lock, so no slot is written meanwhile. This does not
- * take the consumers' lock, because a program may arm a queue between ibv_start_poll and ibv_end_poll. */
+/* Whether one of the unpolled completions wants an event. The caller holds the queue's lock, so no slot is written meanwhile. This function
+ * does not take the consumers' lock, because a program may arm a queue between ibv_start_poll and ibv_end_poll. */
 static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 {
     bool found = false;
@@ -110,7 +110,8 @@ static bool wanted_unpolled(const struct sv_cq *cq, uint32_t armed)
 }
 
 /* Sends an event for completions that were in the queue when it was armed, as mlx5 does: programs may sleep after arming without another
- * poll. The next such event is sent only when the program has read this one; otherwise a program which only arms would fill its channel. */
+ * poll. The next such event is sent only when the program has read this one; otherwise a program that arms the queue without reading events
+ * would fill its channel. */
 static void tell_of_unpolled(struct sv_cq *cq)
 {
     struct sf_cq *s = cq->shared;
@@ -140,7 +141,7 @@ int sv_req_notify_cq(struct ibv_cq *base, int solicited_only)
     for (int turn = 0; turn < 16 && atomic_load_explicit(&s->lock.word, memory_order_relaxed) != 0; turn++)
         sched_yield();
     sf_lock_cq(&sv_lib.view, s);
-    /* a queue armed for any completion stays so */
+    /* a queue that is armed for any completion stays armed for any completion */
     if (!solicited_only || atomic_load_explicit(&s->armed, memory_order_relaxed) == 0)
         atomic_store_explicit(&s->armed, solicited_only ? SOLICITED : ANY, memory_order_relaxed);
     tell_of_unpolled(cq);

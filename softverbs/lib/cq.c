@@ -211,7 +211,7 @@ int sv_destroy_cq(struct ibv_cq *base)
     pthread_mutex_unlock(&sv_lib.mutex);
     if (mine) {
         settle_events(cq);
-        /* All queue pairs of this queue are destroyed. A late producer must find no room. */
+        /* All queue pairs of this queue are destroyed. A process that still tries to write a completion must find no room. */
         sf_lock_cq(&sv_lib.view, cq->shared);
         cq->shared->ring = 0;
         cq->shared->capacity = 0;

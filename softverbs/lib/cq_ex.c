@@ -197,7 +197,7 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
 
     if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) ||
         flags & ~(uint32_t)(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN)) {
-        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask %#x or flags %#x have bits that softverbs does not know: leave them out",
+        sv_refuse(EINVAL, "ibv_create_cq_ex: comp_mask (%#x) and flags (%#x) must not have bits that softverbs does not know",
                   attr->comp_mask, flags);
         return NULL;
     }
@@ -208,8 +208,8 @@ struct ibv_cq_ex *sv_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
         return NULL;
     }
     if (attr->wc_flags & ~(uint64_t)KNOWN) {
-        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags %#llx: only %#x are supported", (unsigned long long)attr->wc_flags,
-                  (unsigned)KNOWN);
+        sv_refuse(EOPNOTSUPP, "ibv_create_cq_ex: wc_flags has flags that are not supported (%#llx): leave them out",
+                  (unsigned long long)attr->wc_flags & ~(unsigned long long)KNOWN);
         return NULL;
     }
     if (attr->cqe > INT_MAX || attr->comp_vector > INT_MAX) {

@@ -137,7 +137,8 @@ static bool local_place(struct sv_job *j, struct sv_place *p, uint32_t access)
     return true;
 }
 
-/* Finds the memory for the first `bytes` of a message. *room is the size of the whole receive. Elements behind `bytes` are not checked. */
+/* Finds the memory for the first `bytes` of a message. *room is the size of the whole receive. Elements after these bytes are not checked.
+ */
 static bool receive_place(struct sv_job *j, struct sv_place *p, uint64_t bytes, uint64_t *room)
 {
     const struct sf_qp *t = j->target;
@@ -183,7 +184,7 @@ static enum sv_step deliver_refuse(struct sv_job *j, enum ibv_event_type event, 
     return sv_lost(j);
 }
 
-/* A receive cannot take the message. It ends with `status`, and its queue pair goes to ERR. */
+/* Called if the receive cannot hold the message: the receive ends with `status`, and its queue pair goes to ERR. */
 static enum sv_step refuse_receive(struct sv_job *j, enum ibv_wc_status status, enum ibv_wc_status sender_status)
 {
     /* if this process is killed here, poll_done() in poll.c does the rest */
@@ -303,7 +304,7 @@ static enum sv_step deliver_send(struct sv_job *j)
         return refuse_receive(j, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_OP_ERR);
     if (sv_lib.profile->equal_frames && sv_frames(bytes) != sv_frames(room)) {
         sv_log(SV_INFO,
-               "a SEND of %llu bytes arrived at a receive of %llu bytes: on this device both must have the same number of %u-byte frames "
+               "a SEND of %llu bytes to a receive of %llu bytes fails: on this device both must have the same number of frames of %u bytes "
                "(" SV_DOCUMENTED ")",
                (unsigned long long)bytes, (unsigned long long)room, sv_lib.profile->frame_bytes);
         return refuse_receive(j, IBV_WC_LOC_LEN_ERR, IBV_WC_REM_INV_REQ_ERR);
@@ -356,8 +357,8 @@ static enum sv_step write_remote(struct sv_job *j)
     }
 }
 
-/* Moves the data of writes behind a read, up to a fence, a send or an atomic: the standard orders a write after an earlier read only by a
- * fence. A write that cannot be moved now is executed later, in order. */
+/* Moves the data of the writes that follow a read in the queue, up to a fence, a send or an atomic: the standard orders a write after an
+ * earlier read only by a fence. A write that cannot be moved now is executed later, in order. */
 __attribute__((noinline)) static void let_writes_pass(const struct sv_job *read)
 {
     const struct sf_qp *qp = read->qp, *t = read->target;

@@ -33,7 +33,7 @@ static bool execute_drain(uint32_t q, struct sv_later *later)
     }
 }
 
-/* Marks the queue for a check after a while. Without this mark, the owner would not check the queue if this process died while it holds the
+/* Marks the queue for a check after a while. Without this mark, the owner would not check the queue if this process died while holding the
  * lock. */
 static void leave_a_trace(struct sf_qp *qp)
 {

@@ -10,15 +10,15 @@ bool sv_to_error(struct sf_qp *qp)
     do {
         if (state < IBV_QPS_RTR || state == IBV_QPS_ERR)
             return false;
-        /* seq_cst: pairs with the load in sv_post_recv() after the post, so that one of the two flushes the receive */
+        /* seq_cst: pairs with the load in sv_post_recv() after the post, so that one of the two processes flushes the receive */
     } while (!atomic_compare_exchange_weak_explicit(&qp->state, &state, IBV_QPS_ERR, memory_order_seq_cst, memory_order_relaxed));
     if (sv_lib.profile->error_blocks_dereg && qp->device < SV_DEVICES)
         atomic_store_explicit(&sv_lib.fabric->devices[qp->device].dereg_blocked, 1, memory_order_relaxed);
     return true;
 }
 
-/* A peer that does this may be killed between any two steps, while the owner sleeps. So it writes the events and wakes the owner first, and
- * changes the state last. If the peer is killed in between, the owner changes the state (sv_finish_failing). */
+/* A peer that calls this may be killed between any two steps, while the owner sleeps. So it writes the events and wakes the owner first,
+ * and changes the state last. If the peer is killed in between, the owner changes the state (sv_finish_failing). */
 void sv_fail_qp(uint32_t q, enum ibv_event_type event, struct sv_later *later)
 {
     struct sf_fabric *f = sv_lib.fabric;

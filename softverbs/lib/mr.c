@@ -237,11 +237,13 @@ SV_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, s
     }
     if (!same_place(offset, iova) || check_access((unsigned int)access))
         return NULL;
-    if (access & ~allowed || length == 0) {
-        sv_refuse(EINVAL,
-                  "ibv_reg_dmabuf_mr: access %#x or length %zu is not allowed: the length must be at least 1, and on-demand paging is not "
-                  "supported",
-                  (unsigned int)access, length);
+    if (access & ~allowed) {
+        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: access %#x has flags that are not allowed for a dmabuf: leave %#x out", (unsigned int)access,
+                  (unsigned int)(access & ~allowed));
+        return NULL;
+    }
+    if (length == 0) {
+        sv_refuse(EINVAL, "ibv_reg_dmabuf_mr: the length is 0; expected at least 1 byte");
         return NULL;
     }
     size = size_of(fd);

@@ -19,7 +19,8 @@ static const struct sf_cqe *poll_next(struct sv_cq *cq, uint64_t consumed)
     /* acquire: pairs with the release in sv_complete */
     if (__atomic_load_n(&e->turn, __ATOMIC_ACQUIRE) == consumed + 1)
         return e;
-    /* After a long time without a completion: the producer may have died between writing the count and the turn. */
+    /* After a long time without a completion, look at the count, too: the producer may have died after writing the count and before writing
+     * the turn. */
     if (cq->idle % SELDOM != SELDOM - 1)
         return NULL;
     uint64_t there = atomic_load_explicit(&cq->shared->produced, memory_order_acquire) - consumed;
@@ -124,7 +125,7 @@ static bool anything_new(struct sv_cq *cq, uint64_t consumed)
     return atomic_load_explicit(&cq->shared->produced, memory_order_acquire) != consumed;
 }
 
-/* Also checks waiting queue pairs now and then when the queue has completions; otherwise they might never run. */
+/* Also checks waiting queue pairs now and then when the queue has completions; otherwise these queue pairs might never run. */
 static const struct sf_cqe *poll_next_or_new(struct sv_cq *cq, uint64_t consumed)
 {
     enum { SELDOM = 64 };

@@ -190,8 +190,8 @@ static void give_rings(struct sv_qp *qp)
     qp->shared->send_ring = qp->shared->receive.ring = 0;
 }
 
-/* Takes an entry of the table. The entry's locks are held meanwhile, because a process that has waited for such a lock since the entry was
- * another queue pair may still get the lock for a moment. */
+/* Takes an entry of the table. The entry's locks are held meanwhile, because a process that has waited for such a lock since the entry
+ * belonged to another queue pair may still get the lock for a moment. */
 static int qp_enter_table(struct sv_qp *qp, uint32_t device, const struct ibv_qp_init_attr_ex *a, const struct grant *g)
 {
     const struct sv_profile *p = sv_lib.profile;

@@ -102,11 +102,11 @@ int sv_query_device_ex(struct ibv_context *context, const struct ibv_query_devic
     struct ibv_device_attr_ex full = {.comp_mask = 0};
     int error;
 
-    if ((input && input->comp_mask) || bytes < sizeof full.orig_attr)
-        return sv_refuse(EINVAL,
-                         "ibv_query_device_ex: either comp_mask of the input, %#x, is not 0 as it must be, or the output structure of %zu "
-                         "bytes is too short",
-                         input ? input->comp_mask : 0, bytes);
+    if (input && input->comp_mask)
+        return sv_refuse(EINVAL, "ibv_query_device_ex: comp_mask of the input is %#x: it must be 0", input->comp_mask);
+    if (bytes < sizeof full.orig_attr)
+        return sv_refuse(EINVAL, "ibv_query_device_ex: the output structure has %zu bytes: it must have at least %zu", bytes,
+                         sizeof full.orig_attr);
     error = query_refused("ibv_query_device_ex", context, SF_VERB_QUERY_DEVICE, 1);
     if (error)
         return error;

@@ -56,13 +56,13 @@ static void setup_in_child(void)
     sv_lib.life++;
 }
 
-/* Lets other processes access this process's memory. They need the right to trace it. With Yama's scope 1, only ancestors have this right,
- * unless the process names others. Only root can trace a process that is not dumpable. */
+/* Lets other processes access this process's memory, for which they need the right to trace this process. With Yama's scope 1, only
+ * ancestors have this right, unless the process names others. Only root can trace a process that is not dumpable. */
 static void allow_access(void)
 {
     if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 1) {
-        sv_log(SV_INFO, "this process did not let others trace it (PR_SET_DUMPABLE is 0); softverbs allows it again, because data cannot "
-                        "move without it");
+        sv_log(SV_INFO, "this process did not let other processes trace it (PR_SET_DUMPABLE is 0); softverbs allows tracing again, because "
+                        "other processes must copy data from and to its memory");
         if (prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
             sv_log(SV_ERROR,
                    "other processes cannot reach the memory of this process, so no data will move: prctl(PR_SET_DUMPABLE) fails: %s",
@@ -167,8 +167,8 @@ static int setup_join(void)
     sv_lib.fabric = sv_lib.view.fabric;
     mapped = SF_BYTES;
     member = getpid();
-    /* sf_attach() excludes the mapping from children. Then something else could be mapped at this address in a child before
-     * setup_in_child() runs, such as the stack of a thread started in another library's child handler. */
+    /* sf_attach() excludes the mapping from children. Undo this, because otherwise something else could be mapped at this address in a
+     * child before setup_in_child() runs, such as the stack of a thread started in another library's child handler. */
     madvise(sv_lib.fabric, mapped, MADV_DOFORK);
     sv_lib.profile = &sv_lib.fabric->model.profile;
     sv_lib.host = host;

@@ -160,7 +160,11 @@ static int srq_resize(struct sv_srq *srq, uint32_t most)
     sf_unlock(&sv_lib.view, &q->lock);
     pthread_mutex_unlock(&srq->post);
     sf_arena_give(&sv_lib.view, before.offset, sv_ring_bytes(&before));
-    return error ? sv_refuse(error, "ibv_modify_srq: max_wr %u is too small: more receives are posted, or srq_limit is higher", most) : 0;
+    return error ? sv_refuse(
+                       error,
+                       "ibv_modify_srq: max_wr %u is too small: expected at least the number of posted receives, and at least srq_limit",
+                       most)
+                 : 0;
 }
 
 /* Arms the limit. If fewer requests are posted, the event is sent at once. */

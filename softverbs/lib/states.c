@@ -382,7 +382,7 @@ static void after_step(struct sv_qp *qp, uint32_t was, uint32_t next)
         return;
     sv_run(qp->entry); /* flushes */
     sv_flush_receives(qp->entry);
-    if (was != IBV_QPS_ERR && q->srq != 0) /* send this only once, even if a peer's request brings the queue pair to ERR at the same time */
+    if (was != IBV_QPS_ERR && q->srq != 0) /* send the event only once, even if a peer brings the queue pair to ERR at the same time */
         sv_async_qp(qp->entry, 1 << IBV_EVENT_QP_LAST_WQE_REACHED);
     if (sv_lib.profile->error_blocks_dereg) {
         atomic_store_explicit(&sv_lib.fabric->devices[sv_context_of(qp->base.context)->device].dereg_blocked, 1, memory_order_relaxed);
@@ -439,7 +439,7 @@ SV_PUBLIC int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int m
         base->state = attr->qp_state;
 out:
     sv_leave_qp(qp, reset);
-    /* Wait until no more data arrives. Without the locks, for which a process that moves data may wait. */
+    /* Wait until no more data arrives. Do not hold the locks meanwhile, because a process that moves data may wait for a lock. */
     if (!error && now != next && (next == IBV_QPS_RESET || next == IBV_QPS_ERR))
         sv_quiesce();
     if (atomic_load_explicit(&q->kick, memory_order_seq_cst))

@@ -82,8 +82,8 @@ enum sv_step sv_not_ready(struct sv_job *j)
         return sv_stall(j, SF_WAIT_RECEIVE, WAIT_FOR_EVER);
     if (qp->type != IBV_QPT_RC)
         return sv_lost(j);
-    /* A dead process posts no receives, so do not wait for one. After it was reaped, its queue pair is gone, and the request ends when its
-     * retries are used up. */
+    /* A dead process posts no receives, so do not wait for one. When the dead process has been reaped, its queue pair is gone, and the
+     * request ends after its last retry. */
     bool look = qp->wait_for == SF_WAIT_NOTHING ? qp->rnr_retry == 0 : sf_now() >= qp->next_look;
     if (look && !sf_alive(sv_lib.fabric, j->target->owner))
         return sv_died(j, j->target->owner);

@@ -221,16 +221,22 @@ static int check_whole(const struct sv_profile *p, const char *origin, struct sv
     if (p->frame_bytes & (p->frame_bytes - 1))
         return sv_fail(why, EINVAL, "%s: depth.frame_bytes is %u; it must be 0 or a power of two", origin, p->frame_bytes);
     if (p->equal_frames && !p->frame_bytes)
-        return sv_fail(why, EINVAL, "%s: data.equal_frames is true and depth.frame_bytes 0: there are no frames to compare", origin);
+        return sv_fail(
+            why, EINVAL,
+            "%s: data.equal_frames is true, but depth.frame_bytes is 0, so there are no frames to compare: change one of the two", origin);
     if (p->depth_step_count && !p->frame_bytes)
-        return sv_fail(why, EINVAL, "%s: depth.depth_steps are given and depth.frame_bytes is 0: there are no frames to count", origin);
+        return sv_fail(why, EINVAL,
+                       "%s: depth.depth_steps are given, but depth.frame_bytes is 0, so there are no frames to count: set "
+                       "depth.frame_bytes, or remove depth.depth_steps",
+                       origin);
     if (p->depth_step_count && p->depth_steps[p->depth_step_count - 1] > p->max_qp_wr)
         return sv_fail(why, EINVAL, "%s: depth.depth_steps goes up to %u; it must stay within limits.max_qp_wr, which is %u", origin,
                        p->depth_steps[p->depth_step_count - 1], p->max_qp_wr);
     if (!p->transports || !p->operations)
         return sv_fail(why, EINVAL, "%s: can.%s is empty; it must name at least one", origin, p->transports ? "operations" : "transports");
     if (p->max_srq && (!p->max_srq_wr || !p->max_srq_sge))
-        return sv_fail(why, EINVAL, "%s: limits.max_srq is %u; then max_srq_wr and max_srq_sge must be more than 0", origin, p->max_srq);
+        return sv_fail(why, EINVAL, "%s: limits.max_srq is %u, so limits.max_srq_wr and limits.max_srq_sge must be more than 0", origin,
+                       p->max_srq);
     bool infiniband = p->link_layer == SV_LINK_INFINIBAND;
     if (infiniband && !p->lid_base)
         return sv_fail(why, EINVAL,

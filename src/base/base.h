@@ -24,8 +24,8 @@
 #define BASE_COLD         __attribute__((cold, noinline))
 #define BASE_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #if defined(__ELF__)
-/* A thread-local variable that is read without a function call. Use this for a few words only: a library that dlopen() loads gets little
- * static TLS space. */
+/* A thread-local variable that is read without a function call. Use this for a few bytes only, because a library that dlopen() loads gets
+ * little static TLS space. */
 #define BASE_THREAD_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
 #else
 #define BASE_THREAD_LOCAL _Thread_local
@@ -65,8 +65,8 @@ int base_context(int code, const char *format, ...) BASE_PRINTF(2, 3) BASE_COLD;
 #define BASE_FILES_HINT  "; the limit on open files may be too low (ulimit -n)"
 #define BASE_BUG_HINT    "; this is a bug of weft: please report it"
 #if defined(__clang_analyzer__)
-/* An analyzer sees only one file at a time. This macro tells it that these functions return the given code, and that the code is
- * negative. */
+/* A static analyzer sees only one file at a time. This macro calls `f`, which is base_fail() or base_context(). It shows the analyzer that
+ * the call returns `code`, and that `code` is negative. */
 #define BASE_FAILURE(f, code, ...)   \
     ({                               \
         int code_ = (code);          \
@@ -98,15 +98,15 @@ static inline void base_wipe(void *at, size_t bytes)
 }
 
 /* --- numbers of errors (errno.c) ---
- * Errno numbers differ between systems. A status (0 or a negative errno) is sent to other nodes and to GPU kernels with Linux's number.
- * base_status_out() converts to Linux's number, base_status_in() converts from it. Unknown numbers become EIO. */
+ * Errno numbers differ between systems. A status (0 or a negative errno) that is sent to other nodes or to GPU kernels has Linux's number.
+ * base_status_out() converts this system's number to Linux's, base_status_in() Linux's to this system's. Unknown numbers become EIO. */
 struct base_number {
     int linux_number, own;
 };
 extern const struct base_number base_errnos[];
 extern const size_t base_errno_count;
-/* Looks up an error or signal number in the table `all`. With `out`, converts this system's number to Linux's; without it, Linux's to this
- * system's. Returns -1 if the table has no such number. */
+/* Converts `number`, an error or signal number, by the table `all`: this system's number to Linux's if `out` is true, otherwise Linux's to
+ * this system's. Returns -1 if the table does not contain `number`. */
 int base_number_change(const struct base_number *all, size_t count, int number, bool out);
 int base_status_change(const struct base_number *all, size_t count, int status, bool out);
 static inline int base_status_out(int status)
@@ -127,7 +127,8 @@ static inline int base_status_in(int status)
 }
 
 /* --- numbers of signals (signal.c) ---
- * Signal numbers are converted like errno numbers; 0 means no signal. Unknown signals become BASE_SIGNAL_OTHER, which no system uses. */
+ * Signal numbers are converted like errno numbers; 0 means no signal. Unknown signals become BASE_SIGNAL_OTHER, a number that no system
+ * uses. */
 #define BASE_SIGNAL_OTHER 100
 extern const struct base_number base_signals[];
 extern const size_t base_signals_count;
@@ -164,7 +165,7 @@ void base_log_write(enum base_log_level level, const char *format, ...) BASE_PRI
 /* --- time (time.c) --- */
 int64_t base_now_ns(void);    /* monotonic */
 int64_t base_cpu_ns(void);    /* processor time of this thread */
-int64_t base_recent_ns(void); /* monotonic, but may be about 30 us behind; cheaper, for frequent calls */
+int64_t base_recent_ns(void); /* may be about 30 us behind base_now_ns(), but is cheaper */
 void base_sleep_ns(int64_t ns);
 /* Converts a relative time-out to a deadline; INT64_MAX on overflow. */
 static inline int64_t base_after(int64_t now, int64_t timeout_ns)
@@ -237,8 +238,8 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge);
 int base_memory_dmabuf(int fd, uint64_t bytes);
 /* Check that a descriptor from another process is memory from base_memory_fd(), of at least `bytes`. */
 int base_memory_fd_check(int fd, uint64_t bytes);
-/* Whether an open file really has the size that fstat() reports. For files of /proc and /sys, fstat() reports 0 bytes or a page instead.
- * Reads one byte of the file. */
+/* Whether an open file really has `size` bytes, as fstat() has reported. For files of /proc and /sys, fstat() reports 0 bytes or a page
+ * instead of the real size. Reads one byte of the file. */
 bool base_size_is_true(int fd, uint64_t size);
 #define BASE_CPU_WORDS 16
 unsigned base_cpus(void);                        /* number of processors that this process may use */
@@ -246,6 +247,9 @@ void base_cpu_set(uint64_t set[BASE_CPU_WORDS]); /* the processors that this pro
 /* Restricts the calling thread to these processors. Does nothing if the thread may not use any of them, or if the system has no such
  * call. */
 void base_cpu_stay(const uint64_t set[BASE_CPU_WORDS]);
+/* Touches fresh memory on these processors, because Linux gives a page from the NUMA node of the processor that touches it first. Does
+ * nothing if the set is empty. */
+void base_touch_near(const uint64_t set[BASE_CPU_WORDS], void *memory, size_t bytes);
 uint64_t base_memory_total(void); /* bytes; the machine's memory or the limit of this process's control group, whichever is less */
 uint64_t base_memory_available(void);
 uint64_t base_cache_bytes(void); /* size of a processor's last-level cache; 0: not known */
@@ -262,8 +266,8 @@ int base_socketpair(int fd[2]);
 /* --- descriptors over a Unix socket (descriptors.c) ---
  * Both functions send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's
  * buffer. Received descriptors are close-on-exec, and the caller closes them. Missing descriptors are set to -1. `deadline` is from
- * base_deadline(). Return 0, or a negative errno without base_fail(); on an error no received descriptor stays open. After -EMFILE the
- * bytes have arrived, but this process has too many open files for the descriptors. */
+ * base_deadline(). Both return 0, or a negative errno without base_fail(); after an error no received descriptor stays open. -EMFILE means:
+ * the bytes have arrived, but this process has too many open files to receive the descriptors. */
 #define BASE_FDS_MAX 2u
 int base_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned count);
 int base_receive_fds(int fd, void *bytes, size_t len, int *fds, unsigned count, int64_t deadline);
@@ -279,10 +283,10 @@ ssize_t base_receive_fd_nowait(int fd, void *bytes, size_t len, int *passed);
 int base_place_open(const char *kind, char name[BASE_PLACE_NAME]);
 int base_place_take(int place);      /* accept a connection: returns a socket to receive from */
 int base_place_go(const char *name); /* connect to a place: returns a socket to send on */
-/* Finds the user and the process at the other end of a Unix socket, as reported by the kernel. *pid 0: not known. Returns -ENOTSUP if it is
- * not a Unix socket. */
+/* Asks the kernel for the user and the process at the other end of a Unix socket. *pid 0: not known. Returns -ENOTSUP if `fd` is not a Unix
+ * socket. */
 int base_peer_identity(int fd, unsigned *uid, int *pid);
-/* Returns how many bytes that were written to a TCP socket have not been acknowledged by the peer yet; or a negative errno. */
+/* Returns the number of bytes that were written to a TCP socket and that the peer has not acknowledged yet; or a negative errno. */
 int base_unacknowledged(int fd);
 int64_t base_round_trip_ns(int fd); /* round-trip time of a TCP connection, as measured by the kernel; 0: not known */
 /* An id of this host, of its last boot, and of the IPC and network namespaces. Two processes have the same id only if they can share

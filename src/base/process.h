@@ -47,8 +47,8 @@ struct base_process {
     const char *path; /* from base_process_find() */
     char *const *argv;
     char *const *env; /* NULL: this process's environment */
-    /* [3] descriptors 0, 1 and 2 of the program: a descriptor of this process, BASE_FD_OURS or BASE_FD_NULL. NULL: inherit all three. The
-     * program inherits other descriptors unless they are close-on-exec. */
+    /* fds[i] becomes descriptor i of the program, for 0, 1 and 2. It is a descriptor of this process, BASE_FD_OURS (inherit descriptor i)
+     * or BASE_FD_NULL (/dev/null). NULL: inherit all three. The program inherits other descriptors unless they are close-on-exec. */
     const int *fds;
     enum base_process_group group; /* BASE_GROUP_OWN: the new process leads a new process group */
     int end_with;                  /* signal that the new process gets when its parent thread ends; Linux only; 0: none */
@@ -82,7 +82,7 @@ pid_t base_process_fork(void);
 void base_process_set_apart(const char *name);
 void base_close_from(int lowest);
 void base_process_null(int count); /* opens /dev/null as descriptors 0 to count - 1 */
-/* Called in a new process: request `signal` for the time when `parent` ends (Linux). Returns false if the parent has already ended. */
+/* Called in a new process (Linux): the kernel will send it `signal` when `parent` ends. Returns false if the parent has already ended. */
 bool base_end_with(pid_t parent, int signal);
 void base_name_process(const char *name);
 
@@ -97,7 +97,7 @@ bool base_process_stopped(pid_t pid);
 int base_process_reap(pid_t pid);
 /* As base_process_reap(); also stores the child's resource usage. `usage` may be NULL. */
 int base_process_reap_usage(pid_t pid, struct rusage *usage);
-int base_process_status(int how); /* the exit status of a wait status, as in a shell: 128 + N if signal N ended the process */
+int base_process_status(int how); /* converts a wait status to an exit status as in a shell: 128 + N if signal N ended the process */
 void base_adopt(void);            /* become the parent of orphaned descendants (a child subreaper); Linux only */
 
 /* --- end --- */
@@ -117,11 +117,11 @@ struct base_family {
     uint64_t mark;
 };
 uint64_t base_family_mark(void);      /* a new mark; 0: the system has none */
-void base_family_join(uint64_t mark); /* called in a new process; has no effect if the user may not set this resource limit */
+void base_family_join(uint64_t mark); /* called in a new process: stores the mark in its soft limit RLIMIT_RTTIME; ignores errors */
 void base_family_leave(void);         /* this process, and processes that it starts later, belong to no family */
 /* Sends a signal to all processes of these families, except this one. Returns how many of them have not ended. */
 unsigned base_family_signal(const struct base_family *f, unsigned count, int signal);
-/* Sends the signals of a closing terminal, and waits for a short time for the families to end. */
+/* Sends SIGHUP and SIGCONT, as when a terminal closes, and waits for a short time for the families to end. */
 void base_family_hang_up(const struct base_family *f, unsigned count);
 /* Linux: kills the leader's process group, without waiting. Other systems: does nothing. */
 void base_family_kill_first(const struct base_family *f);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The slow path of the spinlock. It yields the processor, because the holder may be waiting for a processor.
+ * The slow path of the spinlock. A waiting thread yields its processor, because the thread that holds the lock may be waiting for one.
  */
 #include "base/base.h"
 

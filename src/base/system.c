@@ -145,7 +145,7 @@ int base_memory_fd(const char *name, uint64_t bytes, bool huge)
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
     if (fd < 0)
         return base_fail(-errno, "cannot create shared memory for %s (memfd_create): %s%s", name, base_strerror(errno),
-                         huge ? "; reserve huge pages (as root: sysctl vm.nr_hugepages=N), or do without them" : "");
+                         huge ? "; reserve huge pages (as root: sysctl vm.nr_hugepages=N), or unset WEFT_POOL_HUGE" : "");
     int rc = set_size(fd, name, bytes);
     if (!rc && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         rc = base_fail(-errno,
@@ -180,8 +180,8 @@ int base_memory_fd_check(int fd, uint64_t bytes)
     int seals = fcntl(fd, F_GET_SEALS);
     /* Without the seal the peer could shrink the memory, and this process's next access to it would raise SIGBUS. */
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
-        return base_fail(-EPROTO, "another process passed shared memory without the seal F_SEAL_SHRINK: it could shrink the memory, which "
-                                  "would crash this process; run the same version of weft on all hosts");
+        return base_fail(-EPROTO, "another process passed shared memory without the seal F_SEAL_SHRINK: that process could shrink the "
+                                  "memory, which would crash this process; run the same version of weft on all hosts");
     return system_check_size(fd, bytes);
 }
 

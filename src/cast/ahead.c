@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * A thread of a target verifies the checksums of the next block while the main thread writes the current one. The main thread is the
- * slowest part of the chain if all data is in memory. The main thread never waits for this thread: it verifies a block itself if necessary.
+ * slowest part of the chain if all data is in memory. The main thread never waits for this thread: a block that is not verified yet is
+ * verified by the main thread itself.
  */
 #include "cast/cast.h"
 

@@ -25,11 +25,11 @@
  *   show.c     node 0: messages, the summary
  *   node.c     one node, from its start to its end
  *
- * A cast goes in rounds. In the first round the source sends the list; each target compares the list with its disk and answers which files
- * it needs. Then the source reads each needed file once, and sends its bytes down the chain in records. A block contains many records.
- * Every record has a checksum. A target gives a file its name when the whole file has arrived. If a target dies or a record is damaged, the
- * next round begins with the remaining targets. They answer what they still need, and the source sends only that. A cast that was
- * interrupted continues in the same way when the command is given again.
+ * A cast consists of rounds. In the first round the source sends the list; each target compares the list with its disk and answers which
+ * files it needs. Then the source reads each needed file once, and sends its bytes down the chain in records. A block contains many
+ * records. Every record has a checksum. A target gives a file its name when the whole file has arrived. If a target dies or a record is
+ * damaged, the next round begins with the remaining targets. These targets answer which bytes they still need, and the source sends only
+ * those bytes. A cast that was interrupted continues in the same way when the command is given again.
  */
 #ifndef WEFT_CAST_CAST_H
 #define WEFT_CAST_CAST_H
@@ -152,7 +152,7 @@ enum cast_kind {
     CAST_SAY,
     CAST_TOTAL, /* payload: struct cast_sums */
     /* the chain of this round. payload: a uint32_t for each target, in order. Bits 0 to 23: the target's rank; bits 24 to 31: the cost of
-       the link to it from the node before it in the chain */
+     * the link to the target from the node before the target in the chain */
     CAST_CHAIN,
     CAST_STATE, /* payload: struct cast_state */
     CAST_HERE,  /* a heartbeat, sent every second, even while the node's main thread waits for a disk */
@@ -176,7 +176,7 @@ struct cast_sums {
 struct cast_state {
     uint64_t files, bytes;    /* number and bytes of complete, verified files */
     uint64_t partial;         /* bytes of incomplete files that the target has: verified in this cast, or left by an earlier cast */
-    uint64_t sent, discarded; /* `sent`: bytes that have come to the target; `discarded`: those of them that were damaged or not needed */
+    uint64_t sent, discarded; /* `sent`: bytes that the target has received; `discarded`: received bytes that were damaged or not needed */
     uint64_t failed, skipped; /* numbers of files */
     uint64_t unsent;          /* how many of the failed files the source could not read */
     uint32_t doing, zero;     /* enum cast_doing */
@@ -259,7 +259,7 @@ void cast_send(struct cast *c, uint32_t to, enum cast_kind kind, uint32_t round,
 void cast_look_lost(struct cast *c, uint32_t to);
 void cast_say(struct cast *c, bool failure, const char *format, ...) BASE_PRINTF(3, 4);
 /* Called on the source. Tells the user that `path` is not sent, and why. */
-#define CAST_UNSENT_MAX 3500u /* longest path in such a message, in bytes: the sentence must fit into one message */
+#define CAST_UNSENT_MAX 3500u /* longest path for cast_say_unsent(), in bytes: the sentence with the path must fit into one message */
 void cast_say_unsent(struct cast *c, const char *path, const char *why);
 void cast_tell_sums(struct cast *c);
 void cast_tell_state(struct cast *c, enum cast_doing doing, bool now);
@@ -397,8 +397,8 @@ struct cast_disk {
     bool failed;      /* DEST cannot be written any more */
     bool again;       /* this target has wrong bytes of a followed file, so a round must begin before the file is complete */
 };
-/* dest.c. Open DEST; or DEST's parent, if DEST is the name of the only file. Returns 0, or a negative errno without base_fail(). If it sets
- * d->failed, it has printed the reason. */
+/* dest.c. Open DEST; or DEST's parent, if DEST is the name of the only file. Returns 0, or a negative errno without base_fail(). If the
+ * function sets d->failed, it has printed the reason. */
 int cast_dest_open(struct cast_disk *d);
 int cast_disk_open(struct cast_disk *d, struct cast *c);
 void cast_disk_close(struct cast_disk *d);

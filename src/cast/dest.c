@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The destination DEST on a target: finds its path, and opens the folder for all files. If DEST is the name of a file and a symbolic link,
- * the file is written to the link's target and the link stays, as with cp and scp. Links below DEST are never followed (disk.c).
+ * The destination DEST on a target: finds its path, and opens the folder for all files. If DEST names a file and is a symbolic link, the
+ * bytes are written to the target of the link, and the link stays, as with cp and scp. Links below DEST are never followed (disk.c).
  */
 #include <fcntl.h>
 #include <stdlib.h>

@@ -234,7 +234,7 @@ void cast_disk_verify(struct cast_disk *d)
     d->verifying = true;
     for (uint32_t i = 0; i < d->c->list.count; i++)
         if (d->c->list.entry[i].type == CAST_FOLDER && d->file[i].state != CAST_GIVEN_UP)
-            make_folder(d, i); /* the folder already has its final mode, but that may forbid writing: allow writing again */
+            make_folder(d, i); /* the folder may have its final mode already, which may forbid writing: allow writing again */
     for (uint32_t i = 0; i < d->c->list.count; i++) {
         struct cast_file *f = &d->file[i];
         if (f->state != CAST_RIGHT)
@@ -451,12 +451,13 @@ static void give_names(struct cast_disk *d)
         char part[CAST_PART_NAME];
         const char *name = cast_disk_name(d, index);
         int fd = d->naming[i].fd;
-        bool synced = together && fstat(fd, &st) == 0 && st.st_dev == first.st_dev; /* another file system may be mounted below DEST */
+        bool synced = together && fstat(fd, &st) == 0 && st.st_dev == first.st_dev; /* syncfs() has not synced another file system below
+                                                                                       DEST */
         int rc = !synced && fsync(fd) ? -errno : 0;
         int at = rc ? rc : cast_disk_folder(d, index);
         cast_disk_part(name, part);
         if (at >= 0 && !cast_part_is(at, part, fd))
-            rc = -ESTALE; /* another program has put a different file there */
+            rc = -ESTALE; /* another program has put a different file in place of this temporary file */
         else if (at >= 0)
             rc = renameat(at, part, at, name) ? -errno : 0;
         else
@@ -572,7 +573,7 @@ int cast_disk_open(struct cast_disk *d, struct cast *c)
 {
     struct rlimit files;
     *d = (struct cast_disk){.c = c, .root = -1, .folder = -1, .open = -1, .naming_max = 32};
-    /* the other descriptors are for connections and folders */
+    /* use a quarter of the descriptors for files to be renamed: the others are for connections and folders */
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 4 > d->naming_max)
         d->naming_max = files.rlim_cur / 4 < CAST_NAMING ? (uint32_t)(files.rlim_cur / 4) : CAST_NAMING;
     d->piece = malloc(CAST_PIECE);

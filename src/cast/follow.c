@@ -22,7 +22,7 @@
 static const char *const suffixes[] = {".part", ".partial", ".crdownload", ".download", ".incomplete", ".tmp"};
 #define SUFFIXES (sizeof suffixes / sizeof suffixes[0])
 
-/* --- which file it is --- */
+/* --- finding the file to follow --- */
 
 /* The length of SRC without a suffix of unfinished downloads. */
 static size_t bare_length(const char *source)
@@ -190,12 +190,14 @@ static int is_complete(struct cast_source *s, const struct stat *st, bool rename
     const struct cast_follow *f = &s->follow;
     const uint32_t limit = s->c->config.head.follow;
     if (st->st_nlink == 0)
-        return base_fail(-ENOENT, "was removed while it was followed: not sent; give the same command again when there is a new one");
-    /* the file has a third name: for example, a program has discarded an interrupted download */
+        return base_fail(-ENOENT, "was removed while it was followed: not sent; give the same command again when there is a new file");
+    /* the file was renamed to another name than SRC without its suffix: for example, because a program has discarded an interrupted
+     * download */
     if (renamed && f->unnamed && !has_name(s, st))
-        return base_fail(-ENOENT,
-                         "%s was renamed, but not to the name without its suffix: not sent; copy it under its new name if it is complete",
-                         f->path);
+        return base_fail(
+            -ENOENT,
+            "%s was renamed, but not to the name without its suffix: not sent; copy the file under its new name when it is complete",
+            f->path);
     if (renamed)
         return 1;
     if (base_now_ns() - grown < (int64_t)limit * WEFT_SECOND)

@@ -109,7 +109,7 @@ static int take_config(struct cast *c, weft_gaddr at, uint64_t bytes)
 {
     struct cast_config config;
     if (bytes > CAST_CONFIG_MAX)
-        return base_fail(-EPROTO, "the settings that node 0 has sent are too large or empty; run the same version of weft on all hosts");
+        return base_fail(-EPROTO, "the settings that node 0 has sent are too large; run the same version of weft on all hosts");
     void *data = malloc(bytes + 1);
     if (!data)
         return base_fail(-ENOMEM, "no memory for the settings of the cast" BASE_MEMORY_HINT);

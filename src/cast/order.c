@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * The order of the chain. Each target tells the source the kind of its link to each other node; nothing is measured. After each node comes
- * the remaining node with the best link from it: first a node of the same host, then one reached directly by RDMA, over the most cables or
- * devices, and last one reached only over an ordinary network. So nodes of one host are neighbours in the chain, and data crosses each
- * cable once.
+ * The order of the chain. Each target tells the source the kind of its link to each other node; nothing is measured. After each node, the
+ * next in the chain is the remaining node with the best link from it. The best link is to a node of the same host. The next best are direct
+ * links by RDMA; of these, links with more cables or devices are better. The worst are links over an ordinary network. So nodes of one host
+ * are neighbours in the chain, and data crosses each cable once.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -31,7 +31,7 @@ static int lock_part(int at, const char *part, int fd, bool new)
     if (!S_ISREG(st.st_mode) || st.st_nlink > 1)
         return -EPERM;
     if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        return -EBUSY; /* other errors are ignored: with them, the file system has no locks */
+        return -EBUSY; /* other errors are ignored, because they mean that the file system has no locks */
     if (!cast_part_is(at, part, fd))
         return -EAGAIN; /* another cast has just renamed or removed the file */
     if (!new &&st.st_uid != geteuid())

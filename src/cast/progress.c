@@ -134,7 +134,8 @@ void cast_show_progress(struct cast *c)
 
 /* --- nodes that do not answer --- */
 
-/* Whether a node has stopped answering, or answers again, and the user was not told yet. */
+/* What the user must be told about a node now: nothing (ANSWERS), that it has stopped answering (SILENT), or that it answers again
+ * (AGAIN). */
 enum answer { ANSWERS, SILENT, AGAIN };
 static enum answer answer_of(struct cast *c, uint32_t node, int64_t now, int64_t *seconds)
 {
@@ -166,7 +167,7 @@ void cast_show_silent(struct cast *c)
     if (paused < EVERY_NS)
         return;
     s->looked = now;
-    /* this node did not run, and messages may be waiting, so this time does not count. (Also true at the first call) */
+    /* this node did not run, and messages may be waiting, so this time does not count. (The condition is also true at the first call) */
     if (paused > ASLEEP_NS) {
         pthread_mutex_lock(&s->lock);
         for (uint32_t i = 0; i < c->config.head.size; i++) {

@@ -83,7 +83,7 @@ void cast_show_word(struct cast *c, uint32_t from, const struct cast_word *w, co
         memcpy(&s->state[from], payload, sizeof s->state[from]);
         s->heard[from].state = s->heard[from].any;
     } else if (from != c->config.head.source) {
-        /* ignored: only the source may send this */
+        /* ignored: only the source may send messages of the following kinds */
     } else if (w->kind == CAST_TOTAL) {
         memcpy(&s->sums, payload, sizeof s->sums);
         s->listed = true;
@@ -193,8 +193,8 @@ static void print_sentences(struct cast *c)
     }
 }
 
-/* Whether all targets have sent their last state. After a success, a target that is gone counts, because it has sent its last state before
- * it ended. */
+/* Whether all targets have sent their last state. After a success, a target that is gone counts as one that has sent it: such a target ends
+ * only after it has sent its last state. */
 static bool all_told(struct cast *c)
 {
     bool told = true;

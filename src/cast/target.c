@@ -243,7 +243,7 @@ static bool begin_round(struct target *t)
     pthread_mutex_unlock(&c->lock);
     t->taken = t->given = 0;
     t->broken = t->ended = false;
-    c->lost = false; /* it was set in an earlier round */
+    c->lost = false; /* a write that was lost in an earlier round does not count */
     return member;
 }
 

@@ -64,7 +64,9 @@ int cast_config_write(const struct cast_config *c, void **data, size_t *bytes)
     size_t n = sizeof h + strlen(c->dest) + 1 + base_strings_bytes(c->hosts, h.size) + base_strings_bytes(c->numbers, h.size) +
                base_strings_bytes(c->excludes, h.excludes) + base_strings_bytes(c->sources, h.sources);
     if (n > CAST_CONFIG_MAX)
-        return base_fail(-E2BIG, "the names of the sources and the patterns have %zu bytes; the most is %u", n, CAST_CONFIG_MAX);
+        return base_fail(-E2BIG,
+                         "the names of the sources and the patterns have %zu bytes, but at most %u are possible: use several commands", n,
+                         CAST_CONFIG_MAX);
     char *at = *data = malloc(n);
     if (!at)
         return base_fail(-ENOMEM, "no memory for the settings of a cast" BASE_MEMORY_HINT);

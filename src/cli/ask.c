@@ -36,7 +36,7 @@ int standing_ask_ready(const char *sub, const char *cluster, struct control_requ
         if (rc && rc != -EPIPE && rc != -ECONNRESET) {
             close(fd);
             fd = rc == -ETIMEDOUT ? base_fail(rc, "%s", CONTROL_SILENT)
-                                  : base_fail(rc, "control socket %s: %s", p.socket, base_strerror(rc));
+                                  : base_fail(rc, "cannot use the control socket of the cluster, %s: %s", p.socket, base_strerror(rc));
         }
     }
     if (payload)

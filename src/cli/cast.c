@@ -130,7 +130,7 @@ static bool means(const struct standing_list *l, const char *word, uint32_t i)
     return base_parse_number(word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == l->node[i];
 }
 
-/* Whether a node that the command needs lives, but did not answer. */
+/* Whether some node that the command needs is alive, but has not answered. */
 static bool needs_silent(const struct cast_command *k, const struct standing_list *l)
 {
     bool found = false;
@@ -175,7 +175,7 @@ static int add_node(struct cast_command *k, const struct standing_list *l, uint3
     return k->labels[k->count - 1] && k->numbers[k->count - 1] ? 0 : cli_error(k->sub, "no memory for the list of hosts" BASE_MEMORY_HINT);
 }
 
-/* Whether a living node of the list has the name `word`, too. */
+/* Whether a living node of the list also has the name `word`. */
 static bool lives_too(const struct standing_list *l, const char *word)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -305,7 +305,7 @@ static int stopped_or_told(void)
     return cli_stopped() || (sigpending(&pending) == 0 && sigismember(&pending, LAUNCH_TOLD) == 1);
 }
 
-/* The launcher sends LAUNCH_TOLD after its message about a node that has failed. */
+/* Whether the launcher has already printed why a node failed: after that message it sends this process the signal LAUNCH_TOLD. */
 static bool launcher_printed(void)
 {
     sigset_t told, pending;

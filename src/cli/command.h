@@ -52,7 +52,7 @@ int cli_usage(const char *sub, const char *format, ...) BASE_PRINTF(2, 3);
 
 /* getopt_long() with weft's messages. Returns the option's value, -1 at the end, or '?' after an error was printed (then return CLI_USAGE).
  * Options may come after other arguments; at the end, the other arguments are argv[optind] and on. `--` ends the options. If `shorts`
- * begins with "+", the first other argument ends them, too. `*started` false: a new scan starts. */
+ * begins with "+", the first other argument also ends the options. `*started` false: a new scan starts. */
 int cli_option(const char *sub, int argc, char **argv, const char *shorts, const struct option *longs, bool *started);
 
 /* --- SIGINT, SIGTERM and SIGHUP (stop.c). A command that uses RDMA devices catches them, and checks cli_stopped() in every loop, so that

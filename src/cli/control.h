@@ -13,9 +13,9 @@
  *   cat              OUT, DONE
  *   pin              TEXT without bytes, as signs of life, then DONE
  *   join             TEXT, DONE: what a node needs to join, with the secret
- *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket, and perhaps one of UDP
+ *   proxy            STARTED the gateway's node; then the command sends a byte with a listening socket, and perhaps a UDP socket
  *                    (SCM_RIGHTS)
- *   publish          STARTED the gateway's node, with the address there and the name of its host
+ *   publish          STARTED the gateway's node, with the address where it listens and the name of its host
  *   proxy or publish, detached: then DONE
  *   kill, down       DONE. For down the socket closes when the node has ended
  *
@@ -55,8 +55,8 @@ struct control_frame {
     uint32_t node, number;
 };
 #define CONTROL_PIECE_MAX   (64u << 10)  /* longest payload of a frame other than a request */
-#define CONTROL_REQUEST_MAX (5u << 20)   /* payload of a request */
-#define CONTROL_INPUT_MAX   (256u << 10) /* maximum number of bytes of input that are sent and that the control node has not taken yet */
+#define CONTROL_REQUEST_MAX (5u << 20)   /* longest payload of a request */
+#define CONTROL_INPUT_MAX   (256u << 10) /* maximum number of sent bytes of input that the control node has not taken yet */
 
 enum control_what {
     CONTROL_STATUS = 1,
@@ -90,8 +90,9 @@ struct control_head {
     int64_t timeout_ns; /* exec: kill the processes after this time; 0: never */
     uint32_t job, signal;
     /* How many strings there are. proxy, publish: at most one host, the gateway. Arguments of proxy: user and password, or none. Arguments
-     * of publish: where to listen, and the server. If `signal` is set, to end a kept proxy or published port: the address where it listens.
-     * cat: one host; arguments: path, first byte and last byte. pin: one host; arguments: path and, to unpin, "unpin" */
+     * of publish: where to listen, and the server. To end a kept proxy or published port, `signal` is set, and the argument is the address
+     * where the proxy or port listens. cat: one host; arguments: path, first byte and last byte. pin: one host; arguments: path and, to
+     * unpin, "unpin" */
     uint32_t hosts, arguments, changes;
     uint32_t window; /* with CONTROL_TERMINAL: size of the terminal, rows | columns << 16; else 0 */
 };

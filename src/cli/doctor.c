@@ -26,15 +26,20 @@ static json_t *gpus_list(const struct doctor_gpu *gpus, unsigned n)
 {
     json_t *list = json_array();
     for (unsigned i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s, s:s}", "gpu", gpus[i].name, "direct", gpus[i].direct, "device",
-                                              gpus[i].device, "why", gpus[i].why, "remedy", gpus[i].remedy));
+        json_array_append_new(list, json_pack("{s:s, s:b, s:s, s:s, s:s, s:s}", "gpu", gpus[i].name, "direct", gpus[i].direct, "device",
+                                              gpus[i].device, "nearest", gpus[i].nearest, "why", gpus[i].why, "remedy", gpus[i].remedy));
     return list;
 }
 
 static void gpus_print(const struct doctor_gpu *gpus, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
-        if (gpus[i].direct)
+        if (gpus[i].direct && gpus[i].nearest[0])
+            printf(
+                "GPU %s (%s): %s accesses its memory directly (dmabuf). %s may be nearer to it (`weft gpus`): to use %s, name it first in "
+                "WEFT_RAILS.\n",
+                gpus[i].name, gpus[i].model, gpus[i].device, gpus[i].nearest, gpus[i].nearest);
+        else if (gpus[i].direct)
             printf("GPU %s (%s): %s accesses its memory directly (dmabuf); `weft probe memory` tries it.\n", gpus[i].name, gpus[i].model,
                    gpus[i].device);
         else

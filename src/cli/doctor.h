@@ -14,7 +14,7 @@ enum doctor_fact {
     DOCTOR_DEVICES,     /* devices.json     weft devices --json; an object with "error" if the devices cannot be listed */
     DOCTOR_ALLOCATION,  /* allocation.txt   "DEVICE domain|queue_pair ERRNO"; ERRNO 0: the object could be allocated */
     DOCTOR_LIMITS,      /* limits.txt       "memlock: BYTES|unlimited", "pool: BYTES", "transport: NAME", "provider: NAME,...", "interface:
-                           NAME",      "gpu_rdma: no", "privileged: yes|no" */
+                           NAME", "device: NAME", "gpu_rdma: no", "privileged: yes|no" */
     DOCTOR_UVERBS,      /* uverbs.txt       "PATH yes|no" for each device file: whether the file can be opened */
     DOCTOR_RDMA_CTL,    /* rdma_ctl.txt     rdma_ctl status */
     DOCTOR_THUNDERBOLT, /* thunderbolt.txt  system_profiler SPThunderboltDataType */
@@ -48,12 +48,13 @@ struct doctor_finding {
  * cannot be parsed is a finding, too. */
 unsigned doctor_find(const struct doctor_facts *f, struct doctor_finding out[DOCTOR_FINDINGS], unsigned *usable);
 
-/* doctor_gpus.c: how data goes between the memory of a GPU (arenas) and other hosts. */
+/* doctor_gpus.c: how data moves between the memory of a GPU (arenas) and other hosts. */
 struct doctor_gpu {
     char name[16], model[96];
-    bool direct;     /* an RDMA device accesses the memory; false: staged, through the host's memory */
-    bool warn;       /* data is staged, although it could be direct */
-    char device[64]; /* the first usable RDMA device with reliable connections; "": there is none */
+    bool direct;      /* an RDMA device accesses the memory; false: staged, through the host's memory */
+    bool warn;        /* data is staged, although it could be direct */
+    char device[64];  /* the RDMA device with which nodes register the memory; "": there is none */
+    char nearest[64]; /* another RDMA device that weft could use, and which is at least as near to the GPU; "": none is known */
     char why[300], remedy[300];
 };
 #define DOCTOR_GPUS_MOST 64u

@@ -2,6 +2,7 @@
  *
  * Collects the facts for weft doctor from this host, and loads them from and saves them to a directory.
  */
+#include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -67,6 +68,18 @@ static char *facts_library(void)
     return strdup(line);
 }
 
+/* The device that settings name as the first rail: the first one of WEFT_RAILS, or WEFT_DEVICE. */
+static void limits_device(const struct cluster_setting_row *rows, int count, FILE *to)
+{
+    const char *name = "";
+    for (int i = 0; i < count; i++)
+        if ((strcmp(rows[i].name, "rails") == 0 && isalpha((unsigned char)rows[i].value[0])) ||
+            (strcmp(rows[i].name, "device") == 0 && !name[0]))
+            name = rows[i].value;
+    if (name[0])
+        fprintf(to, "device: %.*s\n", (int)strcspn(name, ","), name);
+}
+
 static char *limits(void)
 {
     struct cluster_setting_row rows[CLUSTER_SETTINGS_MAX];
@@ -94,6 +107,8 @@ static char *limits(void)
         if (strcmp(rows[i].name, "gpu_rdma") == 0 && strcmp(rows[i].value, "no") == 0)
             fprintf(s.to, "gpu_rdma: no\n");
     }
+    if (count > 0)
+        limits_device(rows, count, s.to);
     fprintf(s.to, "privileged: %s\n", geteuid() == 0 ? "yes" : "no");
     return sheet_text(&s);
 }

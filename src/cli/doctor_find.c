@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Derives findings from facts. Each check examines facts, which may be missing, and adds findings. A finding that may be the cause of
- * another one comes before it. Findings that another one explains completely are left out.
+ * Derives findings from facts. Each check examines facts, which may be missing, and adds findings. A finding that may cause another finding
+ * is listed before it. A finding that another finding explains completely is left out.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -73,7 +73,7 @@ static bool good_limit(const char *line)
         return doctor_is_number(value) || strcmp(value, "unlimited") == 0;
     if (doctor_value_of(line, "pool", value, sizeof value))
         return doctor_is_number(value);
-    static const char *const texts[] = {"transport", "provider", "interface", "gpu_rdma"};
+    static const char *const texts[] = {"transport", "provider", "interface", "device", "gpu_rdma"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         if (doctor_value_of(line, texts[i], value, sizeof value))
             return true;
@@ -99,7 +99,7 @@ static void check_lines(struct doctor *d)
         {DOCTOR_ALLOCATION, good_allocation, "\"DEVICE domain ERRNO\" or \"DEVICE queue_pair ERRNO\", with 0 for success", false},
         {DOCTOR_LIMITS, good_limit,
          "\"memlock: BYTES\" or \"memlock: unlimited\", \"pool: BYTES\", \"transport: NAME\", "
-         "\"provider: NAME\", \"interface: NAME\", \"gpu_rdma: no\", \"privileged: yes\" or \"no\"",
+         "\"provider: NAME\", \"interface: NAME\", \"device: NAME\", \"gpu_rdma: no\", \"privileged: yes\" or \"no\"",
          false},
         {DOCTOR_UVERBS, good_uverbs, "\"PATH yes\" or \"PATH no\"", false},
     };
@@ -390,8 +390,8 @@ static void check_devices(struct doctor *d)
     }
 }
 
-/* If one device works, problems of other devices do not prevent RDMA. If libfabric has a better network than TCP, the lack of devices does
- * not either. */
+/* Turns findings that do not prevent RDMA into warnings. If one device works, problems of other devices become warnings. If libfabric has a
+ * better network than TCP, the lack of devices becomes a warning, too. */
 static void weigh(struct doctor *d)
 {
     for (unsigned i = 0; i < d->count; i++)

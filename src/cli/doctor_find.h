@@ -40,7 +40,7 @@ struct doctor {
 
 /* Add a finding, and return it for the caller to fill in. If there are too many findings, the new one overwrites the last one. */
 struct doctor_finding *doctor_add(struct doctor *d, const char *id, enum rank rank, bool stops);
-/* adds the finding that this fact cannot be parsed */
+/* adds the finding that the fact `which` cannot be parsed */
 void doctor_unreadable(struct doctor *d, enum doctor_fact which, const char *why, const char *remedy);
 void doctor_plain(char *text); /* replaces bytes that a terminal might take for a command */
 #define SAY(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)

@@ -7,15 +7,36 @@
 
 #include "cli/doctor_find.h"
 
-/* The first device over which weft would read and write other nodes' memory; NULL: there is none. */
-static const json_t *rc_device(const json_t *devices)
+static bool usable(const json_t *device)
+{
+    return json_is_true(json_object_get(device, "usable")) && strcmp(doctor_text_of(device, "transport"), "rc") == 0;
+}
+
+/* The device with which nodes register the memory of GPUs: their first rail. This is the device that a setting names or, without a setting,
+ * the fastest device (verbs_device_open()). NULL: there is no such device, or it cannot read and write other nodes' memory. */
+static const json_t *rc_device(const struct doctor_facts *f, const json_t *devices)
+{
+    char name[64];
+    size_t i;
+    const json_t *device, *best = NULL;
+    bool named = doctor_value_of(f->text[DOCTOR_LIMITS], "device", name, sizeof name);
+    json_array_foreach (devices, i, device)
+        if (named ? strcmp(doctor_text_of(device, "device"), name) == 0
+                  : usable(device) &&
+                        (!best || json_number_value(json_object_get(device, "gbits")) > json_number_value(json_object_get(best, "gbits"))))
+            best = device;
+    return best && usable(best) ? best : NULL;
+}
+
+/* Whether weft could use the device of this name. */
+static bool could_use(const json_t *devices, const char *name)
 {
     size_t i;
     const json_t *device;
     json_array_foreach (devices, i, device)
-        if (json_is_true(json_object_get(device, "usable")) && strcmp(doctor_text_of(device, "transport"), "rc") == 0)
-            return device;
-    return NULL;
+        if (usable(device) && strcmp(doctor_text_of(device, "device"), name) == 0)
+            return true;
+    return false;
 }
 
 static bool set_to_no(const struct doctor_facts *f)
@@ -56,7 +77,7 @@ unsigned doctor_gpus(const struct doctor_facts *f, struct doctor_gpu out[DOCTOR_
     const char *gpus_text = f->text[DOCTOR_GPUS], *devices_text = f->text[DOCTOR_DEVICES];
     json_t *gpus = gpus_text ? json_loads(gpus_text, 0, NULL) : NULL;
     json_t *devices = devices_text ? json_loads(devices_text, 0, NULL) : NULL, *gpu;
-    const json_t *device = rc_device(devices);
+    const json_t *device = rc_device(f, devices);
     unsigned n = 0;
     size_t i;
     json_array_foreach (gpus, i, gpu) {
@@ -64,7 +85,9 @@ unsigned doctor_gpus(const struct doctor_facts *f, struct doctor_gpu out[DOCTOR_
             continue;
         memset(&out[n], 0, sizeof out[n]);
         judge(f, gpu, device, &out[n]);
-        char *texts[] = {out[n].name, out[n].model, out[n].device, out[n].why, out[n].remedy};
+        if (device && strcmp(doctor_text_of(gpu, "rdma"), out[n].device) != 0 && could_use(devices, doctor_text_of(gpu, "rdma")))
+            SAY(out[n].nearest, "%s", doctor_text_of(gpu, "rdma"));
+        char *texts[] = {out[n].name, out[n].model, out[n].device, out[n].nearest, out[n].why, out[n].remedy};
         for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
             doctor_plain(texts[k]);
         n++;

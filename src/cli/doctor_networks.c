@@ -19,7 +19,7 @@ static const struct adapter {
     {"0x434e", "0x", "an Omni-Path adapter", "opx", "hfi1", "the libfabric of Omni-Path's software has it"},
 };
 
-/* Whether a provider ("tcp;ofi_rxm") is `name`, or `name` over or below another one. */
+/* Whether a provider is `name`, alone or followed by another provider, as in "tcp;ofi_rxm". */
 static bool is_provider(const char *provider, const char *name)
 {
     size_t n = strlen(name);
@@ -58,8 +58,7 @@ static const json_t *provider_in(const json_t *list, const char *name)
     return NULL;
 }
 
-/* The provider that weft prefers to TCP, and uses without being told to. Returns NULL if there is none. The best provider is first in the
- * list. */
+/* The provider that weft prefers to TCP, and uses by default. Returns NULL if there is none. The best provider is first in the list. */
 static const json_t *better_than_tcp(const json_t *list)
 {
     const json_t *best = json_array_get(list, 0);
@@ -168,10 +167,11 @@ void doctor_check_networks(struct doctor *d)
     char failed[400], transport[64] = "";
     json_t *list = networks_read(d, failed, sizeof failed);
     doctor_value_of(doctor_fact(d, DOCTOR_LIMITS), "transport", transport, sizeof transport);
-    /* Otherwise nodes do not use libfabric, or prefer RDMA devices. */
+    /* Check the networks only if nodes use libfabric: WEFT_TRANSPORT is ofi, or it is not set and there are no RDMA devices. */
     if (list && (transport[0] ? strcmp(transport, "ofi") == 0 : !has_rdma(d->devices))) {
         const json_t *best = better_than_tcp(list);
-        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear")); /* false for psm3 on Ethernet */
+        /* "clear": others could read the data, as with psm3 on Ethernet; such a provider does not count as better than TCP */
+        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear"));
         check_adapters(d, list, failed);
     }
     json_decref(list);

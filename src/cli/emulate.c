@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Implements emulate.h with the command `softverbs`, which creates the fabric and runs the program of each node. It is searched for beside
- * this command, in the tree where this command was built, and in PATH.
+ * Implements emulate.h with the command `softverbs`, which creates the fabric and runs the program of each node. This command looks for
+ * `softverbs` beside itself, in the tree where it was built, and in PATH.
  */
 #include "cli/emulate.h"
 
@@ -131,8 +131,10 @@ int emulate_parse(struct emulation *e, const char *text, uint32_t nodes)
                          text, e->hosts, e->hosts == 1 ? "" : "s", nodes);
     /* In a topology with cables the links are Thunderbolt links, because the tb transport can route through other nodes. */
     const char *usual = cables ? "tb5" : "generic";
-    if (snprintf(e->profile, sizeof e->profile, "%s", *profile ? profile + 1 : usual) >= (int)sizeof e->profile || !e->profile[0])
-        return base_fail(-EINVAL, "--softverbs '%s': the profile's name is empty or too long: `softverbs profile` lists the names", text);
+    int len = snprintf(e->profile, sizeof e->profile, "%s", *profile ? profile + 1 : usual);
+    if (len >= (int)sizeof e->profile || !len)
+        return base_fail(-EINVAL, "--softverbs '%s': the profile's name is %s: `softverbs profile` lists the names", text,
+                         len ? "too long" : "empty");
     return 0;
 }
 

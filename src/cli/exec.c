@@ -19,7 +19,7 @@
 
 #define LISTEN_MS 2000
 #define LEAVE_MS  100
-/* This command ends within this time after a second signal. The control node needs one second of it. */
+/* After a second signal this command ends within this time. One second of this time is for the control node. */
 #define KILLED_NS (3 * WEFT_SECOND)
 
 static const char help[] =
@@ -67,8 +67,8 @@ struct exec_options {
 struct exec_run {
     int fd, input; /* fd: connection to the control node; input: standard input, or -1 if there is none or its end was sent */
     struct exec_print print;
-    /* bytes of input that were sent and that the control node has not taken. At first this is the limit, so that nothing is sent before the
-     * control node is ready */
+    /* bytes of input that were sent and that the control node has not taken. At first CONTROL_INPUT_MAX, the limit, so that nothing is sent
+     * before the control node is ready */
     size_t outstanding;
     int status;       /* exit status of the first process that failed; 0: no process has failed */
     uint32_t written; /* with --connected: bytes of the next output that were written already */
@@ -185,7 +185,8 @@ static void pass_signals(struct exec_run *x)
     }
 }
 
-/* The job has not ended after the second signal, because nobody takes its output, or the control node does not answer. */
+/* Ends this command although the job has not ended after the second signal, because nobody reads the output, or the control node does not
+ * answer. */
 static void exec_leave(struct exec_run *x)
 {
     if (!exec_print_drop(&x->print)) {
@@ -263,7 +264,7 @@ static void take_frame(struct exec_run *x)
 /* Count for how long the control node has been silent. The control node sends a sign of life every CONTROL_ALIVE_NS. */
 static void exec_listened(struct exec_run *x, bool heard, int64_t ns)
 {
-    int64_t most = 2 * LISTEN_MS * WEFT_MS; /* if more time has passed, this command was stopped */
+    int64_t most = 2 * LISTEN_MS * WEFT_MS; /* count no more time than this: if more has passed, this command was stopped meanwhile */
     x->silent_ns = heard ? 0 : x->silent_ns + (ns < most ? ns : most);
     if (x->silent_ns > CONTROL_SILENT_NS)
         exec_fail(x, CONTROL_SILENT);

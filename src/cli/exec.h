@@ -12,7 +12,7 @@ enum exec_form {
     EXEC_AS_IT_IS, /* the bytes of one node, unchanged; with several nodes like EXEC_LINES */
     EXEC_LINES,    /* whole lines of several hosts, unchanged */
     EXEC_TAGGED,   /* "[HOST] " before each line */
-    EXEC_JSON,     /* one JSON object a line for each event */
+    EXEC_JSON,     /* a line for each event, with one JSON object */
 };
 struct exec_print;
 struct exec_print {
@@ -34,7 +34,7 @@ int exec_print_open(struct exec_print *p, const char *sub, enum exec_form form);
 /* Handle a frame of the kind STARTED, OUT, ENDED or ERROR. */
 void exec_print_frame(struct exec_print *p, const struct control_frame *f, const char *payload);
 bool exec_print_full(const struct exec_print *p); /* whether to read no more output for now */
-/* If the reader does not take the output, discard this and all later output, and return true. */
+/* If nobody reads the output now, discard it and all later output, and return true. */
 bool exec_print_drop(struct exec_print *p);
 void exec_print_write(struct exec_print *p); /* write as much as possible without blocking */
 void exec_print_wait(struct exec_print *p);  /* write, and wait until more output can be read */

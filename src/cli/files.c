@@ -11,7 +11,7 @@
 #include "cli/command.h"
 #include "cli/standing.h"
 
-#define PART_NS (60 * WEFT_SECOND) /* how long to wait for the next part; the control node waits for a disk not as long */
+#define PART_NS (60 * WEFT_SECOND) /* how long to wait for the next part: longer than the control node waits for a disk */
 
 /* Splits HOST:PATH. Returns 0, or the exit status after an error was printed. */
 static int split_file(const char *sub, char *word, const char **host, const char **path)

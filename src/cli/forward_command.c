@@ -101,7 +101,7 @@ static bool read_alive(const char *sub, int control)
 
 bool forward_hears(const char *sub, int control, bool readable, int64_t waited_ns, int64_t *silent_ns)
 {
-    /* If more time has passed, this command was stopped. */
+    /* Count no more time than this: if more has passed, this command was stopped meanwhile. */
     int64_t most = 2 * FORWARD_LISTEN_MS * WEFT_MS;
     *silent_ns = readable ? 0 : *silent_ns + (waited_ns < most ? waited_ns : most);
     if (readable)

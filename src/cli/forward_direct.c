@@ -27,7 +27,7 @@ struct direct *direct_new(struct forward *f, struct forward_loop *loop, struct g
                           void (*ready)(struct gateway_watch *watch))
 {
     struct direct *d = malloc(sizeof *d);
-    if (d) { /* only the other members are set: the buffers need no value */
+    if (d) { /* set the members one by one, so that the buffers, which need no value, are not written */
         d->f = f;
         d->loop = loop;
         d->client = client;
@@ -93,7 +93,7 @@ static ssize_t way_write(struct way *way, int to)
     return n;
 }
 
-/* For which events to wait at the end from which `in` comes and to which `out` goes. */
+/* The events to wait for on the socket from which `in` is read and to which `out` is written. */
 static unsigned events_for(const struct way *in, const struct way *out)
 {
     return (in->over || in->at < in->end ? 0u : GATEWAY_READABLE) | (out->at < out->end ? GATEWAY_WRITABLE : 0u);

@@ -9,9 +9,9 @@
 #include "cli/forward.h"
 #include "cli/forward_loop.h"
 
-#define DIRECT_MAX   64u         /* maximum number of connections of a forward whose bytes are moved in this way at the same time */
+#define DIRECT_MAX   64u         /* maximum number of connections of one forward that are moved directly at the same time */
 #define DIRECT_PIECE (16u << 10) /* size of the buffer of each direction, and so of the largest piece */
-#define DIRECT_AFTER 16u /* a connection's bytes are moved in this way after this many short requests, each followed by a short answer */
+#define DIRECT_AFTER 16u         /* a connection is moved directly after this many short requests, each followed by a short answer */
 
 enum direct_state {
     DIRECT_GOES,   /* call direct_move() again when one of the two ends is ready */

@@ -36,7 +36,7 @@ struct forward_loop {
     struct gateway_watch control, wake;
     struct forward_list changed;
     struct gateway_turn turn;
-    bool (*go_on)(void *arg); /* serves one connection that has changed. Returns false if none has */
+    bool (*go_on)(void *arg); /* serves one connection that has changed. Returns false if no connection has changed */
     void *arg;
     bool brief; /* the progress thread calls go_on(): it must move little, and leave the rest to the thread of the loop */
     bool over;  /* the other end of `control` was closed, so the forward must end */

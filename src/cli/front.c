@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The small command: the program that is installed as `weft` on Linux. It does the usual `weft exec` itself, because for short programs the
- * time of its own start counts. For everything else it is replaced by the whole command (main.c).
+ * The small command: the program that is installed as `weft` on Linux. It does the usual `weft exec` itself, because it starts faster than
+ * the whole command. This matters if the program to run is short. For everything else it is replaced by the whole command (main.c).
  *
  * It uses no C library, whose start takes longer than the rest of a short job: glibc executes some forty CPUID instructions, each of which
  * takes 10 us or more in a virtual machine.
@@ -313,7 +313,8 @@ static struct {
     bool one_host;
 } given;
 
-/* The value of the option, which was given as `--name value` or `--name=value`. Returns NULL if it is another option. */
+/* The value of option `name` if the word at `*at` is `name` (then the next word is the value) or `name=value`. Returns NULL if the word is
+ * another option. */
 static char *value_of(const char *name, size_t *at)
 {
     char *rest = after(words[*at], name);
@@ -478,7 +479,7 @@ static bool frame_at(size_t at, struct control_frame *f)
     return f->bytes <= job.have - at - sizeof *f;
 }
 
-/* Counts the nodes that have started the program. The frames about that come before all others. */
+/* Counts the nodes that have started the program. Their frames STARTED arrive before all other frames. */
 static bool count_nodes(void)
 {
     struct control_frame f;
@@ -552,7 +553,7 @@ static bool handle_frames(int fd)
     fine = fine && job.done;
     for (size_t left = job.done; left; left -= (size_t)n)
         if ((n = SYS(recvfrom, fd, job.bytes, left, MSG_DONTWAIT, NULL, NULL)) <= 0)
-            end(FAILED); /* cannot happen: the bytes were there */
+            end(FAILED); /* cannot happen: the bytes were seen in the socket (MSG_PEEK) */
     return fine;
 }
 

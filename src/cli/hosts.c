@@ -163,7 +163,7 @@ void hosts_free(struct hosts *r, uint32_t nodes)
         free(r->named[i].host);
     free(r->named);
     for (unsigned i = 0; i < r->count; i++) {
-        sodium_memzero(r->told[i], strlen(r->told[i])); /* one of them is the secret */
+        sodium_memzero(r->told[i], strlen(r->told[i])); /* one of these strings is the secret */
         free(r->told[i]);
     }
     free(r->hosts);
@@ -294,8 +294,8 @@ static int choose_coord(struct launch *l, struct hosts *r, const char *address)
     return 0;
 }
 
-/* Choose the nodes of the standing cluster that start the new nodes. A node 0 on this host is started by this process, except on an
- * emulated host. */
+/* Choose the nodes of the standing cluster that start the new nodes. This process itself starts the new nodes of this host (with r->pick
+ * only node 0), except in an emulated cluster. */
 static int choose_standing(struct launch *l, struct hosts *r, const json_t *status)
 {
     const json_t *nodes = json_object_get(status, "nodes");

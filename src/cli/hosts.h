@@ -31,8 +31,8 @@ struct hosts {
 };
 /* The path of the hostfile: the option's or, without the option, the environment's. Returns NULL if there is no hostfile. */
 const char *hosts_file(const char *option);
-/* Set the members of `l` that follow from the hostfile, or to the defaults if there is no hostfile. `l` then points into `h`. Returns 0, or
- * the exit status after an error was printed. */
+/* Set the members of `l` that the hostfile determines. Without a hostfile, set them to their defaults. `l` then points into `h`. Returns 0,
+ * or the exit status after an error was printed. */
 int hosts_apply(struct launch *l, struct hosts *h, const char *hostfile);
 /* Applies a standing cluster (weft-up(1)) instead of a hostfile: one node for each living node of that cluster, or l->nodes nodes. */
 int hosts_apply_cluster(struct launch *l, struct hosts *h, const char *cluster);
@@ -42,7 +42,8 @@ int hosts_apply_list(struct launch *l, struct hosts *h, char *const *names, uint
  * hostfile, or NULL. */
 struct cluster_hostfile;
 void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *file);
-/* The node of a launch that has the number or host in the first `len` bytes of a text. Negative: there is no such node. */
+/* Finds a node of a launch: the first `len` bytes of `text` are its number or its host. Returns its index, or a negative value if there is
+ * no such node. */
 int64_t hosts_find(const struct hosts *h, uint32_t nodes, const char *text, size_t len);
 void hosts_free(struct hosts *h, uint32_t nodes);
 

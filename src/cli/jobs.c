@@ -161,7 +161,8 @@ int cli_kill(int argc, char **argv)
         return cli_usage("kill", "expected one job");
     if ((status = job_number("kill", argv[optind], &r.head.job)))
         return status;
-    /* It does no harm that the request may be sent twice: another control node does not know the job. */
+    /* standing_text() may send the request again, to the next control node. That does no harm, because only the control node that has the
+     * job knows the job's number. */
     status = standing_text("kill", cluster, &r, &text);
     free(text);
     return status;

@@ -40,7 +40,7 @@ static _Noreturn void keeper_keep(int fd, const char *remove_dir, pid_t launcher
     int32_t message;
     bool in_order = false; /* the launcher ends normally, and waits for the keeper */
     /* Signals to the launcher's session and process group must not reach the keeper. The keeper must not hold the launcher's output open,
-     * because the reader waits for its end. All signals stay blocked. */
+     * because whoever reads that output waits for its end. All signals stay blocked. */
     base_process_set_apart("weft-keeper");
     for (;;) {
         ssize_t n = read(fd, &message, sizeof message);

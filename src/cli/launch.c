@@ -3,7 +3,7 @@
  * The launcher: one thread that waits in poll() for signals (through a pipe), output and time-outs.
  *
  * Each node leads a process group, so that the processes that it has started can be killed with it. A group is killed before its dead
- * leader is reaped, because until then no other process can get the same number.
+ * leader is reaped, because after that another process group could get the same number.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -262,7 +262,7 @@ static void look_at_leader(struct launcher *s)
         return;
     const int pid = (int)s->nodes[0].pid;
     if (!base_process_stopped(pid)) {
-        if (s->told_stopped && !s->l->draws) /* a first node that draws is seen to go on */
+        if (s->told_stopped && !s->l->draws) /* if the first node draws, the user sees that it goes on */
             launch_say(s, "node 0 (pid %d) on this host is continued: it was stopped for %d s", pid,
                        (int)((now - s->stopped) / WEFT_SECOND));
         s->told_stopped = false;
@@ -298,7 +298,7 @@ static void look_at_output(struct launcher *s)
     }
 }
 
-/* When the log file is full, begin a new one. If another launcher of the same cluster has begun a new one, switch to that. */
+/* When the log file is full, begin a new one. If another launcher of the same cluster has begun a new file, write to that file. */
 static void turn_log(const struct launcher *s)
 {
     struct stat st, named;

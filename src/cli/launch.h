@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Starts the nodes of a cluster, and ends them. The launcher (launch.c) starts (start.c), signals and reaps the nodes, and starts those
- * of a standing cluster again (revive.c). The relay (relay.c) forwards tagged output. The keeper (keeper.c) is a process that kills the
- * nodes if the launcher is killed.
+ * Starts the nodes of a cluster, and ends them. The launcher (launch.c) starts (start.c), signals and reaps the nodes, and replaces nodes
+ * of a standing cluster that have ended (revive.c). The relay (relay.c) forwards tagged output. The keeper (keeper.c) is a process that
+ * kills the nodes if the launcher is killed.
  */
 #ifndef WEFT_CLI_LAUNCH_H
 #define WEFT_CLI_LAUNCH_H
@@ -19,10 +19,10 @@
 struct launch_revive {
     const char *join;      /* WEFT_JOIN for nodes that are started later */
     const char *join_file; /* if this file exists, its first line is used instead of `join`; NULL: always use `join` */
-    bool joins;            /* the first nodes join a running cluster, too */
-    uint32_t place;   /* place of the first node. A node that joins gets this place as WEFT_RANK, because the cluster chooses its number */
-    const char *up;   /* this file exists when the cluster is up. If a node ends before the cluster is up, the launch fails */
-    const char *down; /* when this file exists, the launcher ends its nodes */
+    bool joins;            /* the nodes that are started first also join a running cluster */
+    uint32_t place;        /* place of the first node. A node that joins gets its place in WEFT_RANK; its number is chosen by the cluster */
+    const char *up;        /* this file exists when the cluster is up. If a node ends before the cluster is up, the launch fails */
+    const char *down;      /* when this file exists, the launcher ends its nodes */
 };
 /* Exit statuses of a node of a standing cluster. 0: the whole cluster ends, so no node is started again. */
 #define LAUNCH_CANNOT_JOIN 3 /* the node could not join, and can never join */

@@ -51,11 +51,11 @@ struct launcher {
     int status;          /* exit status of the first node that failed; 0: no node has failed */
     int output_status;   /* exit status because output was lost before any node failed; 0: no output was lost */
     int interrupted;     /* the first signal that asked the launcher to end; 0: no signal has arrived */
-    bool hurried;        /* a second signal to end has come, so do not wait for readers of the output */
+    bool hurried;        /* a second signal has asked the launcher to end, so do not wait for readers of the output */
     bool ending, killed; /* ending: the nodes were asked to end; killed: the nodes were killed */
     bool timed_out;
     int64_t deadline;  /* when --timeout ends the nodes; INT64_MAX: never */
-    int64_t stopped;   /* since when the leading first node is stopped by a signal; 0: it is not stopped */
+    int64_t stopped;   /* when a signal has stopped the first node, which leads; 0: it is not stopped */
     bool told_stopped; /* the launcher has reported that the first node is stopped */
     int64_t grace;     /* if `ending`: when the nodes are killed; if `killed`: when the launcher gives up */
     int64_t ssh_grace; /* after other machines were told to kill their nodes: when to kill the ssh processes; INT64_MAX: never */
@@ -92,7 +92,7 @@ void launch_say(struct launcher *s, const char *format, ...) BASE_PRINTF(2, 3); 
 /* --- start.c --- */
 int launch_find_program(struct launcher *s); /* returns 0, or the exit status after an error was printed */
 /* 0, or a negative errno with base_error(). */
-int launch_name_dir(struct launcher *s); /* chooses s->dir, but does not create it: the keeper must know the name before that */
+int launch_name_dir(struct launcher *s); /* chooses the name s->dir, which the keeper must know before the directory is created */
 int launch_make_address(struct launcher *s);
 int launch_make_fabric(struct launcher *s);
 int launch_make_environment(struct launcher *s);
@@ -102,7 +102,7 @@ int launch_start_node(struct launcher *s, uint32_t rank); /* returns 0, or the e
 /* Handle the end of a node. Returns false if the cluster was not up yet; then the whole launch must end. */
 bool revive_ended(struct launcher *s, uint32_t rank, int how);
 bool revive_down(struct launcher *s);         /* whether `weft down` asks this launcher to end its nodes. Call it in each round */
-void revive_round(struct launcher *s);        /* start the nodes whose time has come */
+void revive_round(struct launcher *s);        /* start the nodes that are due (node.again) */
 int64_t revive_due(const struct launcher *s); /* when to call revive_round() again */
 
 #endif

@@ -13,13 +13,13 @@
 
 #define USE 512u
 
-/* What this host's nodes would use by the settings. */
+/* The providers of this host, and which of them its nodes would use with the present settings. */
 struct networks {
     const struct ofi_library *lib;
     char provider[256], interface[256]; /* WEFT_OFI_PROVIDER and WEFT_OFI_INTERFACE; "": not set */
     struct ofi_listed *list;
     uint32_t count;
-    const struct ofi_listed *best; /* the first provider that the settings let it use, NULL: none */
+    const struct ofi_listed *best; /* the best provider that the settings allow; NULL: none */
 };
 
 static int networks_settings(struct networks *n)
@@ -54,13 +54,14 @@ static bool networks_local(const struct ofi_listed *e)
     return strncmp(e->address, "127.", 4) == 0 || strcmp(e->address, "[::1]") == 0;
 }
 
-/* Whether it is an address that only neighbours in one network can use. */
+/* Whether the provider's address is link-local, so that only hosts in the same network can reach it. */
 static bool networks_near(const struct ofi_listed *e)
 {
     return strncmp(e->address, "[fe80:", 6) == 0 || strncmp(e->address, "169.254.", 8) == 0;
 }
 
-/* What two nodes would use: the first provider of the list that both have, at the addresses by which the nodes join. */
+/* Describes when nodes use this provider. Two nodes use the first provider of the list that both have, at the addresses by which the nodes
+ * join. */
 static void networks_use(const struct networks *n, const struct ofi_listed *e, char *out)
 {
     bool used = false, srx = strcmp(e->provider, OFI_VERBS_RXM) == 0;
@@ -129,7 +130,7 @@ static int networks_lines(const struct networks *n)
 
 json_t *cli_networks_json(void)
 {
-    struct networks n = {.count = 0}; /* without the settings, which are another fact */
+    struct networks n = {.count = 0}; /* the settings are not read: doctor has them in another fact (DOCTOR_LIMITS) */
     json_t *j = networks_find(&n) ? json_pack("{s:s}", "error", base_error()) : networks_json(&n);
     free(n.list);
     return j;

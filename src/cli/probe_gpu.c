@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory and CUDA's driver, for weft probe memory.
+ * Memory and CUDA's driver, for weft probe memory. On macOS Metal takes the place of CUDA (probe_metal.c).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +11,12 @@
 #include "gpu/cuda_driver.h"
 
 #define GPU_GRAIN (UINT64_C(2) << 20) /* a dmabuf covers whole pages of the GPU */
+
+#if defined(__APPLE__)
+#define ON_MACOS 1
+#else
+#define ON_MACOS 0
+#endif
 
 static const struct cuda_driver *const cuda = &gpu_cuda_driver;
 
@@ -53,13 +59,14 @@ static int probe_gpu_start(struct probe_gpu *g)
 void probe_gpu_open(struct probe_gpu *g)
 {
     memset(g, 0, sizeof *g);
-    if (probe_gpu_start(g))
+    if (ON_MACOS ? probe_metal_start(g) : probe_gpu_start(g))
         snprintf(g->why, sizeof g->why, "no GPU: %.300s", base_error());
 }
 
 void probe_gpu_close(struct probe_gpu *g)
 {
     void *was;
+    probe_metal_close(g);
     if (!g->context)
         return;
     (void)cuda->cuCtxPopCurrent_v2(&was);
@@ -68,9 +75,9 @@ void probe_gpu_close(struct probe_gpu *g)
 
 /* --- memory that the driver allocates --- */
 
-static int no_gpu(const struct piece *m)
+static int no_cuda(const struct piece *m)
 {
-    return m->gpu->why[0] ? base_fail(-ENODEV, "%s", m->gpu->why) : 0;
+    return m->gpu->context ? 0 : base_fail(-ENODEV, "%s", m->gpu->why[0] ? m->gpu->why : "this GPU has no CUDA");
 }
 
 static void made(struct piece *m, const char *by, uint64_t at, bool far, void (*give_back)(struct piece *))
@@ -89,7 +96,7 @@ static void pinned_back(struct piece *m)
 int probe_gpu_pinned(struct piece *m)
 {
     void *at = NULL;
-    int rc = no_gpu(m);
+    int rc = no_cuda(m);
     if (rc == 0)
         rc = cuda->cuMemHostAlloc && cuda->cuMemFreeHost ? probe_gpu_failed("cuMemHostAlloc", cuda->cuMemHostAlloc(&at, m->bytes, 0))
                                                          : probe_gpu_lacks("cuMemHostAlloc");
@@ -106,7 +113,7 @@ static void plain_back(struct piece *m)
 int probe_gpu_plain(struct piece *m)
 {
     cuda_ptr at = 0;
-    int rc = no_gpu(m);
+    int rc = no_cuda(m);
     m->bytes = base_round_up(m->bytes, GPU_GRAIN);
     if (rc == 0)
         rc = probe_gpu_failed("cuMemAlloc", cuda->cuMemAlloc_v2(&at, m->bytes));
@@ -118,7 +125,7 @@ int probe_gpu_plain(struct piece *m)
 int probe_gpu_managed(struct piece *m)
 {
     cuda_ptr at = 0;
-    int rc = no_gpu(m);
+    int rc = no_cuda(m);
     if (rc == 0)
         rc = cuda->cuMemAllocManaged ? probe_gpu_failed("cuMemAllocManaged", cuda->cuMemAllocManaged(&at, m->bytes, CUDA_ATTACH_GLOBAL))
                                      : probe_gpu_lacks("cuMemAllocManaged");
@@ -171,7 +178,7 @@ no_address:
 int probe_gpu_virtual(struct piece *m)
 {
     cuda_ptr at = 0;
-    int rc = no_gpu(m);
+    int rc = no_cuda(m);
     if (rc == 0)
         rc = virtual_make(m, &at);
     if (rc == 0)
@@ -199,16 +206,7 @@ int probe_gpu_virtual_dmabuf(struct piece *m)
     return with_dmabuf(m, probe_gpu_virtual(m));
 }
 
-/* --- what the GPU reaches --- */
-
-static int differs(const uint8_t *seen, uint64_t bytes, uint8_t byte, const char *where)
-{
-    for (uint64_t i = 0; i < bytes; i++)
-        if (seen[i] != byte)
-            return base_fail(-EIO, "the GPU filled this memory, but the bytes %s are wrong from byte %llu on", where,
-                             (unsigned long long)i);
-    return 0;
-}
+/* --- which memory the GPU can access --- */
 
 /* Let the GPU fill the memory, at the address `at` that the GPU has for it, and check the bytes. */
 static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
@@ -217,7 +215,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
     if (rc || !m->far)
-        return rc ? rc : differs(m->at, m->bytes, byte, "that the processor reads");
+        return rc ? rc : probe_gpu_differs(m->at, m->bytes, byte, "that the processor reads");
     uint8_t *copy = malloc(m->bytes);
     if (!copy)
         return base_fail(-ENOMEM, "no memory for a copy of the bytes that the GPU writes" BASE_MEMORY_HINT);
@@ -225,7 +223,7 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
     if (rc == 0)
         rc = probe_gpu_failed("cuCtxSynchronize", cuda->cuCtxSynchronize());
     if (rc == 0)
-        rc = differs(copy, m->bytes, byte, "that were copied back");
+        rc = probe_gpu_differs(copy, m->bytes, byte, "that were copied back");
     free(copy);
     return rc;
 }
@@ -233,8 +231,10 @@ static int probe_gpu_write(const struct piece *m, cuda_ptr at, uint8_t byte)
 int probe_gpu_reach(const struct piece *m, const char **call)
 {
     cuda_ptr at = 0;
+    if (m->gpu->metal)
+        return probe_metal_reach(m, call);
     *call = m->made_by;
-    int rc = no_gpu(m);
+    int rc = no_cuda(m);
     if (rc || m->made_by)
         return rc ? rc : probe_gpu_write(m, address(m->at), 0xa5);
     *call = "cuMemHostRegister";

@@ -3,10 +3,9 @@
  * weft probe link: measures bandwidth and losses of a link, for several message sizes and several numbers of messages in flight.
  * probe_lanes.c derives the lanes of the tb transport (WEFT_TB_LANES) from the results.
  *
- * One end sends over an unreliable queue pair, and the other receives, with a receive posted for every message in flight. A Thunderbolt
- * port holds a send until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a
- * lost message a receive is left, which must not receive a message of another size. So after each measurement the sender sends until all
- * receives are used.
+ * One end sends over an unreliable queue pair. The other end posts a receive for every message in flight. A Thunderbolt port holds a send
+ * until there is a receive; on other links the receiver reports over the stream how many receives it has posted. After a lost message a
+ * receive is left, which must not receive a message of another size. So each measurement ends with sends that use up all receives.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -27,7 +26,7 @@
 #define STALL       INT64_C(10000000000)
 #define LOOK        INT64_C(5000000) /* the least time between two checks of the port's state, because a check may be a system call */
 #define PAUSE       INT64_C(500000)  /* if no message has arrived for this time, the port's state is checked at once */
-#define DONE        INT64_C(-1)      /* sent on the stream: no more reports of posted receives follow, but the results */
+#define DONE        INT64_C(-1)      /* sent on the stream: the results follow, and no more reports of posted receives */
 #define GIVEN_UP    INT64_C(-1)      /* sent on the stream in place of a size and a depth: this end gives up */
 #define FILL_ROUNDS 50u
 #define LOSS_MOST   100u /* if more than 1/LOSS_MOST of the messages is lost, try no greater depth */
@@ -138,7 +137,7 @@ struct intake {
 static int link_take(struct probe_end *e, struct intake *in, bool more, bool counts)
 {
     uint32_t slots[POLL];
-    /* counts from now: before the first message, this process may have waited for a processor */
+    /* the time counts from here until the first message arrives: before, this process may have waited for a processor */
     in->before = in->received ? in->before : base_now_ns();
     int n = completions(e, slots), rc = 0;
     int64_t now = n > 0 ? base_now_ns() : 0;
@@ -162,7 +161,6 @@ static int link_take(struct probe_end *e, struct intake *in, bool more, bool cou
     return n < 0 ? n : rc ? base_fail(rc, "%s: the device refused a receive buffer: %s", e->d->name, base_strerror(rc)) : n;
 }
 
-/* Receive the messages of one measurement. */
 static int receive_all(struct probe_end *e, struct intake *in)
 {
     int64_t sent = -1, word, asked = 0; /* asked: time of the last check of the port */
@@ -191,7 +189,7 @@ static int receive_all(struct probe_end *e, struct intake *in)
             asked = base_now_ns();
         }
         if (sent < 0 && base_now_ns() - in->last > 4 * STALL)
-            return base_fail(-ETIMEDOUT, "no more messages arrive, and the other end does not report why: see its own output");
+            return base_fail(-ETIMEDOUT, "%s: no more messages arrive: see why in the output of the other `weft probe`", e->d->name);
     }
     int64_t report[] = {DONE, (int64_t)in->received, (int64_t)in->damaged, in->received ? in->last - in->before : 0, in->posted};
     for (unsigned i = 0; i < sizeof report / sizeof report[0] && !rc; i++)
@@ -331,8 +329,8 @@ static int link_one(struct link_probe *l, uint32_t size, uint32_t depth, struct 
     int64_t word, report[4];
     int rc = probe_end_trade(e, (int64_t)size << 32 | depth, &word);
     if (!rc && word < (holds_sends(e) ? (int64_t)depth : 1))
-        return harm(l, base_fail(-ENOMEM, "the device refuses receives before its granted depth is reached"), "receives are refused", size,
-                    depth);
+        return harm(l, base_fail(-ENOMEM, "%s: the device refuses receives before the depth it granted is reached", e->d->name),
+                    "receives are refused", size, depth);
     if (!rc)
         rc = send_all(l, size, depth, 0, word, r, &r->sent);
     if (!rc)
@@ -367,7 +365,7 @@ static int one_back(struct link_probe *l, uint32_t size, uint32_t depth, struct 
         if ((rc = probe_end_hear(e, &report[i])) == 0 && report[i] < 0)
             rc = given_up();
     if (damaged && (!rc || rc == -ECONNABORTED)) /* the other end gives up when it learns of damaged messages */
-        return harm(l, base_fail(-EBADMSG, "messages arrived damaged"), "messages arrived damaged on their way back", size, depth);
+        return harm(l, base_fail(-EBADMSG, "%s: damaged messages", e->d->name), "messages arrived damaged on their way back", size, depth);
     if (rc == -ECONNABORTED)
         return harm(l, rc, "the other end gave up sending", size, depth);
     if (rc)
@@ -388,7 +386,7 @@ static int link_give_up(struct link_probe *l, int rc)
     return rc;
 }
 
-/* Do what the leading end asks for by a word: receive (positive), send (negative), or end (0). */
+/* Obey the numbers that the leading end sends: receive (a positive number), send (a negative one), or end (0). */
 static int follow(struct link_probe *l)
 {
     struct probe_end *e = &l->end;
@@ -561,7 +559,7 @@ int probe_link(const struct probe *p)
         return probe_error(p, "no memory for the results of the measurements" BASE_MEMORY_HINT);
     l[0].end = (struct probe_end){.p = p, .fd = -1, .leads = !p->listen, .count = MEMORY / LARGEST, .size = LARGEST, .lane = true};
     l[1].end = (struct probe_end){.p = &there, .fd = -1, .lane = true};
-    if (!(d = probe_open(p))) { /* open the device first: without one there is no reason to contact the other end */
+    if (!(d = probe_open(p))) { /* open the device first: without a device there is no reason to contact the other end */
         free(l);
         return CLI_FAILED;
     }

@@ -105,17 +105,6 @@ static int of_private_file(struct piece *m)
     return rc ? rc : mapped(m, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 }
 
-/* A kind of memory that only another system has. */
-static int of_macos(struct piece *m)
-{
-    (void)m;
-#if defined(__APPLE__)
-    return base_fail(-ENOTSUP, "this version of weft does not try this kind of memory");
-#else
-    return base_fail(-ENODEV, "macOS only");
-#endif
-}
-
 static void probe_memory_give_back(struct piece *m)
 {
     if (m->at && m->give_back)
@@ -151,8 +140,8 @@ static const struct kind {
     {"CUDA VMM", probe_gpu_virtual},
     {"CUDA VMM, by dmabuf", probe_gpu_virtual_dmabuf},
     {"CUDA managed", probe_gpu_managed},
-    {"Metal buffer", of_macos},
-    {"IOSurface", of_macos},
+    {"Metal buffer", probe_metal_buffer},
+    {"IOSurface", probe_metal_surface},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -167,7 +156,7 @@ struct report {
 struct answer {
     bool tried;
     int code;         /* 0: the device has registered the memory, or the GPU can access it */
-    const char *call; /* the call that made this possible; NULL: no call was needed */
+    const char *call; /* the call by which the memory was registered or made accessible; NULL: none was needed */
     char why[320];
 };
 

@@ -353,7 +353,7 @@ int probe_pool(const struct probe *p)
                                 .leads = !p->listen,
                                 .count = p->count ? p->count : BUFFERS,
                                 .size = base_round_up(p->size ? p->size : SIZE, 64)}};
-    struct verbs_device *d = probe_open(p); /* open the device first: without one there is no reason to contact the other end */
+    struct verbs_device *d = probe_open(p); /* open the device first: without a device there is no reason to contact the other end */
     if (!d)
         return CLI_FAILED;
     int fd = probe_end_reach(p);

@@ -11,7 +11,7 @@
 
 enum { TRY_MOST = 256, DEPTHS = 8, FRAMES = 4 };
 
-/* How many objects were to be created (`tried`), how many were created (`made`), and the errno of the next one. 0: no object was refused.
+/* tried: how many objects were to be created; made: how many were created; code: the errno with which the next object was refused, or 0.
  */
 struct count {
     uint32_t tried, made;
@@ -140,7 +140,8 @@ static uint32_t request_bytes(const struct verbs_device *d)
     return d->traits.depth_unit_bytes ? FRAMES * d->traits.depth_unit_bytes : 64;
 }
 
-/* Post requests up to one beyond the granted depth. Stop there: a device that accepts such requests may overwrite memory. */
+/* Post one request more than the granted depth allows, and no further ones: a device that accepts requests beyond the depth may overwrite
+ * memory. */
 static struct past probe_queue_fill(const struct verbs_device *d, struct ibv_qp *qp, uint32_t depth, bool sends, const struct ibv_sge *sge)
 {
     struct past past = {.tried = true, .depth = depth};
@@ -186,7 +187,7 @@ static int past_here(struct queue_report *r, struct ibv_cq *cq)
     return rc;
 }
 
-/* The same test, with a connected queue pair on another host that posts nothing meanwhile. */
+/* Like past_here(), but with a connected queue pair on another host, which posts nothing meanwhile. */
 static int past_there(struct queue_report *r, const struct probe *p, int fd)
 {
     struct probe_end e = {.p = p, .fd = fd, .leads = !p->listen, .count = 1, .size = request_bytes(r->d)};
@@ -320,7 +321,7 @@ static void try_everything(struct queue_report *r, const struct probe *p, struct
 int probe_queue(const struct probe *p)
 {
     struct queue_report r = {0};
-    r.d = probe_open(p); /* open the device first: without one there is no reason to contact the other end */
+    r.d = probe_open(p); /* open the device first: without a device there is no reason to contact the other end */
     if (!r.d)
         return CLI_FAILED;
     int fd = probe_end_reach(p), rc = CLI_FAILED;

@@ -16,7 +16,7 @@
 
 /* --- clients --- */
 
-/* Counts the clients that have a lent socket, or have asked for one. */
+/* Counts the client in proxy.directs if it has a lent socket or has asked for one. */
 static void count_direct(struct client *c)
 {
     bool is = c->borrows || c->lent >= 0 || c->direct;
@@ -174,7 +174,7 @@ static void direct_begin(struct client *c)
     client_direct(c, true, true);
 }
 
-/* Gives the socket back to the gateway, because large pieces go over the connection now. */
+/* Gives the socket back to the gateway, because from now on large pieces move through the rings of the connection. */
 static void direct_end(struct client *c)
 {
     c->up_over = direct_client_ended(c->direct);
@@ -212,7 +212,7 @@ static void borrow(struct client *c)
     count_direct(c);
 }
 
-/* Called when the gateway may have answered. */
+/* Called when the gateway may have answered the request to lend the socket. */
 static void borrowed(struct client *c)
 {
     int rc = gateway_net_borrowed(c->net);

@@ -138,7 +138,7 @@ static void client_connect(struct client *c)
     client_opened(c);
 }
 
-/* Starts to serve datagrams of the client. They are served as long as its TCP connection is open. */
+/* Starts to serve datagrams of the client, for as long as the client's TCP connection is open. */
 static void client_associate(struct client *c)
 {
     struct speech *s = c->speech;

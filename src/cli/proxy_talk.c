@@ -304,7 +304,7 @@ static bool read_length(struct talk_body *b, const char *line, size_t len)
         ;
     if (b->digits || at == end)
         return false;
-    b->digits = true; /* until the body begins, this means that there was such a header */
+    b->digits = true; /* until the body begins, `digits` means that there was a header with the body's length */
     if (chunks) {
         b->state = BODY_SIZE;
         return end - at == sizeof chunked - 1 && strncasecmp(at, chunked, sizeof chunked - 1) == 0;

@@ -66,8 +66,8 @@ void talk_opened(const struct talk *t, const char *local, struct talk_reply *rep
 void talk_failed(const struct talk *t, int rc, const char *why, struct talk_reply *reply);
 
 /* Datagrams of SOCKS5. talk_datagram() reads the head of a client's datagram. It returns the length of the head (0: drop the datagram), and
- * stores the host and port to which the datagram goes. talk_datagram_head() writes, before `end`, the head of a datagram that has come from
- * an address such as "10.0.0.1:53". It returns the length of the head. */
+ * stores the host and port to which the datagram goes. talk_datagram_head() writes, before `end`, the head of a datagram that was received
+ * from an address such as "10.0.0.1:53". It returns the length of the head. */
 #define TALK_DATAGRAM_HEAD 22u
 size_t talk_datagram(const uint8_t *in, size_t bytes, char host[256], uint32_t *port);
 size_t talk_datagram_head(uint8_t *end, const char *from);

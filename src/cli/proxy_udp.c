@@ -148,7 +148,7 @@ static void flow_opened(struct flow *w)
     }
 }
 
-/* Passes datagrams that have come from the network on to the client. */
+/* Passes datagrams that have arrived from the network on to the client. */
 static void flow_receive(struct flow *w)
 {
     struct proxy_udp *u = w->a->u;
@@ -206,8 +206,8 @@ static bool same_host(const struct net_address *a, const struct net_address *b)
                                         : a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
 }
 
-/* Finds the association to which a datagram belongs. It has the datagram's address and port; if no association has, it is the oldest one
- * that has this address and no known port yet. */
+/* Finds the association to which a datagram belongs. This is the association whose client has the datagram's source address and port. If
+ * there is none, it is the oldest association with this address whose port is not known yet. */
 static struct association *association_of(struct proxy_udp *u, struct net_address *from)
 {
     struct association *first = NULL;
@@ -279,7 +279,7 @@ struct association *proxy_udp_associate(struct proxy_udp *u, int client, uint32_
         return NULL;
     }
     *port_of(&a->client) = htons((uint16_t)port);
-    *port_of(&here) = *port_of(&there); /* the client can reach this address, because it has connected to it */
+    *port_of(&here) = *port_of(&there); /* `here` is the proxy's address to which the client has connected, so the client can reach it */
     net_address_text(&here, at, FORWARD_ADDRESS);
     a->u = u;
     a->next = u->associations;

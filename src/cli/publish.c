@@ -55,7 +55,7 @@ static int publish(const struct publish_options *o, const char *at)
         return CLI_FAILED;
     int status = o->keep ? forward_kept("publish", control) : 0;
     if (!status) {
-        fprintf(stderr, "weft publish: at %s of node %u (%s)\n", address, node, host);
+        fprintf(stderr, "weft publish: node %u (%s) listens at %s\n", node, host, address);
         printf("%s\n", address);
         status = cli_flush("publish");
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serves all connections of a published port on one thread. Each client has a pair of connections of the net service: the gateway accepts
- * the client's connection, and the target node connects to the server. This thread copies bytes between the rings of the two.
+ * the client's connection, and the target node connects to the server. This thread copies bytes between the rings of these two
+ * connections.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -62,7 +63,7 @@ static void notice_end(void *arg)
 static void pair_free(struct pair *c, bool drop)
 {
     struct publish *p = c->p;
-    for (int i = 0; i < 2; i++) { /* after this, notice() is not called any more */
+    for (int i = 0; i < 2; i++) { /* after this loop, notice() is not called any more */
         if (drop)
             weft_net_abort(c->side[i]);
         else
@@ -165,7 +166,7 @@ static void say_refused(struct publish *p)
     base_log(BASE_LOG_WARN, "published port %s: a connection was reset: %s", p->f->address, weft_error());
 }
 
-/* Called when the target's attempt to connect has ended. */
+/* Handles the end of the target's attempt to connect. Does nothing while the attempt is under way. */
 static void pair_connected(struct pair *c)
 {
     int rc = weft_net_error(c->side[SERVER]);
@@ -187,7 +188,7 @@ static void pair_connected(struct pair *c)
     pair_reset(c);
 }
 
-/* Called when an accept at the gateway has ended. */
+/* Handles the end of an accept at the gateway. Does nothing while the accept is under way. */
 static void pair_accepted(struct pair *c)
 {
     struct publish *p = c->p;

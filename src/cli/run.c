@@ -114,7 +114,8 @@ static int parse_options(int argc, char **argv, struct launch *l, bool *done)
     return 0;
 }
 
-/* Close all descriptors that the guard process has inherited from the program. */
+/* Serves as the guard process at the socket `path`. Before that, closes all descriptors that this process has inherited from the
+ * program. */
 static int serve_as_guard(const char *path)
 {
     DIR *open_files = opendir("/dev/fd");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where this program is, and what belongs to it.
+ * Finds the paths of this program and of the other programs of its installation.
  */
 #include <limits.h>
 #include <stdio.h>

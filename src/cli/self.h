@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Where this program is, and what belongs to it.
+ * The paths of this program and of the other programs of its installation.
  */
 #ifndef WEFT_CLI_SELF_H
 #define WEFT_CLI_SELF_H

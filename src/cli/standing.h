@@ -90,16 +90,16 @@ void desk_close(struct desk *d);
 struct desks;
 int desks_open(struct desks **out, weft_node *w);
 void desks_close(struct desks *d);
-/* Get the newest pages of nodes, and check them. The caller frees the pages. Takes two seconds at most. `links`: with the links; N nodes
- * that read all links of each other would read N * N * N links. out[i]: NULL if node nodes[i] has not answered. Returns how many nodes have
- * not answered. */
+/* Get the newest pages of nodes, and check them. The caller frees the pages. Takes two seconds at most. `links`: also get the links in the
+ * pages. (If N nodes read all links of each other, these are N * N * N links.) out[i]: NULL if node nodes[i] has not answered. Returns how
+ * many nodes have not answered. */
 uint32_t desks_get(struct desks *d, const uint32_t *nodes, uint32_t count, bool links, struct desk_page **out);
 
 /* --- standing_jobs.c --- */
 #define JOBS_KEPT_MAX  (1u << 20)        /* bytes of a detached job's output that are kept; older output is discarded */
 #define JOBS_ENDED_MAX 64u               /* how many detached jobs that have ended are still listed */
 #define JOBS_GRACE_NS  (5 * WEFT_SECOND) /* time from SIGTERM to SIGKILL of `weft kill` */
-/* The jobs of control node K have numbers from K * JOBS_EACH on; no other control node uses these */
+/* The jobs of control node K have numbers from K * JOBS_EACH on; no other control node uses these numbers */
 #define JOBS_EACH   10000u
 #define JOBS_FAILED 255 /* exit status if weft itself failed, the same as that of ssh */
 struct jobs;
@@ -168,8 +168,8 @@ void standing_serve_end(struct standing_server *s);
 /* --- standing_node.c --- */
 /* Run one node until it is asked to end. `slot`: its place. `first`: rank of the first node of this host, which becomes the control node
  * when the cluster begins; UINT32_MAX: any node may become it. Returns the exit status for the launcher (launch.h). `instead` (may be NULL)
- * is called about once a second while the node waits for the others with which it begins the cluster. If it returns non-zero, the node
- * gives up, and this returns STANDING_INSTEAD. */
+ * is called about once a second while the node waits for the others with which it begins the cluster. If `instead` returns non-zero, the
+ * node gives up, and standing_node() returns STANDING_INSTEAD. */
 #define STANDING_INSTEAD (-1)
 int standing_node(const struct standing_place *p, uint32_t slot, uint32_t first, const char *metrics, int (*instead)(void));
 

@@ -11,7 +11,7 @@
 #include "cli/standing_job.h"
 
 #define SOON_MS 2   /* how long the frame about the start of a process may wait for further frames */
-#define LOOK_MS 200 /* the thread notices within this time what does not wake it, such as the end of output */
+#define LOOK_MS 200 /* some changes do not wake the thread, such as the end of output: it notices these within this time */
 /* How long hosts have to answer after a signal of the command. After CANCEL_NS a start that a host has not answered is cancelled. After
  * LEAVE_NS the job ends without the hosts that have not answered. */
 #define CANCEL_NS (500 * WEFT_MS)
@@ -66,8 +66,8 @@ static void job_hear(struct job *j, bool *there)
     job_signal(j, SIGKILL, NULL);
 }
 
-/* Do, without waiting, what can be done for tasks with news or, with `all`, for all tasks. Without `buf`, only check whether processes have
- * started. Returns whether there is more to do. */
+/* Serves the tasks that have news or, if `all` is set, all tasks, as far as is possible without waiting. Without `buf`, only checks whether
+ * processes have started. Returns whether there is more to do. */
 static bool job_step(struct job *j, bool all, char *buf)
 {
     bool more = false, starting = j->starting;
@@ -111,7 +111,7 @@ static void job_begun(struct job *j)
         job_window(j, j->window);
 }
 
-/* At first only urgent news wakes the thread, so that one send reports both start and end of a short program. */
+/* During the first sleep (SOON_MS) only urgent news wakes the thread, so that one send can report both start and end of a short program. */
 void job_attend(struct job *j)
 {
     bool there = j->fd >= 0, begun = false;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * The desk of a node of a standing cluster: memory in the node's own pool that describes the node and its links. The node refreshes it
- * every second, and control nodes read it. The desk has two pages, which are written in turn: page K + 2 overwrites page K when the number
- * of page K + 1 has been written. So a reader has read a whole page if its number is still the newest one afterwards.
+ * The desk of a node of a standing cluster: memory in the node's own pool that describes the node and its links. The node refreshes its
+ * desk every second, and other nodes read it. The desk has two pages, which are written in turn: page K + 2 overwrites page K after the
+ * number of page K + 1 was written. So a reader has read a whole page if the page's number is still the newest one after the read.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "cli/standing.h"
 #include "weft/service.h"
 
-#define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read; this is rare, because it opens all devices */
+#define DEVICES_NS (10 * WEFT_SECOND) /* how often the devices are read; rarely, because reading opens all devices */
 #define DESK_SPARE 8u                 /* room for links to nodes that join later */
 #define SILENT_NS  (2 * WEFT_SECOND)  /* how long to wait for a node */
 #define READS      32                 /* how often to try again to read a page that was overwritten meanwhile */
@@ -291,7 +291,8 @@ static int seek_end(struct desks *d, struct seek *s)
 static int get_head(struct desks *d, uint32_t node, const weft_name *name, struct desk_head *head, int rc)
 {
     if (!rc)
-        rc = weft_fence(d->w, node); /* a fence, so that the desk is read after what was read before */
+        rc = weft_fence(d->w, node); /* gets are unordered: without a fence, the head could be read before the page that was requested
+                                        before it */
     if (!rc)
         rc = weft_get_blocking(d->w, head, name->addr, sizeof *head);
     if (!rc && (head->magic != DESK_MAGIC || head->page_bytes != (name->bytes - BASE_CACHE_LINE) / 2))

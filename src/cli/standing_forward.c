@@ -152,8 +152,8 @@ static int offers_net(struct forward *f, const char *option, const char *word, u
                            option, word, node, host);
 }
 
-/* Chooses the gateway: the node of --via or, without --via, the first node that offers `net`, beginning with this node. `but`: not this
- * node. */
+/* Chooses the gateway: the node of --via or, without --via, the first node that offers `net`, beginning with this node. `but`: a node that
+ * is not chosen. */
 static int choose_gateway(struct forward *f, const struct control_request *r, uint32_t but)
 {
     uint32_t own = weft_rank(f->w);

@@ -63,7 +63,7 @@ struct job {
     uint32_t starting, unfinished; /* starting: tasks that are being started; unfinished: tasks that are not done */
     uint32_t window;               /* the size of the terminal, if it has changed before the process has started; else 0 */
     uint32_t at;                   /* index of the task to look at next */
-    int64_t held;                  /* when the tasks last had to wait until the command takes their output */
+    int64_t held;                  /* when output was last held back, because the command had not read earlier output */
     char *buf;                     /* CONTROL_PIECE_MAX bytes, for a piece of output, or a frame of input */
     struct piece *first, **last;
     _Atomic size_t kept;
@@ -107,8 +107,8 @@ void job_wake(struct job *j);
 /* --- standing_task.c --- */
 void task_notice(void *task, bool soon); /* for gateway_process_notice() */
 /* Does what can be done for a task without waiting: notices that the process has started or ended, passes on a piece of output, kills the
- * process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of all their
- * hosts before. Returns true if there may be more to do at once. Without `buf`, only notices whether the process has started. */
+ * process when that is due. Output is passed on only when all tasks of the job have started, because weft exec needs the names of all hosts
+ * before the first output. Returns true if there may be more to do at once. Without `buf`, only notices whether the process has started. */
 bool task_step(struct task *t, char *buf);
 /* Sends a signal to the task's process, without waiting. If the process has not started yet, the signal is sent after the start. `op` (may
  * be NULL) is complete when the server has answered. The caller holds job.handles. */

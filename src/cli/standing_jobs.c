@@ -117,8 +117,8 @@ static bool means_node(const char *word, uint32_t node, const char *host)
     return base_parse_number(colon ? colon + 1 : word, 0, WEFT_MAX_NUMBERS - 1, &n) == 0 && (uint32_t)n == node;
 }
 
-/* Mark the living nodes that a word of --on selects. If there are none, mark a node that is gone: the start there fails with the right
- * error. */
+/* Mark the living nodes that a word of --on selects. If all nodes that it selects are gone, mark one of these: the start there fails, and
+ * the error says that the node is gone. */
 static int choose_by_word(struct jobs *all, const char *word, bool *chosen, uint32_t size)
 {
     bool every = strcmp(word, "all") == 0, found = every;

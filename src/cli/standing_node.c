@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * One node of a standing cluster: it joins, offers all services, refreshes its desk, and ends when it is asked to. On each host one of the
- * nodes is the control node, which serves the control socket. When it is gone, another node of the host takes over. A control node that a
- * command asks to end the cluster sends a message to all other nodes, and leaves when they have left.
+ * nodes is the control node, which serves the control socket. When the control node is gone, another node of the host takes its place. When
+ * a command asks a control node to end the cluster, this node sends a message to all other nodes, and leaves when they have left.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -37,9 +37,10 @@ struct standing {
     const char *metrics;
     struct desk *desk;
     struct jobs *jobs;
-    struct standing_server *server; /* NULL: this is not a control node */
+    struct standing_server *server; /* NULL: this node is not the control node */
     int control;                    /* descriptor of the control node's lock; -1: another process holds it */
-    /* rank of the node that should become the control node; UINT32_MAX: any. Other nodes leave this to it until `leave_it` */
+    /* rank of the node that should become the control node; UINT32_MAX: any. While this node lives, other nodes do not try before the time
+     * `leave_it` */
     uint32_t first;
     int64_t leave_it;
     bool tells; /* a command has asked this node to end the cluster, so it tells the other nodes */
@@ -59,7 +60,8 @@ static void end_node(void *arg)
     base_futex_wake(&ended, 1);
 }
 
-/* Called when a node has joined or is gone. The node may be the control node, so wakes stay(). */
+/* Called when a node has joined or is gone. A node that is gone may have been the control node. So this wakes stay(), which tries to take
+ * its place. */
 static void on_change(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch, (void)node, (void)died, (void)arg;
@@ -103,7 +105,7 @@ static int take_control(struct standing *s)
         s->control = fd;
         return 1;
     }
-    base_context(rc, "this node cannot receive commands of this host");
+    base_context(rc, "this node cannot receive commands that are given on this host");
     standing_serve_end(s->server);
     s->server = NULL;
     close(fd);
@@ -158,7 +160,8 @@ static int share_guard(const struct standing_place *p, uint32_t slot)
     return 0;
 }
 
-/* Each connection of a proxy or gateway is an open file. Programs that this node starts for others keep the limit from before. */
+/* Raise the limit of open files, because each connection of a proxy or gateway is an open file. Programs that this node starts for others
+ * get the limit from before. */
 static void raise_files(void)
 {
     struct rlimit files;

@@ -129,7 +129,7 @@ size_t job_unsent(struct job *j)
     return n;
 }
 
-/* Never waits. A command that has not read what was sent before needs no sign of life. */
+/* Never waits. Sends nothing to a command that has not read all that was sent before. */
 void jobs_alive(struct jobs *all)
 {
     static const struct control_frame alive = {.type = CONTROL_TEXT, .node = UINT32_MAX};

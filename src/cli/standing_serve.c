@@ -16,7 +16,7 @@
 #include "cluster/cluster.h"
 
 #define COMMANDS_MAX 256u
-/* this many threads stay when they have nothing to do: one waits for a connection, the other one waits until it may do so */
+/* this many threads stay when they have nothing to do: one waits for a connection, the other waits for its turn to do so */
 #define IDLE_MAX      2u
 #define REQUEST_NS    (5 * WEFT_SECOND) /* how long a command may take to send its request, and Prometheus to read its page */
 #define HTTP_HEAD_MAX 8192u

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * What a status shows: the nodes, and the pages of their desks. With N nodes there are N * (N - 1) links, and each is looked up from its
- * other end, too. So a look-up takes two binary searches: nodes and links are in the order of their numbers (jobs_nodes(), check_page()).
+ * What a status shows: the nodes, and the pages of their desks. With N nodes there are N * (N - 1) links, and for each the link of its
+ * other end is looked up, too. A look-up is two binary searches, so that all look-ups together are fast: nodes and links are in the order
+ * of their numbers (jobs_nodes(), check_page()).
  */
 #include <errno.h>
 #include <stdlib.h>

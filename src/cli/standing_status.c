@@ -20,7 +20,7 @@ extern char **environ;
         }                                                                                          \
     }
 
-/* also null for a text that is not UTF-8, because JSON cannot hold it */
+/* JSON null stands for an empty text, and for a text that is not UTF-8, which JSON does not allow */
 static json_t *text_or_null(const char *text)
 {
     json_t *o = text && text[0] ? json_string(text) : NULL;
@@ -91,7 +91,7 @@ static bool link_counts(const struct desk_link *l)
     return strcmp(l->stats.transport, "shm") != 0;
 }
 
-/* The bytes from one node to another: bytes that the one has sent, and bytes that the other has fetched. */
+/* The bytes from one node to another: those that the first node has sent, and those that the second node has fetched from it. */
 static uint64_t link_bytes(const struct desk_link *there, const struct desk_link *back)
 {
     return there->stats.sent_bytes + (back ? back->stats.fetched_bytes : 0);
@@ -258,7 +258,8 @@ static bool is_up(const struct desk_link *l, const struct desk_link *back, uint6
 static bool bytes_moved(const struct desk_link *l, const struct desk_link *back, uint64_t *out)
 {
     *out = link_bytes(l, back);
-    return link_counts(l) && back; /* a counter must not become smaller */
+    return link_counts(l) && back; /* without `back` the sum would lack the fetched bytes, and a counter of Prometheus must not become
+                                      smaller */
 }
 static bool errors_seen(const struct desk_link *l, const struct desk_link *back, uint64_t *out)
 {

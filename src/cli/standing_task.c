@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The tasks of a job: the processes, their output and their input. The job's thread does everything for all tasks except writing their
- * input. News about a process wakes it (gateway_process_notice()).
+ * input. News about a process wakes this thread (gateway_process_notice()).
  *
  * A task is done when its process has ended and its output was read. A process that has left the task's group (setsid) may keep the output
  * open. So the output is read only for LATE_NS, or LATE_BYTES, after the end of the task's process. Time in which the command does not read
@@ -106,7 +106,7 @@ static int task_cancel(struct task *t)
 }
 
 /* Called when the task's process has started or could not be started. After the last task of the job, look at all tasks, because their
- * output has waited for this. */
+ * output was held back until then. */
 static void task_begun(struct task *t)
 {
     struct job *j = t->job;
@@ -122,7 +122,8 @@ static bool task_started(struct task *t)
     struct jobs *all = t->job->all;
     char host[64];
     if (t->starts)
-        /* the news comes while the gateway's lock is held, before the operation ends; this call waits for that lock */
+        /* the gateway calls task_notice() before it completes the operation, and holds its lock during both. This call waits for the lock,
+         * so that weft_test() sees the result */
         (void)weft_process_pid(t->p);
     int rc = t->starts ? weft_test(all->w, &t->op) : 0;
     if (rc == -EINPROGRESS && task_cancelled(t))
@@ -219,7 +220,7 @@ static void task_leave(struct task *t)
     task_done(t, JOBS_FAILED);
 }
 
-/* Whether output that still comes must be from other processes: see the top of this file. */
+/* Whether output that still arrives must be from other processes: see the top of this file. */
 static bool task_late(const struct task *t)
 {
     int64_t held = t->late_bytes < LATE_BYTES ? t->job->held : 0;
@@ -238,7 +239,7 @@ bool task_step(struct task *t, char *buf)
     if (t->done || !task_started(t))
         return false;
     if (j->starting || !buf) {
-        if (j->stop || base_now_ns() > j->kill_at) /* checked here, too, because other hosts may not answer */
+        if (j->stop || base_now_ns() > j->kill_at) /* do not wait with this until all processes have started: a host may hang */
             task_kill(t);
         return false;
     }

@@ -167,7 +167,7 @@ int launch_make_environment(struct launcher *s)
         s->env[n++] = s->hostfile;
     }
     if (s->l->softverbs) {
-        if (getenv("WEFT_GUARD_SOCKET")) /* the guard there has the devices of this host, not those of emulated hosts */
+        if (getenv("WEFT_GUARD_SOCKET")) /* the guard at that socket owns the devices of this host, not those of the emulated hosts */
             s->env[n++] = (char *)(uintptr_t) "WEFT_GUARD_SOCKET=";
         s->env[n++] = s->emulation.directory;
         if (s->emulation.transport[0])

@@ -12,7 +12,7 @@
 #include "cli/command.h"
 #include "cli/standing.h"
 
-/* An answer may have the cluster's secret, so no copy of it stays in memory. */
+/* An answer may have the cluster's secret, so its text is wiped before it is freed. */
 static void forget_text(char *text, size_t len)
 {
     if (text)

@@ -35,7 +35,7 @@ struct topo_link {
     int64_t round_trip_ns; /* median */
     uint64_t bytes_per_second;
     bool measured;
-    char why[160]; /* why the link was not measured completely; "": it was */
+    char why[160]; /* why the link was not measured completely; "": it was measured completely */
 };
 
 struct topo {

@@ -22,7 +22,7 @@
 #define SAMPLES  4096u          /* maximum number of round trips that are recorded */
 #define WARM     16u            /* the first round trips do not count, because connections are made at first use */
 #define FLOOR    64u            /* the fewest round trips */
-#define NUMBERS  16u            /* most puts not complete yet: a number's answer may arrive before its put is complete */
+#define NUMBERS  16u            /* puts that may be incomplete: a number's answer may arrive before its put is complete */
 #define SPIN     (20 * WEFT_US) /* after waiting for this time, yield the processor, because the peer may need it */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
@@ -40,7 +40,7 @@ struct measurer {
     weft_node *w;
     uint32_t rank, size;
     int64_t time_ns;
-    uint64_t epoch;    /* the epoch while all nodes live; if it changes, the measurement fails */
+    uint64_t epoch;    /* the membership epoch while all nodes live; if it changes, the measurement fails */
     weft_gaddr *desks; /* [size] */
     struct desk *desk; /* the desk of this node */
     weft_gaddr report; /* address in node 0's pool: struct topo_node of all nodes, then struct topo_link of all pairs */
@@ -322,7 +322,7 @@ static int hand_in(struct measurer *m, struct topo_node *node, struct topo_link 
         weft_link_stat(m->w, i, &links[i].stats, sizeof links[i].stats);
         ofi = ofi || strcmp(links[i].stats.transport, "ofi") == 0;
     }
-    if (ofi) /* otherwise libfabric may not be needed here */
+    if (ofi) /* only if a link uses libfabric, because cli_networks_better() loads it */
         cli_networks_better(node->better, sizeof node->better);
     int rc = weft_put_blocking(m->w, m->report + links_at(m->size) + m->rank * row, links, row);
     node->reported = true;

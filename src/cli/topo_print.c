@@ -22,7 +22,8 @@ static bool is_ofi(const struct topo_link *l)
     return strcmp(l->stats.transport, "ofi") == 0;
 }
 
-/* Whether libfabric uses TCP. Of a link of ofi, `devices` has the provider and the peer's address: "tcp;ofi_rxm 10.0.0.1:7654". */
+/* Whether the link is one of libfabric over TCP. For links of libfabric, `devices` has the provider and the peer's address: "tcp;ofi_rxm
+ * 10.0.0.1:7654". */
 static bool is_tcp(const struct topo_link *l)
 {
     size_t n = strcspn(l->stats.devices, " ;");
@@ -36,7 +37,7 @@ static const char *end_text(const struct topo *t, uint32_t a, uint32_t b)
     return ofi ? topo_print_link_of(t, b, a)->stats.devices : topo_print_link_of(t, a, b)->stats.devices;
 }
 
-/* The provider and the address at which others reach a node over libfabric; "": none does. */
+/* The provider and the address at which other nodes reach a node over libfabric; "": no node does. */
 static const char *network_of(const struct topo *t, uint32_t node)
 {
     for (uint32_t i = 0; i < t->size; i++)
@@ -181,20 +182,20 @@ static const char *usable_device(const struct topo_node *n)
     return NULL;
 }
 
-/* Pairs of nodes that use libfabric although both have RDMA devices. */
+/* Whether two nodes use libfabric although both have RDMA devices. */
 static bool lacks_rdma(const struct topo *t, uint32_t a, uint32_t b)
 {
     return is_ofi(topo_print_link_of(t, a, b)) && usable_device(&t->nodes[a]) && usable_device(&t->nodes[b]);
 }
 
-/* Pairs that use TCP although both have a provider for the same faster network. */
+/* Whether two nodes use TCP although both have a provider for the same faster network. */
 static bool lacks_provider(const struct topo *t, uint32_t a, uint32_t b)
 {
     const char *better = t->nodes[a].better;
     return is_tcp(topo_print_link_of(t, a, b)) && !lacks_rdma(t, a, b) && better[0] && strcmp(better, t->nodes[b].better) == 0;
 }
 
-/* How many pairs of nodes are slow for this reason. *a and *b: the first of them. */
+/* How many pairs of nodes are slow for the reason that `slow` tests. *a and *b: the first such pair. */
 static uint32_t slow_pairs(const struct topo *t, bool (*slow)(const struct topo *t, uint32_t a, uint32_t b), uint32_t *a, uint32_t *b)
 {
     uint32_t pairs = 0;

@@ -2,8 +2,9 @@
  *
  * weft up and weft down: start and end a standing cluster.
  *
- * Each host has its own launcher, in the background. It starts the nodes of its host (`weft up --as-node`), and starts them again when they
- * die. ssh is used only to start the launchers of other hosts (up_hosts.c). If a launcher is killed, its keeper process kills its nodes.
+ * Each host has its own launcher, in the background. The launcher starts the nodes of its host (`weft up --as-node`), and starts a new node
+ * when one has died. ssh is used only to start the launchers of other hosts (up_hosts.c). If a launcher is killed, its keeper process kills
+ * its nodes.
  */
 #include "cli/up.h"
 
@@ -64,8 +65,10 @@ static int up_add_rule(const char *word, const char *what)
     char rules[1024];
     const char *before = getenv("WEFT_NET_RULES");
     int n = snprintf(rules, sizeof rules, "%s%s%s=%s", before ? before : "", before && before[0] ? "," : "", word, what);
-    if (n >= (int)sizeof rules || strchr(what, ','))
-        return cli_usage("up", "--%s '%.64s': expected one rule, and all rules together must have less than %zu bytes", word, what,
+    if (strchr(what, ','))
+        return cli_usage("up", "--%s '%.64s': expected one rule, without a comma: repeat the option for each rule", word, what);
+    if (n >= (int)sizeof rules)
+        return cli_usage("up", "--%s '%.64s': all rules together must have less than %zu bytes: give fewer or shorter rules", word, what,
                          sizeof rules);
     setenv("WEFT_NET_RULES", rules, 1);
     return 0;
@@ -126,7 +129,7 @@ static int up_take_option(int c, struct up *u, struct launch *l)
 }
 
 /* Choose the address at which the nodes of this host let other nodes join. It is a Unix socket if the whole cluster is on one host;
- * otherwise its port is the one after node 0's. */
+ * otherwise it has the port after that of node 0. */
 static int choose_door(struct up *u, const struct launch *l, const struct standing_place *p)
 {
     const char *given = getenv("WEFT_GROW");

@@ -32,7 +32,8 @@ bool up_is_any(const char *address); /* whether the address means all addresses 
 /* Choose where a node of this host lets others join: at the local address from which `other` is reached, with the port after that of
  * `coord`, node 0's address. Returns 0, or a negative errno with base_error(). */
 int up_door_beside(char *door, size_t len, const char *coord, const char *other);
-/* Replace the address in WEFT_GROW by one of this host that other hosts can use. `other`: an address of another host, or of node 0. */
+/* Replace the address in WEFT_GROW by an address of this host that other hosts can use. `other`: an address of another host, or of node
+ * 0. */
 int up_own_door(struct up *u, const char *coord, const char *other);
 
 /* --- up_launcher.c --- */

@@ -54,7 +54,7 @@ static const char *members; /* addresses of this cluster's members, if it is run
 static int runs_meanwhile(void)
 {
     static int64_t next;
-    static bool probing; /* this function connects, and connecting calls this function again */
+    static bool probing; /* this function is connecting, and connecting calls this function again */
     if (probing || base_now_ns() < next)
         return 0;
     probing = true;

@@ -289,8 +289,10 @@ static int add_hosts(struct up *u, struct launch *l, const json_t *o, char *name
                          "hostfile, or with WEFT_GROW=HOST:PORT, an address of this host",
                          door);
     for (char *name = strtok_r(names, ",", &save); name; name = strtok_r(NULL, ",", &save)) {
-        if (name[0] == '-' || count == WEFT_MAX_NODES)
-            return cli_usage("up", "--add: '%s' is not the name of a host, or there are too many names", name);
+        if (name[0] == '-')
+            return cli_usage("up", "--add: '%s' is not the name of a host", name);
+        if (count == WEFT_MAX_NODES)
+            return cli_usage("up", "--add: there are more than %u names: add fewer hosts at a time", WEFT_MAX_NODES);
         list[count++] = name;
         n += (size_t)snprintf(counts + n, sizeof counts - n, n ? ",1" : "1");
     }

@@ -125,8 +125,8 @@ static int wait_until_up(const struct up *u, const struct launch *l, const struc
     }
 }
 
-/* Warn if /run/user/UID will be removed at the user's logout, because then no command finds the cluster. systemd removes it unless the user
- * lingers. */
+/* Warn if /run/user/UID will be removed at the user's logout, because then no command finds the cluster. systemd removes it unless
+ * lingering is enabled for the user. */
 static void warn_of_logout(const struct standing_place *p)
 {
     char linger[300];
@@ -136,14 +136,14 @@ static void warn_of_logout(const struct standing_place *p)
     snprintf(linger, sizeof linger, "/var/lib/systemd/linger/%s", user->pw_name);
     if (access(linger, F_OK))
         fprintf(stderr,
-                "weft up: warning: %s is removed when user %s logs out, and then no command finds the cluster: `loginctl enable-linger %s` "
-                "keeps it\n",
+                "weft up: warning: the system removes %s when user %s logs out, and then no command finds the cluster: to keep this "
+                "directory, run `loginctl enable-linger %s`\n",
                 p->folder, user->pw_name, user->pw_name);
 }
 
 void up_ended(const struct standing_place *p, bool last)
 {
-    if (access(p->down, F_OK) == 0) /* otherwise another launcher of this host may still need the addresses of the members */
+    if (access(p->down, F_OK) == 0) /* the cluster ends; without `down`, another launcher of this host may still need the file */
         unlink(p->members);
     if (last)
         unlink(p->down);

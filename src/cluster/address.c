@@ -210,8 +210,8 @@ static bool is_loopback(const struct sockaddr *at)
     return at->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) : ntohl(four->sin_addr.s_addr) >> 24 == 127;
 }
 
-/* Listen at the first address of the list that belongs to this host. If the list also has an address of this host of another family, listen
- * at all addresses of the host, so that nodes with only one family can connect. */
+/* Listen at the first address of the list that belongs to this host. If this host also has an address in the list of the other family (IPv4
+ * or IPv6), listen at all addresses of the host, so that nodes that use only one family can connect. */
 static int listen_first(const struct addrinfo *list)
 {
     int fd = -EADDRNOTAVAIL;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines it with the other directories of src.
+ * cluster: who the nodes are (settings, hostfile), joining, membership. node/open.c combines this directory with the other directories of
+ * src.
  */
 #ifndef WEFT_CLUSTER_H
 #define WEFT_CLUSTER_H
@@ -35,7 +36,7 @@ struct cluster_hostfile {
     uint32_t setting_count;
 };
 #define CLUSTER_HOSTFILE_MAX (UINT64_C(4) << 20) /* maximum size of a hostfile, in bytes */
-/* Return -EINVAL for an invalid file. The error reads "FILE:LINE: field: expected ..., found ...". */
+/* Return -EINVAL for an invalid file. The error text has the form "FILE:LINE: field: expected ..., found ...". */
 int cluster_hostfile_read(struct cluster_hostfile **out, const char *path);
 int cluster_hostfile_parse(struct cluster_hostfile **out, const char *text, size_t len, const char *name);
 void cluster_hostfile_free(struct cluster_hostfile *h);
@@ -87,8 +88,8 @@ struct cluster_setting_row {
 /* Fill up to `max` rows and return their number, or a negative errno. `config` holds the values of command-line options, and may be NULL. A
  * missing rank is no error, because the caller need not be a node. `launcher`: also ask a PMIx launcher for rank and size. */
 int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const weft_config *config, bool launcher);
-/* Checks to make before nodes are started. cluster_pool_check(): whether `text` is a valid WEFT_POOL. cluster_secret_check(): whether
- * WEFT_SECRET is unset or not empty. */
+/* Checks to make before nodes are started. cluster_pool_check(): `text` must be a valid WEFT_POOL. cluster_secret_check(): WEFT_SECRET must
+ * not be set to an empty text. */
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
 bool cluster_setting_in_hostfile(const char *name);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * The thread of a member that lets nodes join the running cluster. The thread listens for newcomers (nodes that want to join), checks that
- * they know the secret, and leads one at a time through the steps of grow.c. A node that does this for a newcomer is the newcomer's door.
- * The thread also connects this member to newcomers that join through other doors (newcomer.c).
+ * they know the secret, and leads one at a time through the steps of grow.c. The member that leads a newcomer through these steps is the
+ * newcomer's door. The thread also connects this member to newcomers that join through other doors (newcomer.c).
  *
  * Nodes of one host may be configured with the same address. One of them listens, and when this node is gone another takes over.
  */
@@ -21,7 +21,7 @@
 #define CALLERS      32u
 #define VISITOR_WAIT (5 * WEFT_SECOND) /* time to authenticate */
 #define LISTEN_AGAIN (200 * WEFT_MS)   /* pause before another try to listen at an address that another node of this host uses */
-#define TRY_AGAIN    (20 * WEFT_MS)    /* pause after a member did not agree; a random part is added, up to the same length */
+#define TRY_AGAIN    (20 * WEFT_MS)    /* pause after a member did not agree; a random time of at most this length is added */
 #define FILES_WAIT   (10 * WEFT_MS)    /* pause if no file descriptor is left for a waiting connection */
 #define ANSWER_WAIT  (2 * WEFT_SECOND) /* time for a newcomer to read the answer */
 #define ROUND        (100 * WEFT_MS)
@@ -346,7 +346,8 @@ static bool visitor_check_proof(struct door *d, struct visitor *v)
     if (sodium_memcmp(right, v->proof.mac, WIRE_MAC)) {
         int64_t now = base_now_ns();
         if (now - d->warned > WEFT_SECOND) { /* report this at most once a second: anyone who reaches the address could fill the log */
-            base_log(BASE_LOG_WARN, "a node that wanted to join was refused: wrong secret (WEFT_SECRET_FILE)");
+            base_log(BASE_LOG_WARN, "refused a node that wanted to join, because it has another cluster secret than this node: set the "
+                                    "same secret on all nodes (WEFT_SECRET_FILE)");
             d->warned = now;
         }
         return false; /* an unauthenticated connection gets no answer */

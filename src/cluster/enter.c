@@ -116,7 +116,8 @@ static int enter_at(struct join *j, struct cluster_settings *s, const char *addr
         goto out;
     }
     if (rc) {
-        base_fail(rc, "no answer from the node at %s, through which this node joins: %s", address, base_strerror(rc));
+        base_fail(rc, "no answer from the node at %s, through which this node joins: %s; check that that node runs, and see its messages",
+                  address, base_strerror(rc));
         goto out;
     }
     bool members = answer.magic == WIRE_MAGIC && answer.kind == WIRE_MEMBERS && answer.count >= 1 && answer.count <= WEFT_MAX_NODES;

@@ -3,9 +3,9 @@
  * How the members of a running cluster agree on which node joins, and with which rank.
  *
  * Any member may be the door of a newcomer (door.c). The door proposes the next rank, first to the member with the lowest rank, then to all
- * others (GROW_ASK, with the newcomer's card). A member agrees if no other node is joining and the rank is higher than all that it knows
- * of. The newcomer gets the rank only if all agree. So two nodes never get the same rank, whichever members die, because every surviving
- * member would have to agree twice. A proposed rank is never proposed again, even if its node did not join.
+ * others (GROW_ASK, with the newcomer's card). A member agrees if no other node is joining and the rank is higher than all ranks that the
+ * member knows. The newcomer gets the rank only if all members agree. So two nodes never get the same rank, whichever members die: every
+ * surviving member would have to agree to this rank twice. A proposed rank is never proposed again, even if its node did not join.
  *
  * At most one node joins at a time, so all members know the same nodes when the newcomer connects to them. Each member tells the door
  * (GROW_JOINED) when it has connected to the newcomer. The door tells all members when the attempt is over (GROW_END). The death of the
@@ -244,7 +244,8 @@ int grow_open(struct weft_node *w, const struct cluster_settings *s, struct join
         grow_close(w, g);
         return rc;
     }
-    /* At a Unix socket only nodes of this host join. They need no ordinary network, for which libfabric takes 0.1 s to look. */
+    /* Look for networks only if nodes of other hosts can join, because libfabric takes 0.1 s to look. Nodes that join at a Unix socket are
+     * on this host, and need no network. */
     fab_look_early(w, strncmp(g->address, "unix:", 5) != 0);
     return fab_handle(w, GROW_HANDLER, grow_message, g);
 }

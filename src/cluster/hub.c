@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * While the pairs connect, every node keeps its connection to node 0. A node that fails reports this to node 0, and node 0 tells the
+ * While the pairs connect, every node keeps its connection to node 0. A node that fails reports its failure to node 0, and node 0 tells the
  * others, so that no node waits for the failed node.
  *
  * A node also reports when it has connected to all others. weft_open() returns only after node 0 has told every node that all have
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define CAUSE_WAIT WEFT_SECOND       /* maximum wait for node 0's report why a peer has closed its connection */
-#define WORD_GRACE (5 * WEFT_SECOND) /* additional time after the deadline: node 0 reports then, with more details than this node has */
+#define WORD_GRACE (5 * WEFT_SECOND) /* how long after its deadline a node waits for node 0's report, which has more details */
 
 static void message_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct wire_news *m)
 {

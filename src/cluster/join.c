@@ -114,22 +114,24 @@ static bool check_proof(struct join *j, struct guest *g, struct turned_away *t)
     if (g->hello.size == 0) {
         snprintf(text, sizeof text,
                  "this cluster is still starting, and nodes can join it with WEFT_JOIN only when it has started: try again");
-        snprintf(t->text, sizeof t->text, "one node tried to join with WEFT_JOIN");
+        snprintf(t->text, sizeof t->text, "a node tried to join with WEFT_JOIN before the cluster had started");
     } else if (g->hello.size != size) {
         snprintf(text, sizeof text, "this node expects %u nodes, but node 0 expects %u: set the same WEFT_SIZE on all nodes", g->hello.size,
                  size);
-        snprintf(t->text, sizeof t->text, "node %u expects %u nodes, but node 0 expects %u (WEFT_SIZE)", rank, g->hello.size, size);
+        snprintf(t->text, sizeof t->text, "node %u expects %u nodes, but node 0 expects %u: set the same WEFT_SIZE on all nodes", rank,
+                 g->hello.size, size);
     } else if (rank == 0 || rank >= size || !join_card_ok(&g->proof.card, rank)) {
         snprintf(text, sizeof text, "this node's number is %u, and must be from 1 to %u (WEFT_RANK)", rank, size - 1);
-        snprintf(t->text, sizeof t->text, "one node tried to join as node %u, which is not one of 1 to %u", rank, size - 1);
+        snprintf(t->text, sizeof t->text, "a node tried to join as node %u: its number must be from 1 to %u (WEFT_RANK)", rank, size - 1);
     } else if (j->cards[rank].side[0]) {
         snprintf(text, sizeof text, "node %u has joined already (pid %u on %s): give each node its own number (WEFT_RANK)", rank,
                  j->cards[rank].pid, j->cards[rank].host);
-        snprintf(t->text, sizeof t->text, "two nodes tried to join as node %u", rank);
+        snprintf(t->text, sizeof t->text, "two nodes tried to join as node %u: give each node its own number (WEFT_RANK)", rank);
     } else if (g->proof.card.grows != (uint32_t)cluster_grows(j->settings)) {
         snprintf(text, sizeof text, "WEFT_GROW is %s on this node and %s on node 0: set it on all nodes or on none",
                  g->proof.card.grows ? "set" : "not set", g->proof.card.grows ? "not set" : "set");
-        snprintf(t->text, sizeof t->text, "node %u has WEFT_GROW %s, unlike node 0", rank, g->proof.card.grows ? "set" : "not set");
+        snprintf(t->text, sizeof t->text, "WEFT_GROW is %s on node %u, unlike on node 0: set it on all nodes or on none",
+                 g->proof.card.grows ? "set" : "not set", rank);
     } else {
         j->cards[rank] = g->proof.card;
         join_adopt_address(j, &g->proof.card, g->fd);
@@ -269,8 +271,8 @@ static void tell_turned_away(const struct turned_away *t, char *out, size_t room
     int n = 0;
     *out = '\0';
     if (t->secret)
-        n = snprintf(out, room, "; %u connection%s from %s %s refused: wrong secret (WEFT_SECRET_FILE)", t->secret,
-                     t->secret == 1 ? "" : "s, the last", t->last, t->secret == 1 ? "was" : "were");
+        n = snprintf(out, room, "; %u connection%s from %s%s refused: wrong secret (WEFT_SECRET_FILE)", t->secret,
+                     t->secret == 1 ? "" : "s, the last", t->last, t->secret == 1 ? " was" : ", were");
     if (t->text[0] && n >= 0 && (size_t)n < room)
         n += snprintf(out + n, room - (size_t)n, "; %s", t->text);
     if (t->foreign && n >= 0 && (size_t)n < room)
@@ -425,8 +427,9 @@ static int attend(struct join *j)
     if (table) {
         rc = join_read(fd, j->cards, j->w->size * sizeof *j->cards, j->deadline + JOIN_ANSWER_GRACE);
         if (rc) {
-            base_fail(rc, "the connection to node 0 at %s failed while node 0 sent the addresses of all nodes: %s", coord,
-                      base_strerror(rc));
+            base_fail(rc,
+                      "the connection to node 0 at %s failed while node 0 sent the addresses of all nodes: %s; see the messages of node 0",
+                      coord, base_strerror(rc));
             goto out;
         }
     }
@@ -456,7 +459,7 @@ out:
     return rc;
 }
 
-/* At the limit of open files, report how many files a node needs. For each other node these are one connection and, on Linux, one pidfd. */
+/* At the limit of open files, report how many files a node needs: for each other node, one connection and, on Linux, one pidfd. */
 static int say_how_many_files(const struct join *j, int rc)
 {
     struct rlimit limit;

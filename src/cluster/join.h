@@ -52,7 +52,7 @@ struct join_listener {
 struct join_hub {
     int fd; /* -1: closed */
     uint32_t rank;
-    bool done; /* the peer has reported that it is connected to all nodes. Node 0 reports this when it is true of all nodes */
+    bool done; /* the peer has sent its report. A node reports when it is connected to all others; node 0, when all nodes have reported */
 };
 
 struct join {
@@ -102,7 +102,7 @@ int join_hub_end(struct join *j, int rc);
 
 /* --- pairs.c --- */
 int join_listen_here(struct join *j);
-/* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing if `fd` is another socket. */
+/* Listen at the local address of `fd`, a TCP socket, on a port that the system chooses. Does nothing if `fd` is not a TCP socket. */
 int join_listen_away(struct join *j, int fd);
 /* Listen for nodes of other hosts at the host of the address `grow` (WEFT_GROW). Does nothing if such a listener is open, or if no other
  * host can reach `grow`. */
@@ -161,7 +161,7 @@ void join_answer_mac(uint8_t out[WIRE_MAC], const struct join *j, const struct w
 /* Connects to `address`, sends the hello with a new nonce and receives the challenge. Returns the socket. `who`: who should answer. */
 int join_reach(const char *who, const char *address, int64_t connect_until, int64_t answer_until, struct wire_hello *hello,
                struct wire_challenge *challenge);
-/* additional time after the deadline. It is for the error message from node 0 or the door, which has more details \ */
+/* how long after its deadline a node waits for the error message of node 0 or the door, which has more details */
 #define JOIN_ANSWER_GRACE (2 * WEFT_SECOND)
 /* Sends the proof and receives the answer. The caller has filled in the proof's card. Returns 0, or a negative errno without an error text:
  * -ECONNRESET or -EPIPE if the other side has refused the proof, or ended. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Finds the address of node 0 if a launcher has started the nodes by PMIx. Every node publishes a notice: the networks of its host, or why
- * its weft_open() failed; node 0's also has a port and a secret. All nodes read all notices, and so make the same choice.
+ * its weft_open() failed. The notice of node 0 also has a port and a secret. All nodes read all notices, so all choose the same address.
  */
 #include "cluster/meet.h"
 
@@ -114,8 +114,8 @@ static int64_t neighbours(const struct wire_notice *all, uint32_t size, const st
     return count;
 }
 
-/* Networks with many nodes come first. The network by which a node reaches node 0 is also used between the nodes, so a network of all nodes
- * is better than a cable between two hosts. */
+/* Lists the addresses of node 0, those in networks with many nodes first. Nodes also reach each other by the network by which they reach
+ * node 0, so a network of all nodes is better than a cable between two hosts. */
 uint32_t meet_addresses(const struct wire_notice *all, uint32_t size, char out[WIRE_INTERFACES][128])
 {
     int64_t score[WIRE_INTERFACES];
@@ -226,7 +226,9 @@ static int meet_by_launcher(struct meet_place *place, struct cluster_settings *s
     else
         place->count = meet_addresses(all, s->size, place->addresses);
     if (place->count == 0)
-        return base_fail(-EADDRNOTAVAIL, "node 0 (on %s) has no address that is unique among the hosts: set WEFT_COORD to HOST:PORT",
+        return base_fail(-EADDRNOTAVAIL,
+                         "node 0 (on %s) has no address that no other host has, too: set WEFT_COORD to HOST:PORT, an address at which all "
+                         "nodes reach node 0",
                          all[0].host);
     return 0;
 }

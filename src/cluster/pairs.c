@@ -366,9 +366,9 @@ static int pairs_check(struct join *j, uint32_t i)
     const struct wire_card *c = &j->cards[i];
     if (!pairs_is_here(j, i) && !c->away[0])
         return base_fail(-EHOSTUNREACH,
-                         "node %u (on %s) is on another host or in another container, but %s listens at "
-                         "a Unix socket, which only its own host can reach: set %s to HOST:PORT",
-                         i, c->host, j->settings->join[0] ? "it" : "node 0", j->settings->join[0] ? "WEFT_GROW" : "WEFT_COORD");
+                         "node %u (on %s) is on another host or in another container, but %s listens at a Unix socket, which only its own "
+                         "host can reach: set %s to HOST:PORT",
+                         i, c->host, j->settings->join[0] ? "that node" : "node 0", j->settings->join[0] ? "WEFT_GROW" : "WEFT_COORD");
     base_error_clear();
     if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
         return base_fail(-EHOSTUNREACH,

@@ -68,7 +68,8 @@ void launcher_close(struct launcher *p)
 
 #define LEAVE_WAIT (5 * WEFT_SECOND) /* time for PMIx_Finalize() */
 #define AGAIN_WAIT (20 * WEFT_MS)
-/* additional time after the deadline: PMIx rounds it up to seconds, and only then reports missing processes */
+/* how long after its deadline a caller still waits: PMIx rounds the deadline up to seconds, and reports missing processes only after
+ * that */
 #define GRACE      (4 * WEFT_SECOND)
 
 /* --- the library --- */
@@ -123,7 +124,7 @@ static int library_load(struct launcher_library *l, const char *chosen)
     if (!handle)
         return base_fail(-ENOTSUP,
                          "a launcher has started this process by PMIx, but the library libpmix cannot be loaded (%s): " WHO_HAS_IT
-                         ", name it by WEFT_PMIX_LIBRARY, or start the program with `weft run` (alone: WEFT_SIZE=1)",
+                         ", name it by WEFT_PMIX_LIBRARY, or start the program with `weft run` (or set WEFT_SIZE=1, to run it alone)",
                          why);
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         void *found = dlsym(handle, symbols[i].name);
@@ -265,7 +266,7 @@ static pmix_status_t launcher_get(const struct launcher *p, uint32_t rank, const
     return status == PMIX_SUCCESS && !*out ? PMIX_ERR_NOT_FOUND : status;
 }
 
-/* PMIX_VALUE_RELEASE() would call functions that only some versions of libpmix have. */
+/* Frees a value without PMIX_VALUE_RELEASE(), which calls functions that only some versions of libpmix have. */
 static void launcher_drop(pmix_value_t *v)
 {
     if (v && v->type == PMIX_BYTE_OBJECT)
@@ -326,7 +327,7 @@ static int step_open(struct launcher *p, int64_t deadline)
 }
 
 /* Fails with the list of processes that have published nothing. Asks the launcher about each process, for one second in all. If some
- * processes are on other hosts, asks about none, because the launcher may need longer to answer for those. */
+ * processes are on other hosts, asks about none, because about those the launcher may need longer than a second to answer. */
 static int say_who_is_missing(const struct launcher *p)
 {
     char text[64] = "";
@@ -365,8 +366,8 @@ static pmix_status_t step_fence(const struct launcher *p, int64_t deadline)
 }
 
 /* Reads, without a fence, the data that `rank` publishes for this exchange. A request that waits for the data may never be answered if the
- * process of `rank` reconnects meanwhile. So such a request ends after a second, and then seven requests ask the launcher's daemon on this
- * host without waiting. */
+ * process of `rank` reconnects meanwhile. So such a request ends after a second. Seven requests follow that do not wait: they ask only the
+ * launcher's daemon on this host. */
 static pmix_status_t step_wait_for(const struct launcher *p, uint32_t rank, int64_t deadline, pmix_value_t **v)
 {
     for (uint32_t i = 1;; i++) {
@@ -450,8 +451,8 @@ int launcher_exchange(struct launcher **at, const void *mine, size_t len, void *
     memcpy(p->mine, mine, len);
     unsigned earlier = atomic_fetch_add_explicit(&times, 1, memory_order_relaxed);
     snprintf(p->key, sizeof p->key, "weft.%u", earlier);
-    /* A fence does not wait for a process that reconnects. So all later exchanges wait for each process's value under the new key instead.
-     */
+    /* A fence does not wait for a process that reconnects. So all exchanges except the first wait for each process's value under the new
+     * key instead. */
     p->fenced = earlier > 0;
     int rc = launcher_call(at, step_exchange, deadline, "waiting for the other nodes");
     if (!rc)

@@ -7,15 +7,15 @@
 
 #include "base/base.h"
 
-/* A connection to the launcher, for use by one thread. */
+/* A connection to the launcher. One thread at a time uses it. */
 struct launcher;
 
 /* Whether a PMIx launcher has started this process, according to the environment. */
 bool launcher_is_here(void);
 
-/* Connect to the launcher. `library`: path of libpmix; "": the system's.
- * Errors: -ENOTSUP no libpmix, or this weft was built without its headers; -ETIMEDOUT the launcher does not answer;
- * -ECONNREFUSED the launcher has ended, or refuses the connection; -EPROTO the rank or size that it gives is out of range. */
+/* Connect to the launcher. `library`: path of libpmix; "": the system's. Errors: -ENOTSUP no libpmix, or this weft was built without its
+ * headers; -ETIMEDOUT the launcher does not answer; -ECONNREFUSED the launcher has ended, or refuses the connection; -EPROTO the launcher
+ * gives a rank or size that is out of range. */
 int launcher_open(struct launcher **out, const char *library, int64_t deadline);
 uint32_t launcher_rank(const struct launcher *p);
 uint32_t launcher_size(const struct launcher *p); /* processes of the job */

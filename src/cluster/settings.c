@@ -231,7 +231,8 @@ static int resolve(struct cluster_settings *out, struct found *found, const weft
         snprintf(own, sizeof found[JOIN_TIMEOUT].own, "%llds", (long long)(ns / WEFT_SECOND));
         settings_take(&found[JOIN_TIMEOUT], own, CLUSTER_DEFAULT, "default", NULL);
     }
-    /* A device has ten queue pairs for all programs of a guard. With one lane, a cable takes two of them; with the default lanes, four. */
+    /* All programs of a guard share the ten queue pairs of a device. So the default is one lane: a cable then takes two queue pairs instead
+     * of four. */
     if (!found[TB_LANES].text && found[GUARD_SOCKET].text)
         settings_take(&found[TB_LANES], "32K:32", CLUSTER_DEFAULT, "default", "with WEFT_GUARD_SOCKET");
     for (int i = 0; i < COUNT; i++)

@@ -87,7 +87,7 @@ const char *settings_speaker(enum id id, const struct found *f);
 int settings_bad(enum id id, const struct found *f, const char *expected);
 
 /* Parse a text and check the value against the table. A wrong value is reported by settings_bad(), and -EINVAL returned. */
-/* also stores the value in the member that the table gives, if it gives one */
+/* Also stores the value in the member of `out` that the table names, if it names one. */
 int settings_read(enum id id, const struct found *f, struct cluster_settings *out);
 int settings_read_number(enum id id, const struct found *f, int64_t *out);
 int settings_read_lanes(const struct found *f, struct fab_lane *lanes, uint32_t *count);

@@ -149,8 +149,8 @@ const struct setting settings_table[COUNT] = {
     [LIVENESS] = {INTO(fabric.liveness_ns), .name = "liveness", .variable = "WEFT_LIVENESS", .fallback = "2s", .kind = DURATION,
                   .min = 100 * WEFT_MS, .max = 3600 * WEFT_SECOND, .in_hostfile = true,
                   .help = "how long another host may be silent before its nodes count as dead"},
-    /* Longer than most interruptions by a cable or a starting port. Shorter than the default deadline, so that waiting operations get the
-     * result of the retries. Retrying does not delay the detection of a dead peer. */
+    /* The default is longer than most interruptions by a cable or a starting port. It is shorter than the default deadline, so that waiting
+     * operations get the result of the retries. Retrying does not delay the detection of a dead peer. */
     [RECONNECT] = {INTO(fabric.reconnect_ns), .name = "reconnect", .variable = "WEFT_RECONNECT", .fallback = "10s", .kind = DURATION,
                    .max = LONG_TIME, .in_hostfile = true,
                    .help = "how long weft tries to reconnect a broken RDMA connection to a node that is alive; 0: not at all"},

@@ -168,7 +168,7 @@ int settings_read(enum id id, const struct found *f, struct cluster_settings *ou
         else if (!rc && into)
             snprintf(into, s->into_bytes, "%s", f->text);
         break;
-    default: break; /* settings.c reads these with functions of their own */
+    default: break; /* settings.c reads settings of the other kinds, with special functions */
     }
     return rc;
 }

@@ -9,10 +9,10 @@
  *     proof (card, MAC) --------------->      wrong MAC: closed without an answer
  *     <------------- answer: table of cards, MAC; or an error text
  *
- * Then every pair opens a side connection, which stays open, and exchanges tokens over it. Until all pairs have connected, the connection
- * to node 0 stays open too (hub.c). Over it a node sends `wire_news` when it has connected to all nodes or has failed, and node 0 sends
- * `wire_news` when all nodes have connected or one has failed. The MACs are keyed with the cluster secret. Without a secret the key is a
- * constant, so a node with a secret and a node without one cannot join each other.
+ * Then every pair opens a side connection, which stays open, and exchanges tokens over it. Until all pairs have connected, the connections
+ * to node 0 stay open too (hub.c). Over them a node sends `wire_news` to node 0 when it has connected to all nodes or has failed. Node 0
+ * sends `wire_news` to all nodes when all have connected or one has failed. The MACs are keyed with the cluster secret. Without a secret
+ * the key is a constant, so a node with a secret and a node without one cannot join each other.
  */
 #ifndef WEFT_WIRE_H
 #define WEFT_WIRE_H

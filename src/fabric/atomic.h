@@ -29,7 +29,7 @@ static inline bool fab_atomic_do(uint32_t kind, uint64_t *word, uint64_t a, uint
     }
 }
 
-/* Orders an atomic read-modify-write (seq_cst) before the next load. x86 does so by itself; other processors need a fence. */
+/* Orders an atomic read-modify-write (seq_cst) before the next load. x86 needs no instruction for this; other processors need a fence. */
 static inline void fab_fence_after_rmw(void)
 {
 #if defined(__x86_64__)
@@ -39,8 +39,8 @@ static inline void fab_fence_after_rmw(void)
 #endif
 }
 
-/* Whether fab_copy_little() copies by atomic loads and stores of words, so that the thread sanitizer reports no race where a node reads
- * words that others write, and then checks what it has read. */
+/* Whether fab_copy_little() copies words by atomic loads and stores. It does so in builds with the thread sanitizer. A node may read words
+ * while others write them, and checks afterwards what it has read; the sanitizer would report a race there. */
 #define FAB_COPY_BY_WORDS BASE_THREAD_SANITIZER
 
 static inline void fab_copy_little(void *dst, const void *src, size_t len)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Runs message handlers and hooks: functions of the program and of the higher layers. They run on the thread that makes progress: one that
- * waits, or the progress thread. They must not wait.
+ * Runs message handlers and hooks, which are functions of the program and of the higher layers. They run on the thread that makes progress,
+ * which is a thread that waits for an operation, or the progress thread. Handlers and hooks must not wait.
  */
 #include "fabric/fabric.h"
 
@@ -30,8 +30,8 @@ bool fab_queues_more(void)
     return handler_depth && !nowait;
 }
 
-/* A thread runs handlers between handlers_begin() and handlers_end(). The thread may be inside an operation that must not wait
- * (fab_nowait()). Operations that the handler starts are not bound by that, so the flag is off in between. */
+/* A thread runs handlers between handlers_begin() and handlers_end(). The thread may have called fab_nowait(true) for an operation of its
+ * own. That does not apply to operations that a handler starts, so handlers_begin() clears the setting, and handlers_end() restores it. */
 BASE_INLINE bool handlers_begin(void)
 {
     handler_depth++;
@@ -65,7 +65,7 @@ int fab_service(struct weft_node *w)
     if (BASE_UNLIKELY(atomic_load_explicit(&w->arenas_used, memory_order_relaxed)))
         n += w->arenas->service(w);
     if (n)
-        fab_wake_here(w); /* what was handled may have changed words for which this node's threads wait */
+        fab_wake_here(w); /* the events may have changed words that this node's threads wait for */
     return n;
 }
 
@@ -79,8 +79,8 @@ BASE_INLINE bool deliver(struct weft_node *w, int *events)
     for (const struct fab_transport **t = w->transports; *t; t++)
         n += (*t)->progress(w);
     handlers_end(before);
-    /* No fence is needed: a thread that goes to sleep counts itself in `sleepers`, then takes this lock, then checks its condition. If it
-     * had the lock before this thread, its count is seen here. If it gets the lock later, it sees what the handlers changed. */
+    /* No fence is needed: a thread that goes to sleep counts itself in `sleepers`, then takes w->progress, then checks its condition. A
+     * sleeper that took the lock before this thread is counted here. A sleeper that takes it later sees what the handlers have changed. */
     bool sleepers = n && atomic_load_explicit(&w->bell->sleepers, memory_order_relaxed);
     base_spin_unlock(&w->progress);
     if (BASE_UNLIKELY(sleepers))
@@ -101,8 +101,8 @@ int fab_messages(struct weft_node *w)
 BASE_COLD void fab_last_look(struct weft_node *w)
 {
     int n = 0;
-    /* Wake the progress thread if messages may be left: another thread was delivering, or there were more messages than one call delivers.
-     * Also wake it once in LAST_LOOKS calls: it then sees that the program polls again and again, and stops napping. */
+    /* Wake the progress thread if messages may be left: another thread was delivering, or this call has delivered some, and there may be
+     * more. Also wake it in one of LAST_LOOKS calls: then it sees that the program polls again and again, and stops napping. */
     bool often = atomic_fetch_add_explicit(&w->last_looks, 1, memory_order_relaxed) % LAST_LOOKS == LAST_LOOKS - 1;
     if (!deliver(w, &n) || n > 0 || often)
         fab_kick(w);

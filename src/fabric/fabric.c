@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* Whether the address is not in a pool, and this node can handle such addresses. */
+/* Whether src/gpu/ must handle this address: it is in an arena (memory of a GPU), not in a pool, and this node can use arenas. */
 static inline bool of_arena(const struct weft_node *w, weft_gaddr addr)
 {
     return weft_gaddr_space(addr) != 0 && w->arenas;
@@ -24,10 +24,11 @@ static BASE_COLD int fabric_refuse(struct weft_node *w, weft_gaddr addr, uint64_
     if (space != 0)
         return base_fail(-EFAULT, "address %#llx: node %u has no space %u; its only space is its pool, space 0", a, node, space);
     if (addr == WEFT_NULL)
-        return base_fail(-EFAULT, "the address is null (WEFT_NULL): it names no memory");
+        return base_fail(-EFAULT, "the address is null (WEFT_NULL), which names no memory: use an address that weft_alloc() returned");
     if (offset < w->heap_offset)
-        return base_fail(-EFAULT, "address %#llx: the first %llu bytes of a pool are weft's own: use what weft_alloc() returned", a,
-                         (unsigned long long)w->heap_offset);
+        return base_fail(-EFAULT,
+                         "address %#llx: the first %llu bytes of each pool belong to weft itself: use addresses that weft_alloc() returned",
+                         a, (unsigned long long)w->heap_offset);
     return base_fail(-EFAULT,
                      "address %#llx: %llu bytes at offset %llu reach beyond the pool of node %u, which has %llu bytes: use addresses "
                      "inside a buffer of weft_alloc()",
@@ -275,7 +276,7 @@ int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns)
     }
     if (atomic_load_explicit(&f.l->state, memory_order_acquire) != FAB_ALIVE)
         return fab_refuse_node(w, node);
-    atomic_thread_fence(memory_order_seq_cst); /* what the caller has stored into shared pools becomes visible before what it does next */
+    atomic_thread_fence(memory_order_seq_cst); /* the caller's stores into shared pools become visible before its next operations */
     return 0;
 }
 
@@ -309,7 +310,7 @@ static bool arenas_flushed(void *arg)
     return a->w->arenas->flushed(a->w, a->node, &a->f);
 }
 
-/* Operations after the fence must not overtake an operation on memory of a GPU, which takes several steps. So wait until the operation is
+/* Operations after the fence must not overtake operations on memory of a GPU, which take several steps. So the fence waits until these are
  * complete. */
 static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
 {
@@ -383,11 +384,11 @@ int weft_wait(weft_node *w, weft_op *op, int64_t timeout_ns)
     int status = op->status;
     if (BASE_UNLIKELY(status == -ECONNRESET))
         return fab_refuse_node(w, op->node)
-                   ? base_context(status, "operation")
+                   ? base_context(status, "the operation has failed")
                    : base_fail(status, "operation to node %u: the node has left or died; go on with the nodes that remain", op->node);
     if (BASE_UNLIKELY(status < 0))
         return base_fail(status, "operation to node %u: %s; the operation may or may not have happened", op->node,
-                         status == -ENETDOWN       ? "no route leads to the node now; later operations work when a cable is back"
+                         status == -ENETDOWN       ? "no route leads to the node now; operations work again when a cable is back"
                          : status == -ECONNABORTED ? "the link broke while the operation was under way, or a device refused the operation"
                                                    : base_strerror(status));
     return status;
@@ -449,7 +450,7 @@ static bool compare(struct word_wait *c)
     return false;
 }
 
-/* Whether the word has the value waited for, or a node has joined, left or died. */
+/* Whether the wait must look again: the word has the wanted value, or a node has joined, left or died. */
 static bool word_or_loss(void *arg)
 {
     struct word_wait *c = arg;
@@ -461,8 +462,8 @@ static BASE_COLD void say_word(const struct fab_patience *p, weft_gaddr word, ui
 {
     char what[64], whom[256], living[160];
     fab_name_living(p->w, living, sizeof living);
-    snprintf(what, sizeof what, "wait at %#llx", (unsigned long long)word);
-    snprintf(whom, sizeof whom, "the word there to change from %llu; %s", (unsigned long long)seen, living);
+    snprintf(what, sizeof what, "wait for the word at %#llx", (unsigned long long)word);
+    snprintf(whom, sizeof whom, "a change of its value, which is %llu; %s", (unsigned long long)seen, living);
     fab_patience_say(p, what, whom);
 }
 
@@ -478,8 +479,8 @@ static int fabric_wait_for_word(struct word_wait *c, weft_gaddr word)
             return base_fail(rc, "the word at %#llx was still %llu at the deadline of the wait; wait again, or allow more time",
                              (unsigned long long)word, (unsigned long long)c->seen);
         if (rc)
-            return base_fail(rc, "the wait for the word at %#llx, which is still %llu, has failed: %s", (unsigned long long)word,
-                             (unsigned long long)c->seen, fab_patience_loss(p));
+            return base_fail(rc, "the wait for a change of the word at %#llx, which is still %llu, has ended because %s",
+                             (unsigned long long)word, (unsigned long long)c->seen, fab_patience_loss(p));
         if (fab_patience_due(p))
             say_word(p, word, c->seen);
     }

@@ -147,8 +147,8 @@ struct fab_transport {
     void (*wake)(struct weft_node *w, struct fab_link *l);
     /* may be NULL; `out` contains the transport's name already */
     void (*stat)(struct weft_node *w, struct fab_link *l, weft_link_stats *out);
-    /* May be NULL. How many regions the pool uses on the device that has most of them, and how many this device allows. Both are 0 before
-     * the device is used. */
+    /* May be NULL. How many regions the pool uses on a device, and how many that device allows, for the device on which it uses most. Both
+     * are 0 before a device is used. */
     void (*regions)(struct weft_node *w, uint32_t *used, uint32_t *budget);
     /* All four may be NULL (see memory.c). memory_add() registers memory that only the device may be able to access, such as a GPU's: the
      * first `bytes` of the dmabuf `fd`, which the caller may close afterwards. Its addresses begin at `base`. put_from() and get_into() are
@@ -163,8 +163,8 @@ struct fab_transport {
     int (*fd)(struct weft_node *w, uint32_t i);
     void (*woken)(struct weft_node *w);
     /* Both may be NULL; both are called on the progress thread. side: handles a message from the same transport at the peer
-     * (fab_side_send()); the message must be checked. upkeep: periodic work; returns after how many ns to call it again. After fab_kick()
-     * it is called at once. */
+     * (fab_side_send()); the message must be checked. upkeep: periodic work; returns after how many ns to call it again. fab_kick() makes
+     * the thread call upkeep at once. */
     void (*side)(struct weft_node *w, struct fab_link *l, const void *bytes, size_t len);
     int64_t (*upkeep)(struct weft_node *w, int64_t now_ns);
     /* may be NULL; called when the node has joined and the progress thread runs: checks that all nodes can be reached */
@@ -208,8 +208,8 @@ struct fab_link {
 struct fab_hook {
     void (*gone)(struct weft_node *w, uint32_t node, bool died, void *arg); /* called on the progress thread */
     void (*joined)(struct weft_node *w, uint32_t node, void *arg); /* on the progress thread: a node has joined the running cluster */
-    /* Periodic work on the progress thread. Returns after how many ns to call it again; INT64_MAX: never. After fab_kick() it is called at
-     * once. */
+    /* Periodic work on the progress thread. Returns after how many ns to call it again; INT64_MAX: never. fab_kick() makes the thread call
+     * it at once. */
     int64_t (*tick)(struct weft_node *w, int64_t now_ns, void *arg);
     /* On the progress thread: node `node` of this host has sent a descriptor (fab_side_give()). `fd` is -1 if this process has too many
      * open files. The layer must check `what` and the descriptor. If the descriptor is for this layer, it returns true, and closes the
@@ -276,7 +276,7 @@ struct weft_node {
     uint64_t heap_offset; /* offset of the heap in every pool; the system words (FAB_NULL_BYTES) are before it */
     uint8_t host_id[16];
     bool oversubscribed; /* more nodes on this host than processors */
-    /* A local pointer may be an address of a GPU's memory. Each put and get reads this. */
+    /* A local pointer may be an address of a GPU's memory, so each put and get must check its pointer. */
     _Atomic bool gpu_memory;
 
     const struct fab_transport *transports[FAB_TRANSPORTS_MAX + 1]; /* NULL-terminated; those that are open */
@@ -325,7 +325,7 @@ struct weft_node {
     void *cluster, *sync, *queues, *gpus, *gateway;
 };
 
-/* Counts bytes of the pool that are in use for this purpose. `bytes` is negative for bytes that are no longer in use. */
+/* Adds `bytes` to the count of the pool's bytes in use for the purpose `use`; negative for bytes that are no longer in use. */
 static inline void fab_use(struct weft_node *w, enum fab_use use, int64_t bytes)
 {
     atomic_fetch_add_explicit(&w->used[use], (uint64_t)bytes, memory_order_relaxed);
@@ -346,13 +346,13 @@ void fab_kick(struct weft_node *w); /* wakes the progress thread of this node */
 /* --- deliver.c --- */
 /* Whether this thread is inside a handler or hook, where waiting is refused. */
 bool fab_in_handler(void);
-bool fab_nowait(bool on); /* `on`: this thread's operations return -EAGAIN instead of waiting for room. Returns the former value. */
+bool fab_nowait(bool on); /* true: this thread's operations return -EAGAIN from now on, if they find no room. Returns the former value. */
 bool fab_is_nowait(void);
-bool fab_queues_more(void); /* in a handler without fab_nowait(true): operations are queued beyond the usual limits */
+bool fab_queues_more(void); /* whether operations are queued beyond the usual limits: in a handler, unless fab_nowait(true) was called */
 bool fab_on_progress_thread(void);
 /* Delivers messages, unless another thread is delivering. Returns how many events it handled. */
 int fab_progress(struct weft_node *w);
-/* Records that the program polls, so that the progress thread leaves the work to it for a while. A lost increment does no harm. */
+/* Records that the program polls, so that the progress thread does not poll for a while. A lost increment does no harm. */
 static inline uint64_t fab_polled(struct weft_node *w)
 {
     uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed) + 1;
@@ -368,11 +368,11 @@ int fab_messages(struct weft_node *w);
 /* Called by a thread that stops polling: polls once more if the progress thread is asleep, because that thread would not notice a message
  * that has just arrived. */
 void fab_last_look(struct weft_node *w);
-/* Runs the handler of a message; transports call it from progress(). Returns false if no handler is installed yet: call this later. */
+/* Runs the handler of a message; transports call this from progress(). Returns false if no handler is installed yet: try again later. */
 bool fab_deliver(struct weft_node *w, uint32_t from, uint32_t id, const void *header, size_t header_len, const void *payload,
                  size_t payload_len);
-/* For peer.c and the progress thread: deliver the last messages of a peer, and call the hooks of the higher layers. What they call must not
- * wait, as in a handler. */
+/* For peer.c and the progress thread: deliver the last messages of a peer, and call the hooks of the higher layers. Hooks must not wait, as
+ * handlers must not. */
 void fab_last_words(struct weft_node *w, struct fab_link *l, enum fab_peer_state gone); /* `gone`: the link's new state */
 void fab_run_gone(struct weft_node *w, uint32_t node, bool died);
 void fab_run_joined(struct weft_node *w, uint32_t node);
@@ -382,7 +382,7 @@ int64_t fab_run_ticks(struct weft_node *w);                                    /
 /* --- fabric.c --- */
 /* Resolve an address: the link and the offset, or -EFAULT / -ECONNRESET with base_fail(). */
 int fab_resolve(struct weft_node *w, weft_gaddr addr, uint64_t bytes, struct fab_link **link);
-/* Whether this is local memory that only a GPU can access. */
+/* Whether `p` points to local memory that only a GPU can access. */
 static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 {
     return BASE_UNLIKELY(atomic_load_explicit(&w->gpu_memory, memory_order_relaxed)) && w->arenas->owns(w, p);
@@ -392,8 +392,8 @@ static inline bool fab_gpu_memory(struct weft_node *w, const void *p)
 int fab_system_set(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t value, bool wake);
 /* Reads a system word of a node. Waits at most `timeout_ns`. */
 int fab_system_get(struct weft_node *w, uint32_t node, uint64_t offset, uint64_t *value, int64_t timeout_ns);
-/* A flush that leaves the report of lost operations to the program's own flush (fab_link.unsure). A broken link never loses messages and
- * system words. */
+/* As weft_flush(), but does not report lost operations: the program's next flush does (fab_link.unsure). A broken link never loses messages
+ * and system words. */
 int fab_flush(struct weft_node *w, uint32_t node, int64_t timeout_ns);
 /* One step of a flush, without waiting; `f` is all zeros at first. Returns -EINPROGRESS if this must be called again, else the flush's
  * result. Sets no error text.
@@ -432,7 +432,7 @@ int fab_memory_get(struct weft_node *w, struct fab_memory *m, void *dst, weft_ga
 /* Whether puts, gets and atomics to this address are complete when the call returns. Also true if the operation would be refused. */
 bool fab_at_once(const struct weft_node *w, weft_gaddr where);
 struct fab_now;
-/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most FAB_NOW_BYTES, so that the caller may use it again after a time-out.
+/* weft_get_blocking() and weft_put_blocking() copy a buffer of at most FAB_NOW_BYTES, so the caller may reuse its buffer after a time-out.
  * weft/fabric.h promises this only up to WEFT_BLOCKING_BYTES. */
 #define FAB_NOW_BYTES 2048u
 int fab_swap_begin(struct weft_node *w, weft_gaddr word, uint64_t expected, uint64_t desired, struct fab_now **swap);
@@ -472,9 +472,9 @@ bool fab_side_byte(struct fab_link *l, char byte); /* any thread; returns false 
 int fab_side_give(struct fab_link *l, uint64_t what, int fd);
 void fab_side_free(struct fab_link *l);                      /* frees the buffers, and what they hold */
 void fab_side_goodbye(struct fab_link *l, int64_t deadline); /* waits until the socket has accepted the goodbye */
-/* Whether bytes wait to be sent. If so, also call fab_side_read() when the socket is writable: it sends them. */
+/* Whether bytes wait to be sent. If so, call fab_side_read() also when the socket becomes writable, because it sends these bytes. */
 bool fab_side_pending(struct fab_link *l);
-/* Reads at most `most` kilobytes. NULL: the peer is not gone; else why it is gone, and `*died` tells whether it died. */
+/* Reads at most `most` kilobytes. If the peer is gone, returns the reason, and sets `*died` to whether it died. Otherwise returns NULL. */
 const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most, bool *died);
 /* Whether the other host has acknowledged more bytes since the last call, or has nothing to acknowledge. */
 bool fab_side_answered(struct fab_link *l);
@@ -490,7 +490,7 @@ typedef bool (*fab_ready_fn)(void *arg);
 int fab_wait(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* As fab_wait(), but sleeps at once: for what takes much longer than WEFT_SPIN, such as the start of a process. */
 int fab_wait_asleep(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
-/* As fab_wait(), but sleeps, unless a device must be polled: the progress thread makes progress, also between two such waits. */
+/* As fab_wait(), but sleeps at once, so that the progress thread polls, also between two such waits; unless a device must be polled. */
 int fab_wait_beside(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t deadline);
 /* Makes progress for a few times WEFT_SPIN, before a thread sleeps elsewhere than in fab_wait(). Returns whether the condition holds.
  * Message handlers may run in this call. */
@@ -536,21 +536,21 @@ void fab_patience_say(const struct fab_patience *p, const char *what, const char
 /* Writes which nodes below `count` have `in` set: "no node", "node 2", "nodes 2 and 3"; of many nodes only the first. Returns how many
  * nodes have it set. */
 uint32_t fab_name_nodes(const bool in[], uint32_t count, char *buf, size_t len);
-/* "node 1 is alive", "no other node is alive" */
+/* Writes which nodes are alive, such as "node 1 is alive" or "no other node is alive". */
 void fab_name_living(const struct weft_node *w, char *buf, size_t len);
-/* The rest of an error text for -ECONNRESET, after a wait with FAB_ANY or FAB_LAST. */
+/* Returns the end of an error text for -ECONNRESET, after a wait with FAB_ANY or FAB_LAST. */
 const char *fab_patience_loss(const struct fab_patience *p);
 
 /* --- grow.c: nodes that join the running cluster. Only the thread that connects nodes calls these --- */
-/* Whether this node or `node` has joined later. */
+/* Whether this node or `node` joined the running cluster later, so it is not one of the founders. */
 static inline bool fab_late(const struct weft_node *w, uint32_t node)
 {
     return w->rank >= w->founders || node >= w->founders;
 }
 /* Writes the entries of `links` up to that of `node`, which is below w->room. */
 void fab_prepare(struct weft_node *w, uint32_t node);
-/* The node is connected (fab_connect()): the progress thread makes it alive here and calls the hooks. Returns when that is done. Returns
- * -ETIMEDOUT if the node will not be made alive. If it is alive at the deadline while hooks still run, this succeeds. */
+/* Call this when `node` is connected (fab_connect()). Waits until the progress thread has marked the node as alive and called the hooks. At
+ * the deadline, returns 0 if only hooks still run, and -ETIMEDOUT if the node is not marked; then it never will be. */
 int fab_admit(struct weft_node *w, uint32_t node, int64_t deadline);
 void fab_announce(struct weft_node *w); /* for the progress thread: does what fab_admit() waits for */
 /* fab_connect() or fab_admit() has failed: closes the side connection and the pidfd. The rest of the link stays until this node is closed.
@@ -574,8 +574,8 @@ struct fab_config {
 int fab_create(struct weft_node **out, const struct fab_config *config);
 void fab_destroy(struct weft_node *w); /* after fab_stop() */
 
-/* Make transports that no node uses yet search for their devices, since nodes that join later may need them: those for RDMA and, with
- * `networks`, the others. Call this before the progress thread starts: rc must not find its device while another thread polls. */
+/* Makes the RDMA transports, and with `networks` all transports, search for devices now, because nodes that join later may need these. Call
+ * this before the progress thread starts: rc must not find its device while another thread polls. */
 void fab_look_early(struct weft_node *w, bool networks);
 int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id); /* Returns -EOPNOTSUPP if no node of that host can be connected later */
 int fab_connect_self(struct weft_node *w, int64_t deadline);

@@ -10,7 +10,7 @@
 
 #include <unistd.h>
 
-#define ANNOUNCING UINT32_MAX /* the value of w->newcomer while the node is made alive, which cannot be undone */
+#define ANNOUNCING UINT32_MAX /* the value of w->newcomer while the progress thread marks the node as alive, which cannot be undone */
 
 void fab_prepare(struct weft_node *w, uint32_t node)
 {
@@ -32,7 +32,7 @@ void fab_announce(struct weft_node *w)
         base_spin_unlock(&w->progress);
         return;
     }
-    /* Change `size` and the state while holding w->progress, the lock of the threads that deliver messages, as fab_last_words() does. */
+    /* Change `size` and the state while holding w->progress, as fab_last_words() does, so that no thread delivers messages meanwhile. */
     if (w->size <= node)
         atomic_store(&w->size, node + 1);
     atomic_store_explicit(&l->state, FAB_ALIVE, memory_order_seq_cst);
@@ -40,8 +40,8 @@ void fab_announce(struct weft_node *w)
     base_log(BASE_LOG_INFO, "node %u (pid %d on %s) has joined", node, l->pid, l->host);
     atomic_fetch_add_explicit(&w->epoch, 1, memory_order_acq_rel);
     fab_run_joined(w, node);
-    /* fab_admit() may have stopped waiting, and a later call may have stored the next node: do not overwrite that. Pairs with the
-     * acquire in fab_admit(). */
+    /* fab_admit() may have stopped waiting, and a later call of it may have stored the next node: do not overwrite that node. Pairs with
+     * the acquire in fab_admit(). */
     uint32_t mine = ANNOUNCING;
     atomic_compare_exchange_strong(&w->newcomer, &mine, 0);
     fab_wake_here(w);
@@ -77,5 +77,5 @@ void fab_abandon(struct weft_node *w, uint32_t node)
     if (l->pid_fd >= 0)
         close(l->pid_fd);
     l->pid_fd = -1;
-    l->gone_ns = base_now_ns(); /* the progress thread uses the entry only when a node with a higher number was announced */
+    l->gone_ns = base_now_ns(); /* no other thread reads this yet: the progress thread uses the entry only after a higher number joins */
 }

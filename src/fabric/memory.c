@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory of a GPU that a transport's device accesses directly, by its dmabuf. No other node gets a key for this memory, so only this node's
- * own puts and gets use it.
+ * Memory of a GPU that a transport's device accesses directly: the device has registered the memory's dmabuf. No other node gets a key for
+ * this memory, so only this node's own puts and gets use it.
  */
 #include "fabric/fabric.h"
 

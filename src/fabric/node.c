@@ -43,7 +43,7 @@ static bool node_may_use(const struct weft_node *w, const struct fab_transport *
     return strcmp(only, "rdma") == 0 ? t->rdma : !only[0] || strcmp(t->name, only) == 0;
 }
 
-/* Collects the reasons of all transports that failed. */
+/* Appends the reason of a transport that failed (base_error()) to `why`, unless `why` has it already. */
 static void node_add_why(char *why, size_t room)
 {
     size_t n = strlen(why);
@@ -83,15 +83,14 @@ int fab_may_join(struct weft_node *w, const uint8_t *peer_host_id)
             node_add_why(why, sizeof why);
     }
     if (founders)
-        return base_fail(
-            -EOPNOTSUPP,
-            "transport %s connects only nodes that started the cluster together, and node %u can use no other transport: start the cluster "
-            "again. If the hosts also have Ethernet, nodes can join later over it, by libfabric, if WEFT_TRANSPORT is "
-            "not set on any host (`weft doctor` says what is missing)",
-            founders, w->rank);
+        return base_fail(-EOPNOTSUPP,
+                         "transport %s connects only nodes that started the cluster together, and node %u can use no other transport: "
+                         "start the cluster again with all nodes. Nodes can join later only over another network, such as Ethernet, by "
+                         "libfabric, and only if WEFT_TRANSPORT is not set on any host (`weft doctor` says what is missing)",
+                         founders, w->rank);
     /* `why` is empty if shm is the only transport: shm reaches no other host, and gives no reason */
-    return base_fail(-EOPNOTSUPP, "node %u reaches no node of that host%s%s%s", w->rank, why[0] ? ": " : "", why,
-                     w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport, or leave it out" : "");
+    return base_fail(-EOPNOTSUPP, "node %u cannot reach the host of this node%s%s%s", w->rank, why[0] ? ": " : "", why,
+                     w->options.transport[0] ? "; set WEFT_TRANSPORT to another transport on all nodes, or unset it" : "");
 }
 
 void fab_look_early(struct weft_node *w, bool networks)
@@ -103,8 +102,8 @@ void fab_look_early(struct weft_node *w, bool networks)
     base_error_clear(); /* the reason is kept, and reported when a node needs the transport */
 }
 
-/* What the two nodes tell each other about each transport, in the order of the table. A node looks for devices only if no better transport
- * connects the two nodes, because looking takes time. */
+/* The message by which each of the two nodes says whether it can use a transport. They exchange one for each transport, the best first,
+ * until both can use one. So a node searches for devices only if no better transport connects the two nodes: a search takes time. */
 struct offer {
     uint8_t index, can;
 };
@@ -119,8 +118,9 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
         base_error_clear();
         bool late = t->founders_only && node_may_use(w, t) && fab_late(w, l->node);
         if (late)
-            base_fail(-EOPNOTSUPP, "transport %s connects only nodes that started the cluster together, and one of these two joined later",
-                      t->name);
+            base_fail(-EOPNOTSUPP,
+                      "transport %s connects only nodes that started the cluster together, and node %u or this node joined later", t->name,
+                      l->node);
         struct offer mine = {.index = i, .can = !late && node_may_use(w, t) && t->reaches(w, peer_host_id)}, theirs = {0};
         if (!mine.can)
             node_add_why(why, sizeof why);
@@ -149,13 +149,13 @@ int fab_connect(struct weft_node *w, struct fab_link *l, const uint8_t *peer_hos
             snprintf(there + n, sizeof there - n, "%s%s", n ? ", " : "", t->name);
     }
     return base_fail(-EHOSTUNREACH,
-                     "node %u and this node have no transport in common: that node could use %s%s%s; run `weft doctor` on both hosts",
-                     l->node, there[0] ? there : "none", why[0] ? "; here " : "", why);
+                     "node %u and this node have no transport in common: node %u can use %s%s%s; run `weft doctor` on both hosts", l->node,
+                     l->node, there[0] ? there : "none", why[0] ? "; this node: " : "", why);
 }
 
 bool fab_look(struct weft_node *w, struct fab_look *l, int (*look)(struct weft_node *w))
 {
-    /* The thread that admits nodes and the one that connects to them may call this at the same time. */
+    /* The thread that admits new nodes and the thread that connects to nodes may call this function at the same time. */
     static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&looking);
     if (!l->done) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Operations that are started and waited for in one call. The operation may last longer than the wait, and then the caller's stack frame is
- * gone. So the op, the former value of a word and a little data are in memory of the node. This memory is used again when the operation has
- * ended, and freed when the transports are closed.
+ * gone. So the op, the former value of a word and a little data are in memory of the node (struct fab_now). This memory is reused when the
+ * operation has ended, and freed when the transports are closed.
  */
 #include "fabric/fabric.h"
 
@@ -25,7 +25,7 @@ static struct fab_now *now_take(struct weft_node *w)
 {
     base_spin_lock(&w->now_lock);
     struct fab_now **at = &w->now;
-    while (*at && !ended(*at)) /* look for memory of an operation that has ended and for which no thread waits */
+    while (*at && !ended(*at)) /* the list has the operations whose callers no longer wait: reuse the memory of one that has ended */
         at = &(*at)->next;
     struct fab_now *n = *at;
     if (n)
@@ -60,7 +60,7 @@ bool fab_at_once(const struct weft_node *w, weft_gaddr where)
     return !t || (t->at_once && weft_gaddr_space(where) == 0);
 }
 
-/* `call`: the name of the function that the program has called, for the error. */
+/* `call`: the name of the function that the program has called, for the error text. */
 static int now_begin(struct weft_node *w, const char *call, struct fab_now **n)
 {
     *n = NULL;

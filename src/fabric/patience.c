@@ -3,9 +3,9 @@
  * Waits for other nodes, for example in a barrier. A slow node is not an error. So such a wait lasts as long as these nodes are alive,
  * unless the caller gives a time-out or the user has set WEFT_DEADLINE. The wait prints once for which nodes it waits (WEFT_SAY_AFTER).
  *
- * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during the wait may be
- * the one that should have ended it. Then, and if no other node is alive, the wait lasts for the default deadline, since another node or a
- * thread of this process may still end it. Nodes that were dead before the wait began do not count.
+ * For some waits it is not known which node will end them, because any node may write to a word. A node that dies during such a wait may be
+ * the one that should have ended it. So after a death, or if no other node is alive, the wait lasts only for the default deadline. It does
+ * not end at once, since another node or a thread of this process may still end it. Nodes that died before the wait do not count.
  */
 #include <stdio.h>
 
@@ -55,7 +55,7 @@ int fab_patience_check(struct fab_patience *p)
 
 const char *fab_patience_loss(const struct fab_patience *p)
 {
-    return alone(p->w) ? "no other node is alive" : "a node has died that would perhaps have changed it";
+    return alone(p->w) ? "no other node is alive" : "a node that might have changed this value has died";
 }
 
 bool fab_patience_due(struct fab_patience *p)
@@ -69,7 +69,7 @@ bool fab_patience_due(struct fab_patience *p)
 void fab_patience_say(const struct fab_patience *p, const char *what, const char *whom)
 {
     base_log(BASE_LOG_WARN,
-             "%s: node %u has waited %g s for %s; it goes on waiting (to bound the wait, pass a time-out or set WEFT_DEADLINE)", what,
+             "%s: node %u has waited %g s for %s. The wait continues (to bound the wait, pass a time-out or set WEFT_DEADLINE)", what,
              p->w->rank, (double)p->w->options.say_after_ns / 1e9, whom);
 }
 

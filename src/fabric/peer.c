@@ -43,7 +43,7 @@ void fab_peer_gone(struct weft_node *w, uint32_t node, bool died, const char *wh
     l->gone_why = strdup(why); /* copied, because `why` may be this thread's error text, which the failing operations below overwrite */
     fab_last_words(w, l, died ? FAB_DEAD : FAB_LEFT);
     l->transport->disconnect(w, l);
-    shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive, it learns by this that it was given up */
+    shutdown(l->side_fd, SHUT_RDWR); /* if the peer is alive, the closed connection tells it that this node has given it up */
     if (l->pid_fd >= 0)
         close(l->pid_fd);
     l->pid_fd = -1;
@@ -65,8 +65,8 @@ static void *pulse_thread(void *arg)
 {
     struct weft_node *w = arg;
     while (!atomic_load_explicit(&w->pulse_end, memory_order_acquire)) {
-        /* While two nodes connect, the side connection belongs to the transports. fab_alive() is an acquire load that pairs with the
-         * release when they have connected. */
+        /* Send heartbeats only to nodes that are alive here: while two nodes connect, only the transports may use their side connection.
+         * The acquire load in fab_alive() pairs with the store of FAB_ALIVE after connecting. */
         for (uint32_t i = 0; i < w->size; i++)
             if (fab_alive(w, i) && w->links[i].liveness_ns)
                 beat(&w->links[i]);
@@ -94,22 +94,22 @@ void fab_pulse_stop(struct weft_node *w)
     w->pulse_started = false;
 }
 
-/* How much longer a peer may be silent because the network is slow. */
+/* The time by which a peer may be silent for longer, because the network is slow. */
 static int64_t slowness(const struct fab_link *l)
 {
     int64_t trips = 2 * base_round_trip_ns(l->side_fd), most = SLOWNESS * l->liveness_ns;
     return trips < most ? trips : most;
 }
 
-/* How much longer this peer may be silent. 0: it is dead; `why` tells the reason. */
+/* Returns for how much longer, from now on, this peer may be silent. 0: the peer is dead, and `why` has the reason. */
 static int64_t grace(const struct weft_node *w, struct fab_link *l, char *why, size_t len)
 {
     /* What this node knows about the peer's host is up to one heartbeat interval old. */
     int64_t host = l->liveness_ns - w->pulse_ns - l->unanswered_ns, left = l->liveness_ns - l->silent_ns;
     double seconds = (double)l->silent_ns / 1e9;
     left = host > left ? host : left;
-    /* If nothing is unacknowledged, this node has sent no heartbeat, because its heartbeat thread got no processor. So the silence proves
-     * nothing. */
+    /* If the peer's host has acknowledged all bytes, this node has sent no heartbeat for a while, because its heartbeat thread got no
+     * processor. So the silence proves nothing. */
     if (left <= 0 && base_unacknowledged(l->side_fd) == 0) {
         l->unanswered_ns = 0;
         left = l->liveness_ns - w->pulse_ns;

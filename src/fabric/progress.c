@@ -3,8 +3,8 @@
  * The progress thread. It delivers messages when the program does not, watches the side connections, which report the death of a peer, and
  * runs the upkeep of transports and of the higher layers (fabric.h).
  *
- * It naps in poll(). Senders wake it by a byte on the side connection, but only if `napping` is 1 and `pollers` is 0. While the program
- * polls by itself, this thread polls only every LAZY_MS.
+ * When there is nothing to do, the thread naps in poll(). Senders wake it by a byte on the side connection, but only if `napping` is 1 and
+ * `pollers` is 0 (struct fab_bell). While the program polls by itself, this thread polls only every LAZY_MS.
  */
 #include "fabric/fabric.h"
 
@@ -144,8 +144,8 @@ static void *progress_thread(void *arg)
             next = progress_ticks(w);
             ticked = now;
         }
-        /* If a waiting thread has polled since the last round, leave the work to that thread. Otherwise it would sleep, and be woken for
-         * each message. */
+        /* If a waiting thread has polled since the last round, leave the messages to that thread. Otherwise it would find none, sleep, and
+         * be woken again and again. */
         uint64_t polls = atomic_load_explicit(&w->polls, memory_order_relaxed);
         bool pollers = atomic_load_explicit(&w->bell->pollers, memory_order_relaxed) != 0;
         busy = !(pollers && polls != polls_before) && fab_progress(w) > 0;
@@ -169,7 +169,7 @@ static void *progress_thread(void *arg)
         if (polled || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
             polls_before = polls;
             atomic_store_explicit(&w->lazy, true, memory_order_seq_cst);
-            /* seq_cst: pairs with fab_wait(), at the place where it goes to sleep */
+            /* seq_cst: pairs with rest() in wait.c, which a waiting thread calls before it sleeps */
             bool rested = atomic_load_explicit(&w->polls, memory_order_seq_cst) == atomic_load_explicit(&w->rested, memory_order_seq_cst);
             look_at_peers(w, fds, nodes, rested ? 0 : timeout_ms < LAZY_MS ? timeout_ms : LAZY_MS);
             atomic_store_explicit(&w->lazy, false, memory_order_seq_cst);
@@ -187,11 +187,11 @@ static void *progress_thread(void *arg)
         atomic_store_explicit(&w->bell->napping, 0, memory_order_seq_cst);
         if (quiet) {
             judge = fab_judge_silence(w);
-        } else if (now - looked > LOOK_NS) { /* another thread may be in a long handler, for which the peers must not wait */
+        } else if (now - looked > LOOK_NS) { /* read the side connections now and then, even if another thread's handler takes long */
             looked = now;
             look_at_peers(w, fds, nodes, 0);
             judge = fab_judge_silence(w);
-        } else if (again) { /* another thread is doing the work, and may need this processor */
+        } else if (again) { /* the second round without a nap: another thread does the work, and may need this processor */
             base_sleep_ns(SHORT_NS);
         }
         again = !quiet;

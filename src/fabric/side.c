@@ -24,11 +24,11 @@
 
 #define HEAD_BYTES 3u
 #define GIVE_BYTES (1u + sizeof(uint64_t))
-#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* at most so many bytes of messages are kept while the socket is full */
+#define KEPT_BYTES (8u * (HEAD_BYTES + FAB_SIDE_MESSAGE_MAX)) /* maximum number of bytes to send that are kept while the socket is full */
 
 struct fab_side {
-    uint32_t in, out; /* bytes in the two buffers: `in` holds the beginning of a message, `out` what the socket did not accept yet */
-    int given;        /* 1 + the descriptor that belongs to the message 'd' in `in`; 0: none */
+    uint32_t in, out; /* in: bytes of an incomplete message in `incoming`; out: bytes in `outgoing` that the socket did not accept yet */
+    int given;        /* 1 + the descriptor that belongs to the message 'd' in `incoming`; 0: none */
     uint8_t incoming[HEAD_BYTES + FAB_SIDE_MESSAGE_MAX], outgoing[KEPT_BYTES];
 };
 
@@ -77,7 +77,7 @@ static void push(struct fab_link *l)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return; /* the socket is full; or it is broken, and then the next read reports that */
+            return; /* the socket is full; or the connection is broken, which the next read will report */
         l->side_sent += n;
         s->out -= (uint32_t)n;
         memmove(s->outgoing, s->outgoing + n, s->out);
@@ -263,7 +263,8 @@ const char *fab_side_read(struct weft_node *w, struct fab_link *l, uint32_t most
             *died = true;
             return "it sent an invalid message over the side connection; run the same version of weft on all hosts";
         }
-        /* Nothing more has arrived; poll() reports what comes later. The kernel also ends a read after a descriptor. */
+        /* A short read means that nothing more has arrived, and poll() will report later bytes. But a read with a descriptor is short in
+         * any case, because the kernel ends it there. */
         if ((size_t)n < sizeof bytes && !passed) {
             tidy(l);
             break;

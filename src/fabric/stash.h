@@ -17,11 +17,12 @@ struct stash {
 };
 
 void stash_init(struct stash *s, uint32_t from);
-/* Runs the handler, or keeps the message until its handler is installed. Later messages for the program are kept behind it; weft's own
- * messages are not. */
+/* Runs the handler, or keeps the message until its handler is installed. While a message is kept, later messages for the program are kept
+ * behind it, but messages between layers of weft are delivered at once. */
 void stash_deliver(struct weft_node *w, struct stash *s, uint32_t id, const void *header, size_t header_len, const void *payload,
                    size_t payload_len);
-/* Delivers the kept messages whose handlers are installed now. Returns how many are left. */
+/* Delivers the kept messages in order, up to the first one whose handler is still missing. Drops a message that has waited for the node's
+ * deadline. Returns how many messages were removed. */
 int stash_retry(struct weft_node *w, struct stash *s);
 void stash_clear(struct stash *s);
 

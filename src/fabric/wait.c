@@ -28,14 +28,14 @@ int64_t fab_timeout(const struct weft_node *w, int64_t timeout_ns)
     return timeout_ns < 0 && limit && limit < end ? limit : end;
 }
 
-/* Sleeps once, unless the condition holds already. `rung`: a waker ended the sleep. */
+/* Sleeps once, unless the condition holds already. Sets *rung to whether a waker ended the sleep. */
 static bool sleep_once(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t at_most, bool *rung)
 {
     struct fab_bell *bell = w->bell;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
     /* pairs with the waker's fence: either the waker sees this sleeper, or this thread sees the change */
     atomic_thread_fence(memory_order_seq_cst);
-    /* After a handler there is no such fence (see deliver()). So if a handler runs now, sleep only briefly. */
+    /* A thread that has run handlers makes no such fence (see deliver()). So if a handler runs now, sleep only briefly. */
     if (base_spin_try(&w->progress))
         base_spin_unlock(&w->progress);
     else if (at_most > BUSY_SLICE_NS)
@@ -61,7 +61,8 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
 {
     bool done = false;
     atomic_fetch_add_explicit(&w->bell->pollers, 1, memory_order_seq_cst);
-    /* Work that needs no handler is done at each turn, messages are polled at some turns. */
+    /* hurry: check the condition as soon as work that needs no handler has made progress, before polling for messages. In one of
+     * WAITS_PER_PROGRESS waits, poll for messages first. */
     bool hurry = fab_polled(w) % WAITS_PER_PROGRESS != 0;
     if (yields) {
         int64_t start = base_now_ns(), now = start;
@@ -91,13 +92,13 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
                 break;
             now = base_now_ns();
             fab_polled(w);            /* this thread goes on polling */
-            if (moving || copying(w)) /* go on spinning, because otherwise another thread would have to make progress */
+            if (moving || copying(w)) /* restart the time: while there is progress, it is better to spin than to wake another thread */
                 start = now;
         }
     }
     if (atomic_fetch_sub_explicit(&w->bell->pollers, 1, memory_order_seq_cst) == 1) {
-        /* Orders the decrement above before the loads of `napping` and of received messages; pairs with the senders' fences and the
-         * progress thread's fence. A sender that still saw `pollers` woke nobody, so the last look here must find its message. */
+        /* Orders the decrement of `pollers` before the loads of `napping` and of received messages; pairs with the senders' fences and the
+         * progress thread's fence. A sender that saw this thread in `pollers` woke nobody, so fab_last_look() must find its message. */
         fab_fence_after_rmw();
         if (BASE_UNLIKELY(atomic_load_explicit(&w->bell->napping, memory_order_relaxed)))
             fab_last_look(w);
@@ -105,7 +106,7 @@ static bool spin(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t dea
     return done;
 }
 
-/* This thread stops polling: the progress thread takes over. */
+/* Called when this thread stops polling: makes the progress thread poll. */
 static void rest(struct weft_node *w)
 {
     fab_progress(w);
@@ -135,7 +136,7 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
         rest(w);
         bool rung = false;
         while (!rung || sleeps || atomic_load_explicit(&w->bell->pollers, memory_order_relaxed)) {
-            /* The progress thread may be in a long handler, or begin a long service before it looks for messages. */
+            /* Poll before each sleep, because the progress thread may be in a long handler, or in a long service before it polls. */
             if (fab_service(w))
                 fab_messages(w);
             if (ready(arg))
@@ -146,8 +147,8 @@ static int wait_long(struct weft_node *w, fab_ready_fn ready, void *arg, int64_t
             if (sleep_once(w, ready, arg, left < SLICE_NS ? left : SLICE_NS, &rung))
                 return 0;
         }
-        /* Operations under way would wake this thread again and again. So this thread spins and makes progress itself, unless another
-         * thread polls. */
+        /* A waker has ended the sleep, and no other thread polls. Operations under way would wake this thread again and again, so it now
+         * spins and makes progress itself. */
     }
 }
 
@@ -157,7 +158,7 @@ int fab_wait_for_room(struct weft_node *w, fab_ready_fn has_room, void *arg)
         return fab_wait(w, has_room, arg, fab_timeout(w, WEFT_TIMEOUT_DEFAULT));
     if (!fab_in_handler()) {
         fab_polled(w);
-        fab_progress(w); /* a program that only repeats this call makes progress nowhere else */
+        fab_progress(w); /* because a program that only repeats the refused call would make no progress otherwise */
     }
     return has_room(arg) ? 0 : -EAGAIN;
 }

@@ -10,7 +10,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* The node's upkeep (progress.c) must be woken for a request whose deadline is nearer than this. */
+/* By itself, the node's upkeep (progress.c) runs about once a second. For a request whose deadline is nearer than this, it must be
+ * woken. */
 #define LOOKS_NS (2 * WEFT_SECOND)
 
 const char *gateway_service_name(const struct gateway *g, uint32_t service)
@@ -110,7 +111,8 @@ int gateway_ask(struct gateway *g, const struct gateway_question *q, uint64_t *i
 {
     const weft_request record = *q->record, *r = &record; /* a copy, because the asker may free its record as soon as the request can end */
     if (r->node >= g->w->size)
-        return base_fail(-EFAULT, "cannot send a request to node %u: there is no such node; the cluster has %u nodes", r->node, g->w->size);
+        return base_fail(-EFAULT, "cannot send a request to node %u: there is no such node; the cluster has nodes 0 to %u", r->node,
+                         g->w->size - 1);
     if (atomic_load_explicit(&g->closing, memory_order_acquire))
         return base_fail(-ECONNRESET, "this node is being closed, so it sends no more requests");
     struct gateway_ask *a = malloc(sizeof *a);

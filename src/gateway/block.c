@@ -21,12 +21,18 @@ static int check_flags(const weft_request *q)
         (q->flags & WEFT_SPAWN_STDIN && q->flags & WEFT_SPAWN_STDIN_DATA) ||
         (q->flags & WEFT_SPAWN_STDERR && q->flags & WEFT_SPAWN_STDERR_TO_STDOUT) ||
         (q->flags & WEFT_SPAWN_TERMINAL && q->flags & (WEFT_SPAWN_STDERR | WEFT_SPAWN_STDERR_TO_STDOUT | WEFT_SPAWN_STDIN_DATA));
-    if (q->flags & ~WEFT_SPAWN_FLAGS || excluded || q->arg[2] > INT64_MAX)
-        return base_fail(-EINVAL, "the request to start a program has the flags %#x: some are unknown, or cannot be used together",
+    if (q->flags & ~WEFT_SPAWN_FLAGS)
+        return base_fail(-EINVAL, "the request to start a program has unknown flags (%#x): leave them out", q->flags & ~WEFT_SPAWN_FLAGS);
+    if (excluded)
+        return base_fail(-EINVAL, "the request to start a program has flags (%#x) that cannot be used together: see weft_spawn_spec(3)",
                          q->flags);
-    if (q->arg[12] > UINT32_MAX || (q->arg[12] && !(q->flags & WEFT_SPAWN_TERMINAL)))
-        return base_fail(-EINVAL, "the request to start a program gives a terminal's size without WEFT_SPAWN_TERMINAL, or a size of more "
-                                  "than 65535 rows or columns");
+    if (q->arg[2] > INT64_MAX)
+        return base_fail(-EINVAL, "the request to start a program has a time limit of %llu ns: at most %lld ns are possible",
+                         (unsigned long long)q->arg[2], (long long)INT64_MAX);
+    if (q->arg[12] > UINT32_MAX)
+        return base_fail(-EINVAL, "the request to start a program gives a terminal of more than 65535 rows or columns: make it smaller");
+    if (q->arg[12] && !(q->flags & WEFT_SPAWN_TERMINAL))
+        return base_fail(-EINVAL, "the request to start a program gives a terminal's size, but no WEFT_SPAWN_TERMINAL: add this flag");
     return 0;
 }
 
@@ -189,12 +195,16 @@ static int check_spec(const weft_spawn_spec *s)
 {
     if (!s->program || !s->program[0])
         return base_fail(-EINVAL, "weft_spawn(): the specification names no program: set its field `program`");
-    if (s->limit_count > WEFT_LIMITS || (s->limit_count && !s->limits))
-        return base_fail(-EINVAL, "weft_spawn() of '%s': %u limits are given%s; give at most %u", s->program, s->limit_count,
-                         s->limits ? "" : ", but `limits` is NULL", (unsigned)WEFT_LIMITS);
-    if (s->flags & ~WEFT_SPAWN_FLAGS || s->zero)
-        return base_fail(-EINVAL, "weft_spawn() of '%s': the flags %#x include unknown ones, or the field `zero` is not 0", s->program,
+    if (s->limit_count > WEFT_LIMITS)
+        return base_fail(-EINVAL, "weft_spawn() of '%s': `limit_count` is %u: give at most %u limits", s->program, s->limit_count,
+                         (unsigned)WEFT_LIMITS);
+    if (s->limit_count && !s->limits)
+        return base_fail(-EINVAL, "weft_spawn() of '%s': `limit_count` is %u, but `limits` is NULL: set both", s->program, s->limit_count);
+    if (s->flags & ~WEFT_SPAWN_FLAGS)
+        return base_fail(-EINVAL, "weft_spawn() of '%s': `flags` has unknown flags (%#x): leave them out", s->program,
                          s->flags & ~WEFT_SPAWN_FLAGS);
+    if (s->zero)
+        return base_fail(-EINVAL, "weft_spawn() of '%s': the field `zero` must be 0", s->program);
     if (s->time_limit_ns < 0)
         return base_fail(-EINVAL, "weft_spawn() of '%s': the time limit is negative (%lld ns); 0 means no limit", s->program,
                          (long long)s->time_limit_ns);
@@ -216,8 +226,10 @@ int gateway_block_write(const weft_spawn_spec *spec, weft_request *r, uint8_t **
     uint64_t bytes =
         limits + strlen(spec->program) + strlen(directory) + 2 + texts_bytes(spec->argv, &argc) + texts_bytes(spec->env, &envc);
     if (bytes > WEFT_REQUEST_DATA_MAX)
-        return base_fail(-E2BIG, "weft_spawn() of '%s': its arguments and environment have %llu bytes; at most %u are possible",
-                         spec->program, (unsigned long long)bytes, WEFT_REQUEST_DATA_MAX);
+        return base_fail(
+            -E2BIG,
+            "weft_spawn() of '%s': its arguments and environment have %llu bytes, but at most %u are possible: pass large data in a file",
+            spec->program, (unsigned long long)bytes, WEFT_REQUEST_DATA_MAX);
     uint8_t *at = malloc(bytes);
     if (!at)
         return base_fail(-ENOMEM, "no memory for the arguments of '%s'" BASE_MEMORY_HINT, spec->program);

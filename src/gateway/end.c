@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * How a process of the process service ends. If it ends by itself, its group is killed, but not processes that have left the group, such as
- * daemons. The guardian (groups.c) ends it with all its descendants if its asker leaves or dies, its time is over, the asker sends a signal
- * that ends programs, or the node closes.
+ * daemons. The guardian (groups.c) ends the process with all its descendants if the asker leaves or dies, if the asker sends a signal that
+ * ends programs, if the time of the process is over, or if this node closes.
  */
 #include <limits.h>
 #include <signal.h>

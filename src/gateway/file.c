@@ -17,7 +17,7 @@ static void job_drop(struct gateway_work *work)
 {
     struct file_job *job = (struct file_job *)(void *)work;
     struct file_open *o = job->open;
-    if (o && --o->jobs == 0 && o->closed) { /* an open handle is freed with the table of handles instead */
+    if (o && --o->jobs == 0 && o->closed) { /* a handle that is not closed is still in the table of handles, whose end frees it */
         if (o->fd >= 0)
             close(o->fd);
         free(o);
@@ -38,8 +38,8 @@ static int file_open(struct gateway_server *server, void **state)
     all->limit = g->file_cache ? g->file_cache : g->w->pool_bytes / 4;
     if (g->file_cache && (g->file_cache < FILE_CACHE_MIN || g->file_cache > g->w->pool_bytes))
         return base_fail(-EINVAL,
-                         "WEFT_FILE_CACHE: a cache of %llu bytes for files is not possible; set it to at least 4M and at most the size of "
-                         "the pool (WEFT_POOL)",
+                         "WEFT_FILE_CACHE: a cache of %llu bytes for files is not possible; set WEFT_FILE_CACHE to at least 4M and at most "
+                         "the size of the pool (WEFT_POOL)",
                          (unsigned long long)g->file_cache);
     g->file_offers = file_cache_open(all) ? NULL : file_offers_new();
     if (!g->file_offers)
@@ -117,7 +117,7 @@ static void open_done(struct gateway_work *work)
     file_job_over(job);
 }
 
-/* Copies the path of a request and adds a zero byte. Returns false if the path is invalid; then the request was answered. */
+/* Copies the path of a request and adds a zero byte. If the path is invalid, answers the request and returns false. */
 static bool take_path(struct gateway_call *c, char out[WEFT_FILE_PATH_MAX + 1])
 {
     uint64_t len = c->record.data_bytes;
@@ -135,8 +135,10 @@ static void begin_open(struct files *all, struct gateway_call *c)
 {
     uint32_t flags = c->record.flags;
     if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE))) {
-        base_fail(-EINVAL, "the request to open a file is invalid: some of its flags %#x are unknown, or need WEFT_FILE_WRITE as well",
-                  flags);
+        if (flags & ~WEFT_FILE_FLAGS)
+            base_fail(-EINVAL, "the request to open a file has unknown flags (%#x): leave them out", flags & ~WEFT_FILE_FLAGS);
+        else
+            base_fail(-EINVAL, "the request to open a file has flags (%#x) that need WEFT_FILE_WRITE as well: add this flag", flags);
         gateway_answer_error(c, -EINVAL);
         return;
     }

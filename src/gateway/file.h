@@ -121,8 +121,8 @@ void file_job_free(struct file_job *job);
 bool file_same(const struct file_identity *a, const struct file_identity *b);
 
 /* --- file_holder.c --- */
-/* How fast pieces arrive. A piece that takes longer than `took` raises it at once; a faster one lowers it by a quarter of the
- * difference. */
+/* How fast pieces arrive. When a piece takes longer than `took`, `took` becomes that time at once. When a piece is faster, `took` decreases
+ * by a quarter of the difference. */
 struct file_pace {
     int64_t came, took; /* came: when the last piece arrived (0: none yet); took: how long a piece takes */
     int64_t gap;        /* time from the end of one piece to the end of the next one, if both were under way together; 0: not known */
@@ -148,7 +148,7 @@ struct file_piece {
     weft_gaddr at;
     uint32_t bytes;
     uint32_t leases, hits;
-    bool ready, idle;             /* ready: the bytes are there; idle: in the list of pieces that may be dropped */
+    bool ready, idle;             /* ready: the bytes were read into memory; idle: in the list of pieces that may be dropped */
     struct gateway_call *waiting; /* requests that wait until the piece is ready */
     /* For nodes of other hosts: */
     uint64_t hash; /* 0: not computed yet */
@@ -185,8 +185,9 @@ struct file_open { /* an asker's handle */
     uint32_t leases, jobs;
     uint64_t host; /* a number that all nodes of the asker's host share; 0: the gateway's host, or the host is not known */
     int fd;        /* a descriptor for writing; -1: the handle is only for reading */
-    /* Writes through one handle run on several threads, and may end in another order than they have reached the disk. `written`: how many
-     * have reached it; threads count. `shown`: the number of the last one that the handle's generation shows. */
+    /* Writes through one handle run on several threads, and may end in another order than that in which they reached the disk. `written`:
+     * how many writes have reached the disk; each thread gives its write the next number. `shown`: the highest number of a write after
+     * which the handle was moved to a new generation. */
     _Atomic uint64_t written;
     uint64_t shown;
     bool closed; /* the asker has closed the handle or is gone. The handle is freed when its jobs have ended */
@@ -225,8 +226,8 @@ struct files {
 
 /* --- file_holder.c --- */
 void file_pace_came(struct file_pace *p, int64_t since, int64_t now); /* a piece has arrived, whose get began at `since` */
-/* Until when to wait for a piece whose get began at `since`. The wait is FILE_PACE_TIMES as long as a piece takes, and at least `least`. It
- * begins again with each piece that arrives. */
+/* Until when to wait for a piece whose get began at `since`. The wait is FILE_PACE_TIMES as long as a piece takes, and at least `least`.
+ * The wait begins again with each piece that arrives. */
 int64_t file_pace_until(const struct file_pace *p, int64_t since, int64_t least);
 /* Whether a node that is getting `gets` pieces may begin to get one more. */
 bool file_pace_may_get(const struct file_pace *p, unsigned gets);
@@ -269,7 +270,7 @@ struct file_piece *file_piece_find(struct files *all, uint64_t generation, uint6
 int file_piece_new(struct files *all, struct file_body *b, uint64_t index, struct file_piece **out);
 void file_piece_drop(struct files *all, struct file_piece *p);   /* frees a piece; no lease and no request may be left */
 void file_piece_rest(struct files *all, struct file_piece *p);   /* makes a piece idle if it has no leases and no delayed requests */
-void file_piece_wanted(struct files *all, struct file_piece *p); /* makes a piece not idle, so that it is not dropped */
+void file_piece_wanted(struct files *all, struct file_piece *p); /* takes a piece off the list of idle pieces, so that it is not dropped */
 /* Makes a lease. Returns 0, -ENOMEM, or -ENOBUFS if more than half of the cache would be mapped or pinned, or if the handle has too many
  * leases. Sets no error text. */
 int file_lease_new(struct files *all, struct file_open *o, struct file_piece *p, bool map, struct file_lease **out);
@@ -281,7 +282,7 @@ int file_cache_open(struct files *all); /* returns 0 or -ENOMEM */
 void file_cache_free(struct files *all);
 
 /* --- file_job.c --- */
-/* Makes a job about an open file. Returns NULL if there is no memory; then the request was answered. */
+/* Makes a job about an open file. If there is no memory, answers the request and returns NULL. */
 struct file_job *file_job_of(struct files *all, enum file_task task, struct file_open *o, struct gateway_call *c,
                              void (*done)(struct gateway_work *work));
 /* Starts a job. done() is called later in every case. If no thread can be started, the job's result is an error. */
@@ -353,8 +354,8 @@ enum file_kind {
 #define FILE_HERE   0x8u  /* LEASE: the asker needs the gateway's own piece, because the copy of another node was of no use */
 #define FILE_SILENT 0x10u /* LEASE with FILE_HERE: the node of arg[11] has not answered */
 #define FILE_LATER  0x20u /* LEASE with FILE_KEEPS: nobody should wait for the asker's copy, which may arrive late */
-/* LEASE with FILE_KEEPS: the asker copies from the gateway's piece to where the bytes are wanted, so it keeps a copy only for other
- * nodes.
+/* LEASE with FILE_KEEPS: the asker can copy the bytes from the gateway's piece straight to where they are wanted. So the gateway lets the
+ * asker keep a copy only if several nodes of other hosts have the file open.
  */
 #define FILE_STRAIGHT 0x40u
 #define FILE_ENDS_AT  1u /* index in arg[] of the first lease to end */

@@ -78,7 +78,10 @@ static int check_size(int fd, struct file_identity *is)
     if (is->bytes > NO_SIZE_MAX || base_size_is_true(fd, is->bytes))
         return 0;
     int rc = look(fd, is);
-    return rc ? rc : file_same(&before, is) ? -EINVAL : 0; /* if they differ, the file has grown since, so its size is right */
+    return rc                       ? rc
+           : file_same(&before, is) ? -EINVAL
+                                    : 0; /* if `before` and `is` differ, the file has grown meanwhile, so its size was
+                                            right */
 }
 
 static int job_open(struct file_job *job)
@@ -127,7 +130,8 @@ static int job_write(struct file_job *job)
             rc = n == 0 ? -EIO : -errno;
     }
     job->bytes = put;
-    /* acquire and release: pairs with other writes through the handle, so the look of the last one sees what the others have written */
+    /* acquire and release: pairs with other writes through the handle, so look() of the write with the highest number sees what the writes
+     * with lower numbers have written */
     job->number = 1 + atomic_fetch_add_explicit(&job->open->written, 1, memory_order_acq_rel);
     int seen = look(job->fd, &job->is);
     return rc ? rc : seen;

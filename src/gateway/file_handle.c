@@ -173,12 +173,13 @@ int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flag
 {
     size_t len = path ? strlen(path) : 0;
     if (node >= w->size)
-        return base_fail(-EFAULT, "weft_file_open(): there is no node %u; the cluster has %u nodes", node, w->size);
+        return base_fail(-EFAULT, "weft_file_open(): there is no node %u; the cluster has nodes 0 to %u", node, w->size - 1);
     if (!len)
         return base_fail(-EINVAL, "weft_file_open(): the path is empty: name a file");
-    if (flags & ~WEFT_FILE_FLAGS || (flags && !(flags & WEFT_FILE_WRITE)))
-        return base_fail(-EINVAL, "weft_file_open() of '%s': some of the flags %#x are unknown, or need WEFT_FILE_WRITE as well", path,
-                         flags);
+    if (flags & ~WEFT_FILE_FLAGS)
+        return base_fail(-EINVAL, "weft_file_open() of '%s': unknown flags (%#x): leave them out", path, flags & ~WEFT_FILE_FLAGS);
+    if (flags && !(flags & WEFT_FILE_WRITE))
+        return base_fail(-EINVAL, "weft_file_open() of '%s': the flags (%#x) need WEFT_FILE_WRITE as well: add this flag", path, flags);
     if (len > WEFT_FILE_PATH_MAX)
         return base_fail(-ENAMETOOLONG, "weft_file_open(): the path has %zu bytes, but at most %u are possible: use a shorter path", len,
                          WEFT_FILE_PATH_MAX);

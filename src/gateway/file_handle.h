@@ -102,7 +102,7 @@ struct weft_file {
     struct file_pace map_pace;                 /* how fast the pieces arrive that are mapped; guarded by gateway.lock */
     pthread_mutex_t maps;                      /* guards `mapped` and `map_slot`: several threads may map */
     uint64_t mapped;                           /* the piece that was mapped last; UINT64_MAX: none */
-    struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that are mapped ahead */
+    struct file_slot map_slot[FILE_MAP_SLOTS]; /* pieces that were requested in advance, to be mapped */
 };
 
 /* --- file_keep.c --- */
@@ -152,7 +152,7 @@ void file_slots_leave(weft_file *f, struct file_line *line);
 
 int file_open_check(weft_node *w, uint32_t node, const char *path, uint32_t flags);
 int file_write_check(const weft_file *f);
-/* Like weft_file_write() and weft_file_sync(), between file_use() and file_unuse(). */
+/* Like weft_file_write() and weft_file_sync(). Call them between file_use() and file_unuse(). */
 int file_write(weft_file *f, const void *buf, size_t len, uint64_t offset, size_t *put, int64_t deadline);
 int file_sync(weft_file *f, int64_t timeout_ns);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Holders: nodes of other hosts that have a copy of a piece in their pools, or are getting one. If nodes of several hosts read a file, the
- * gateway sends each piece about once: the second node gets it from the first one, the third one from the second one, and so on. The copy
- * that was given least often is given next. While a node is getting a copy, others wait for it, but not if it takes much longer than
- * earlier pieces (struct file_pace).
+ * gateway sends each piece about once: the second node gets it from the first one, the third one from the second one, and so on. The
+ * gateway sends the next asker to the copy to which it has sent the fewest askers. While a node is getting a copy, others wait for it, but
+ * not if it takes much longer than earlier pieces (struct file_pace).
  *
  * A holder may use the memory for something else at any time. So an asker that gets a piece from a holder compares the bytes with the hash
  * that the gateway has sent.

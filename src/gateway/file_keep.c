@@ -15,8 +15,8 @@ struct kept_list {
     uint64_t count;
 };
 struct file_keeps { /* guarded by gateway.lock */
-    /* idle: copies that nobody uses. First come copies of which the gateway does not know; the last used one is first, because it is in the
-     * processor's caches. Then come copies that other nodes may get; the last used one is last. */
+    /* idle: copies that nobody uses. The list begins with copies of which the gateway does not know. Of these, the most recently used one
+     * is first, because it is in the processor's caches. Then follow copies that other nodes may get, the most recently used one last. */
     struct kept_list used, idle;
     uint64_t bytes;
     uint32_t files;     /* open handles of files of other hosts */
@@ -116,7 +116,7 @@ uint64_t file_keep_room(struct gateway *g)
     return room;
 }
 
-/* Memory that is used again and again gets huge pages, because copies are faster there. */
+/* Memory that is used again and again gets huge pages, because the processor copies faster from and to them. */
 static void kept_enlarge(struct gateway *g, const struct file_kept *k)
 {
     uint64_t place = weft_gaddr_offset(k->at);

@@ -189,7 +189,7 @@ static int piece_read(struct files *all, struct file_open *o, struct gateway_cal
 static int lease_try(struct files *all, struct gateway_call *c)
 {
     struct file_open *o = open_of(all, c);
-    /* a write may have come while the request waited */
+    /* a write may have changed the file while the request waited */
     int rc = !o ? -EBADF : o->body->stale || !has_piece(o->body, c->record.arg[0]) ? -ESTALE : 0;
     struct file_piece *p = rc ? NULL : file_piece_find(all, o->body->generation, c->record.arg[0]);
     if (p) {
@@ -241,13 +241,13 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
     if (r->flags & FILE_HERE && r->arg[FILE_LOST_AT])
         copy_lost(all, o->body, r);
     if (!has_piece(o->body, r->arg[0])) {
-        base_fail(-EINVAL, "%.300s at node %u has no bytes from %llu MiB on: read within the file's size", o->body->path,
+        base_fail(-EINVAL, "%.300s at node %u has no bytes from offset %llu MiB on: read within the file's size", o->body->path,
                   gateway_of(all->server)->w->rank, (unsigned long long)r->arg[0]);
         gateway_answer_error(c, -EINVAL);
         return;
     }
     bool ahead = r->flags & FILE_AHEAD;
-    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* earlier requests that wait for room come first */
+    bool full = ahead ? all->leased > all->limit / 2 : all->waiting != NULL; /* earlier requests that wait for room are answered first */
     if (ahead && r->flags & FILE_MAPS)                                       /* leave room for pieces that are mapped now */
         full = full || all->mapped + all->pinned + WEFT_FILE_PIECE > all->limit / 4;
     int rc = full ? -EAGAIN : lease_try(all, c);
@@ -263,7 +263,7 @@ void file_begin_lease(struct files *all, struct file_open *o, struct gateway_cal
 
 /* --- copies at other nodes --- */
 
-/* The lease of the asker that the request names. Returns NULL if the asker has no such lease, or if the lease's handle is closed. */
+/* The asker's lease that the request names. Returns NULL if the asker has no such lease, or if the lease's handle is closed. */
 static struct file_lease *lease_of(const struct files *all, const struct gateway_call *c)
 {
     struct file_lease *l = gateway_table_find(&all->leases, c->record.arg[0]);

@@ -84,7 +84,7 @@ static void map_ahead(weft_file *f, uint64_t index)
 /* Whether the piece may now be longer than `bytes`, because another thread writes or has written through the handle. */
 static bool map_may_be_longer(const weft_file *f, uint64_t index, uint32_t bytes)
 {
-    /* acquire, pairs with file_unuse(): if no write is under way any more, the size that is read after this is the new one */
+    /* acquire: pairs with file_unuse(). If no write is under way any more, file_size() below returns the size after the last write */
     bool writing = f->flags & WEFT_FILE_WRITE && atomic_load_explicit(&f->busy, memory_order_acquire);
     return writing || file_piece_bytes(file_size(f), index) != bytes;
 }

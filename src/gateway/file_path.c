@@ -189,7 +189,7 @@ static int open_below(int root, const char *path, int flags)
         long fd = syscall(SYS_openat2, root, path, &how, sizeof how);
         if (fd >= 0)
             return (int)fd;
-        /* EPERM: perhaps a container forbids openat2(); if it is another reason, open_each() fails, too */
+        /* EPERM: perhaps a container forbids openat2(); if EPERM has another cause, open_each() fails, too */
         if (errno == ENOSYS || errno == EPERM)
             break;
         if (errno != EAGAIN && errno != EINTR)

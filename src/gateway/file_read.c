@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the
- * lease of their piece has not ended. Whole pieces of a file of another host come through copies in this node's pool (file_slot.c); other
- * bytes of it are got directly. Pieces are requested in advance only if the program reads in order: the call begins where the previous call
- * ended, or in the next piece.
+ * lease of their piece has not ended. Whole pieces of a file of another host are first copied to this node's pool (file_slot.c); parts of
+ * pieces are fetched directly into the program's buffer. Pieces are requested in advance only if the program reads in order: the call
+ * begins where the previous call ended, or in the next piece.
  */
 #include "gateway/file_handle.h"
 

@@ -35,7 +35,8 @@ struct file_record_slot {
     weft_gaddr at;
     uint32_t bytes;
     uint64_t read;          /* how many bytes records have read from the piece */
-    bool call, streams;     /* of the last record that has read from the piece: as in struct file_range */
+    bool call, streams;     /* of the last record that has read from the piece. call: the next record continues the same call of a kernel;
+                               streams: as in struct file_range */
     struct file_kept *kept; /* the copy; NULL: there is no copy */
     struct file_record_get *get;
     int64_t since, until; /* since: time of the request, the answer or the last use; until: end of the lease by this node's clock */

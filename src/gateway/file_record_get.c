@@ -70,9 +70,9 @@ int file_record_ask(struct gateway *g, struct file_record_slot *s, const weft_re
 
 /* --- getting --- */
 
-/* Requests the gateway's own piece, because the copy of another node does not come or is wrong. `flags`: FILE_HERE and others; 0: this node
- * has no room for a copy. The caller holds gateway.lock; the function releases it. If the request cannot be sent, the next record sends
- * one. */
+/* Requests the gateway's own piece, because the copy of another node does not arrive or is wrong. `flags`: FILE_HERE and others; 0: this
+ * node has no room for a copy. The caller holds gateway.lock; the function releases it. If the request cannot be sent, the next record
+ * sends one. */
 static void slot_ask_again(struct gateway *g, struct file_record_slot *s, uint32_t flags)
 {
     weft_request ask;
@@ -89,7 +89,7 @@ static void get_free(struct gateway *g, struct file_record_get *j)
     free(j);
 }
 
-/* The copy is right. From here on records read the copy. */
+/* Called when the copy has arrived and is right. From now on records read the copy. */
 static void get_came(struct gateway *g, struct file_record_get *j)
 {
     struct file_record_slot *s = j->slot;
@@ -126,7 +126,7 @@ static void get_done(struct gateway_copy *c, int rc)
     if (right)
         file_pace_came(&j->f->pace, j->since, base_now_ns());
     if (s)
-        s->get = NULL; /* it is too late to stop waiting for the copy */
+        s->get = NULL; /* the get has ended, so file_record_move() must not give it up any more */
     if (s && !right && (!rc || j->other)) {
         slot_ask_again(g, s, FILE_HERE | FILE_KEEPS | FILE_STRAIGHT | (rc ? FILE_SILENT : 0));
     } else {

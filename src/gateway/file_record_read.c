@@ -42,7 +42,7 @@ static struct file_record_slot *slot_find(struct file_record *f, uint64_t index)
     return NULL;
 }
 
-/* The slot that a piece has, or had last: what records have read from the piece is still known. */
+/* The slot that a piece has, or had last. The slot still tells how much records have read from the piece. */
 static const struct file_record_slot *slot_was(const struct file_record *f, uint64_t index)
 {
     const struct file_record_slot *last = NULL;
@@ -103,13 +103,15 @@ static bool slot_is_free(const struct file_record_slot *s, int64_t now)
     return !slot_waits(s, now) || now - s->since > KEPT_NS;
 }
 
-/* Which slot to take for another piece: one without a piece, then one whose piece was read, then one whose piece waits to be read. */
+/* The order in which slots are taken for another piece. 0: the slot has no piece; 1: records have read its piece; 2: a record probably
+ * still wants its piece. */
 static unsigned slot_worth(const struct file_record_slot *s, int64_t now)
 {
     return s->state == PIECE_NONE ? 0 : slot_waits(s, now) ? 2 : 1;
 }
 
-/* Frees the slot of the lowest worth; if several have it, the least recently used of them. Returns NULL if all slots are in use. */
+/* Frees the slot with the lowest slot_worth(); if several slots have the same, the least recently used one. Returns NULL if all slots are
+ * in use. */
 static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
 {
     struct file_record_slot *best = NULL;
@@ -125,8 +127,8 @@ static struct file_record_slot *slot_take(struct file_record *f, int64_t now)
     return best;
 }
 
-/* If records have waited long for a piece, this file's own leases may fill the cache. Then this function stores the leases that records
- * have used in `leases`, for the caller to end. Returns how many. */
+/* If records have waited long for a piece, the gateway's cache may be full of leases of this file. Then this function stores in `leases`
+ * those leases that records have used, and the caller ends them. Returns how many. */
 static unsigned slots_give_back(struct file_record *f, const struct file_record_slot *wanted, uint64_t leases[FILE_RECORD_SLOTS])
 {
     unsigned n = 0;

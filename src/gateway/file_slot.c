@@ -134,7 +134,7 @@ static struct file_slot *slot_take(weft_file *f, struct file_line *line, uint64_
         bool read = s->index == from && index != from && state == SLOT_READY;
         if (s->index - from <= (f->far ? FILE_AHEAD_FAR : FILE_AHEAD_PIECES) && (read || slot_is_current(s, state)))
             continue;
-        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway makes a lease all the same, that lease expires */
+        if (state == SLOT_ASKED && gateway_ask_leave(f->g, s->ask, 0)) /* if the gateway has made a lease meanwhile, it expires there */
             s->lease = 0;
         state = file_slot_state(s);
         if ((state == SLOT_READY || state == SLOT_GETS || state == SLOT_HELD || state == SLOT_TAKEN) && s->lease)
@@ -280,7 +280,7 @@ static int slot_begin(weft_file *f, struct file_line *line, struct file_slot *s)
     return other ? slot_silent(f, s) : rc;
 }
 
-/* The copy is right. Tells the gateway if other hosts also read the file. */
+/* Called when the copy has arrived and is right. Tells the gateway of the copy if the gateway has asked for that (`tell`). */
 static void slot_hold(weft_file *f, struct file_slot *s)
 {
     atomic_store_explicit(&s->state, SLOT_HELD, memory_order_relaxed);
@@ -336,7 +336,7 @@ struct slot_wait {
     struct file_line *line;
 };
 
-/* Whether the wanted piece is there, or there is a step to take. */
+/* Whether the wanted piece has arrived or failed, or slots_move() can take a step. */
 static bool slots_moved(void *arg)
 {
     const struct slot_wait *wait = arg;
@@ -414,6 +414,6 @@ void file_slots_expire(weft_file *f, struct file_line *line)
         int state = file_slot_state(&line->slot[i]);
         if (state == SLOT_GETS || state == SLOT_HELD)
             file_slot_free(f, &line->slot[i]);
-        line->slot[i].until = INT64_MIN; /* so that the next request ends this lease; the gateway answers it with -ESTALE */
+        line->slot[i].until = INT64_MIN; /* so that the next request ends this lease; the gateway answers that request with -ESTALE */
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Learns by inotify of changes to files that are open or cached, and then compares the file with the disk (file_recheck()). Without
- * inotify, a change is noticed later (FILE_CHECK_NS): on other systems, for changes by other machines on a network file system, and when
- * the user's limit of watches is reached.
+ * Learns by inotify of changes to files that are open or cached, and then compares the file with the disk (file_recheck()). inotify reports
+ * nothing on other systems, about changes by other machines on a network file system, and when the user's limit of watches is reached. Then
+ * a change is noticed later (FILE_CHECK_NS).
  */
 #include "gateway/file.h"
 

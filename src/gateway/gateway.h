@@ -74,8 +74,7 @@ void gateway_table_remove(struct gateway_table *t, uint64_t id);
 void *gateway_table_next(const struct gateway_table *t, uint32_t *at);
 void gateway_table_free(struct gateway_table *t);
 
-/* --- watch.c: all calls come from the thread that waits, or from one that works in its place (gateway_watches_try())
- * --- */
+/* --- watch.c: called only by the thread that waits, or by a thread that works in its place (gateway_watches_try()) --- */
 enum { GATEWAY_READABLE = 1, GATEWAY_WRITABLE = 2 };
 struct gateway_watch {
     int fd; /* -1: not watched */
@@ -99,8 +98,8 @@ bool gateway_watches_try(struct gateway_watches *all);
 void gateway_watches_leave(struct gateway_watches *all);
 
 /* --- turn.c --- */
-/* Work that a message has brought for a sleeping thread of a service. The progress thread, which has handled the message, does a little of
- * this work itself, so that the sleeping thread need not be woken. */
+/* Work that has arrived in a message for a thread of a service that sleeps. The progress thread, which has handled the message, does a
+ * little of this work itself, so that the sleeping thread need not be woken. */
 struct gateway_turn {
     struct gateway_turn *next;
     bool listed;   /* the thread that handles a message will call run() */
@@ -201,7 +200,7 @@ enum gateway_message_type {
     GATEWAY_END,     /* `to`: the asker's number of the process that has ended; payload: struct gateway_end */
     GATEWAY_CHANGED, /* `to`: the server's number of the file that has changed */
     GATEWAY_UNREAD,  /* `to`: the asker's number of a process that reads no more input; word 0: the stream of the process's input. The asker
-                        may be writing into the stream's ring, so it ends the stream; after that the ring is freed */
+                        may be writing into the stream's ring, so the asker ends the stream, and only then is the ring freed */
 };
 #define GATEWAY_WORDS 6u
 struct gateway_message {
@@ -374,8 +373,8 @@ struct gateway_service {
     void (*begin)(void *state, struct gateway_call *c);
     void (*cancel)(void *state, struct gateway_call *c); /* the service must answer the request now */
     void (*gone)(void *state, uint32_t node);            /* called when a node is gone, after all requests of this node were cancelled */
-    /* begin() and tick() take no longer than a few system calls; so does on_moved() if the stream's ring is mapped. So the progress thread
-     * may call these functions while the server thread sleeps (gateway_server_brief()). */
+    /* begin() and tick() take no longer than a few system calls, nor does on_moved() if the stream's ring is mapped. Therefore the progress
+     * thread may call these functions while the server thread sleeps (gateway_server_brief()). */
     bool quick;
     int64_t (*tick)(void *state, int64_t now); /* may be NULL. Returns after how many ns to call tick() again at the latest */
     /* The asker's side of requests by record, on any thread. Each function may be NULL. submit() handles a record that needs no server, and
@@ -472,7 +471,7 @@ void gateway_sockets_free(struct gateway *g);
 
 /* net_borrow.c. Call these without the lock. They set no weft_error() text. borrow: asks the gateway to lend the socket of an open
  * connection. Send nothing until the socket is lent. borrowed: call this after notify(). It returns a descriptor or an error. After
- * -EINPROGRESS the socket is not lent yet; after any other error the connection is as before. If it returns a descriptor, first take what
+ * -EINPROGRESS the socket is not lent yet; after any other error the connection is as before. After a descriptor, first take the bytes that
  * weft_net_received() has, then read and write the descriptor without waiting (MSG_DONTWAIT). return: the caller has closed the descriptor,
  * and uses weft_net_put() and the like again. */
 int gateway_net_borrow(struct weft_socket *s);

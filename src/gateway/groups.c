@@ -106,10 +106,9 @@ int gateway_groups_open(struct gateway_groups **out)
         close(fds[1]);
         munmap(memory, GROUPS_BYTES);
         free(all);
-        return base_fail(rc,
-                         "cannot start the process that cleans up when this node dies, by ending the programs that run here for other "
-                         "nodes: %s" BASE_THREAD_HINT,
-                         base_strerror(rc));
+        return base_fail(
+            rc, "cannot start the process that ends the programs of other nodes on this host when this node dies: %s" BASE_THREAD_HINT,
+            base_strerror(rc));
     }
     all->fd = fds[1];
 #if defined(SO_NOSIGPIPE)

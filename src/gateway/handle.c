@@ -142,8 +142,8 @@ static void handle_free(struct weft_process *p)
 int handle_new(struct gateway *g, weft_request *r, bool of_record, struct weft_process **out)
 {
     if (r->node >= g->w->size)
-        return base_fail(-EFAULT, "cannot start a program on node %u: there is no such node; the cluster has %u nodes", r->node,
-                         g->w->size);
+        return base_fail(-EFAULT, "cannot start a program on node %u: there is no such node; the cluster has nodes 0 to %u", r->node,
+                         g->w->size - 1);
     for (unsigned i = 0; i < 2; i++)
         if (r->arg[5 + i] && !gateway_ring_fits(r->arg[5 + i]))
             return base_fail(-EINVAL,
@@ -210,7 +210,7 @@ void handle_close(struct weft_process *p)
         handle_free(p);
 }
 
-/* Ends a process that the server has started after its handle was closed. */
+/* Ends a process at the server, because its handle at this node is closed. */
 static void close_there(struct gateway *g, uint32_t node, uint64_t there)
 {
     weft_request r = {

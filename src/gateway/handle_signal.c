@@ -22,7 +22,7 @@ static int ask_of_running(weft_process *p, uint16_t kind, uint64_t arg, uint64_t
     int64_t deadline = fab_timeout(p->g->w, timeout_ns);
     int rc = handle_wait(p, handle_has_started, p, deadline);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "%s: node %u has not started the process before the deadline; try again, or allow more time", what, p->node);
+        return base_fail(rc, "%s: node %u had not started the process at the deadline; try again, or allow more time", what, p->node);
     if (rc)
         return rc;
     if (handle_is_over(p))

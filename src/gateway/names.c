@@ -143,7 +143,7 @@ int weft_name_list(weft_node *w, uint32_t node, weft_name *out, uint32_t max, ui
 
 /* --- records --- */
 
-/* The data of a request for a list is not sent. It is the memory to which the names will be written. */
+/* In a request for a list, `data` is the memory to which the names will be written, so it is not sent. */
 int gateway_name_submit(struct gateway *g, weft_request *r, void *data, uint64_t *arg)
 {
     (void)g;

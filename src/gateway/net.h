@@ -86,7 +86,7 @@ void net_lookup_free(struct net_lookup *l);
 /* --- net_udp.c --- */
 /* The head of a datagram in a stream; the bytes of the datagram follow. In the stream `up` the head and the bytes are contiguous in the
  * ring. If they do not fit before the ring's end, they start at the beginning of the ring, and the space before the end is skipped. If a
- * head fits into this space, there is one whose `bytes` is NET_DATAGRAM_SKIP. */
+ * head fits into the skipped space, the space begins with a head whose `bytes` is NET_DATAGRAM_SKIP. */
 struct net_datagram {
     uint32_t bytes;
     uint8_t family; /* 4 or 6; 0: there is no address, because the socket has a peer */

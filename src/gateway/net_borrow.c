@@ -97,7 +97,7 @@ int gateway_net_borrowed(weft_socket *s)
     if (rc || fd >= 0)
         return rc ? rc : fd;
     rc = gateway_net_return(s);
-    if (rc) { /* from here on neither side moves the connection's bytes */
+    if (rc) { /* the gateway still counts the socket as lent, so nobody moves the connection's bytes any more: end it */
         base_spin_lock(&g->lock);
         s->in->ended = true;
         s->in->status = -ECONNRESET;

@@ -153,8 +153,8 @@ int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf,
     struct wanted want = {s, sizeof d + len, 0};
     int64_t deadline = fab_timeout(s->g->w, timeout_ns);
     if (len > WEFT_NET_DATAGRAM_MAX)
-        return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s is too large: at most %u bytes are possible", len, to ? to : s->what,
-                         WEFT_NET_DATAGRAM_MAX);
+        return base_fail(-EMSGSIZE, "a datagram of %zu bytes to %s is too large: send at most %u bytes in one datagram", len,
+                         to ? to : s->what, WEFT_NET_DATAGRAM_MAX);
     int rc = to ? socket_read_address(to, &d) : 0;
     if (!rc && (rc = record_room(&want)) == -EAGAIN) {
         rc = socket_wait(s, has_record_room, &want, deadline);

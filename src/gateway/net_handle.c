@@ -238,13 +238,16 @@ static int check_spec(const weft_net_spec *spec, uint32_t kind)
             -EINVAL,
             "weft_net_spec: WEFT_NET_LOOPBACK connects to a port (then give no host) or to the path of a Unix socket (then give no port)");
     bool small = (spec->receive_ring && spec->receive_ring < NET_DATAGRAM_RING) || (spec->send_ring && spec->send_ring < NET_DATAGRAM_RING);
-    if (spec->flags & WEFT_NET_DATAGRAMS && (small || (near && host[0])))
-        return base_fail(-EINVAL, "weft_net_spec: WEFT_NET_DATAGRAMS needs buffers (receive_ring, send_ring) of at least 128 KiB, and "
-                                  "cannot be used with a Unix socket");
-    if (spec->flags & ~WEFT_NET_FLAGS || (spec->flags & both) == both || spec->receive_buffer > INT32_MAX || spec->send_buffer > INT32_MAX)
-        return base_fail(-EINVAL,
-                         "weft_net_spec: some of the flags %#x are unknown or cannot be used together, or a buffer has more than 2 GiB",
-                         spec->flags);
+    if (spec->flags & WEFT_NET_DATAGRAMS && near && host[0])
+        return base_fail(-EINVAL, "weft_net_spec: WEFT_NET_DATAGRAMS cannot be used with a Unix socket (host '%.64s'): leave it out", host);
+    if (spec->flags & WEFT_NET_DATAGRAMS && small)
+        return base_fail(-EINVAL, "weft_net_spec: WEFT_NET_DATAGRAMS needs buffers (receive_ring, send_ring) of at least 128 KiB");
+    if (spec->flags & ~WEFT_NET_FLAGS)
+        return base_fail(-EINVAL, "weft_net_spec: unknown flags (%#x): leave them out", spec->flags & ~WEFT_NET_FLAGS);
+    if ((spec->flags & both) == both)
+        return base_fail(-EINVAL, "weft_net_spec: WEFT_NET_IPV4 and WEFT_NET_IPV6 exclude each other: give only one of them");
+    if (spec->receive_buffer > INT32_MAX || spec->send_buffer > INT32_MAX)
+        return base_fail(-EINVAL, "weft_net_spec: receive_buffer and send_buffer must be less than 2 GiB");
     return 0;
 }
 
@@ -257,7 +260,7 @@ int socket_open(weft_node *w, uint32_t node, uint32_t kind, const weft_net_spec 
     if (!rc)
         rc = check_spec(&spec, kind);
     if (!rc && node >= w->size)
-        rc = base_fail(-EFAULT, "cannot open a socket at node %u: there is no such node; the cluster has %u nodes", node, w->size);
+        rc = base_fail(-EFAULT, "cannot open a socket at node %u: there is no such node; the cluster has nodes 0 to %u", node, w->size - 1);
     if (rc)
         return rc;
     const char *host = spec.host ? spec.host : "";

@@ -372,9 +372,8 @@ void net_open_timeout(struct net_socket *s)
         s->call = NULL;
         s->up_over = false; /* makes net_socket_free() reset the connection */
         net_socket_free(s);
-        base_fail(
-            -ETIMEDOUT,
-            "the connection was reset, because the other end did not read the last bytes within 10 s after this end closed the connection");
+        base_fail(-ETIMEDOUT, "the gateway has reset the connection, because the other end did not read the last bytes within 10 s after "
+                              "this end had closed the connection");
         gateway_answer_error(c, -ETIMEDOUT);
     }
 }
@@ -382,15 +381,20 @@ void net_open_timeout(struct net_socket *s)
 static int check_open(const weft_request *r)
 {
     const uint32_t both = WEFT_NET_IPV4 | WEFT_NET_IPV6;
-    if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both || r->arg[0] > 65535 || r->data_bytes > NET_HOST_MAX ||
-        r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
-        return base_fail(-EINVAL,
-                         "the request to open a socket is invalid: its flags (%#x), its port (%llu) or a buffer's size is not possible, or "
-                         "the host's name (%llu bytes) is too long",
-                         r->flags, (unsigned long long)r->arg[0], (unsigned long long)r->data_bytes);
+    if (r->flags & ~WEFT_NET_FLAGS || (r->flags & both) == both)
+        return base_fail(-EINVAL, "the request to open a socket has flags (%#x) that are unknown, or exclude each other", r->flags);
+    if (r->arg[0] > 65535)
+        return base_fail(-EINVAL, "the request to open a socket has the port %llu: expected at most 65535", (unsigned long long)r->arg[0]);
+    if (r->data_bytes > NET_HOST_MAX)
+        return base_fail(-EINVAL, "the request to open a socket has a host's name of %llu bytes: expected at most %u",
+                         (unsigned long long)r->data_bytes, NET_HOST_MAX);
+    if (r->arg[7] > INT32_MAX || r->arg[8] > INT32_MAX)
+        return base_fail(-EINVAL, "the request to open a socket has a system's buffer of 2 GiB or more: expected less");
     bool near = r->flags & WEFT_NET_LOOPBACK, path = near && r->data_bytes;
     if (near ? r->kind != NET_CONNECT || path == (r->arg[0] != 0) : r->kind == NET_CONNECT && (!r->arg[0] || !r->data_bytes))
-        return base_fail(-EINVAL, "the request to connect is invalid: it names no host or no port");
+        return base_fail(
+            -EINVAL,
+            "the request to connect is invalid: the host or the port is missing, or both a port and a path of a Unix socket are given");
     bool udp = r->flags & WEFT_NET_DATAGRAMS;
     if (udp && (path || r->arg[3] < NET_DATAGRAM_RING || r->arg[6] < NET_DATAGRAM_RING))
         return base_fail(-EINVAL, "the request to open a socket for datagrams is invalid: it must not name a Unix socket, and its buffers "

@@ -69,11 +69,15 @@ static int net_open(struct gateway *g, weft_request *r, const void *data)
 {
     char host[NET_HOST_MAX + 1] = "";
     struct net_record *n = NULL;
-    if (r->data_bytes > NET_HOST_MAX || r->arg[0] > 65535 || r->arg[3] > INT32_MAX || r->arg[4] > INT32_MAX || r->arg[5] > INT32_MAX)
-        return base_fail(-EINVAL,
-                         "the record of a request to open a socket is invalid: its host's name has %llu bytes, its port is %llu, or a "
-                         "buffer has more than 2 GiB",
-                         (unsigned long long)r->data_bytes, (unsigned long long)r->arg[0]);
+    if (r->data_bytes > NET_HOST_MAX)
+        return base_fail(-EINVAL, "the record of a request to open a socket has a host's name of %llu bytes: expected at most %u",
+                         (unsigned long long)r->data_bytes, NET_HOST_MAX);
+    if (r->arg[0] > 65535)
+        return base_fail(-EINVAL, "the record of a request to open a socket has the port %llu: expected at most 65535",
+                         (unsigned long long)r->arg[0]);
+    if (r->arg[3] > INT32_MAX || r->arg[4] > INT32_MAX || r->arg[5] > INT32_MAX)
+        return base_fail(-EINVAL, "the record of a request to open a socket has a number in arg[3] to arg[5] that is too large: at most %d",
+                         INT32_MAX);
     if (r->data_bytes)
         memcpy(host, data, (size_t)r->data_bytes);
     if (strlen(host) != r->data_bytes)

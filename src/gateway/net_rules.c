@@ -283,7 +283,7 @@ bool net_rules_deny_names(const struct net_rules *all)
 }
 
 /* Whether a rule matches the target, apart from ports. An allow rule for a name matches only the name that the asker gave, because the
- * owner of this name chooses what it is an alias of. A deny rule also matches the canonical name; then `*behind` becomes true. */
+ * owner of a name can make it an alias of any other name. A deny rule also matches the canonical name; then `*behind` becomes true. */
 static bool rule_fits(const struct rule *r, const struct net_target *t, bool *behind)
 {
     bool v4 = t->to->any.sa_family == AF_INET;

@@ -167,7 +167,8 @@ int net_socket_new(struct net *all, uint32_t node, uint32_t flags, struct net_so
 
 static void socket_move(struct net_socket *s, bool down, bool up);
 
-/* Called when a stream has changed. If `up` has changed, does not read from a socket that is watched for bytes to read. */
+/* Called when a stream has changed. If only `up` has changed, does not try to read from a socket that is watched for readable bytes,
+ * because the watch reports them. */
 static void on_moved(struct gateway_listener *l, struct gateway_stream *stream)
 {
     struct net_socket *s = (struct net_socket *)l;
@@ -341,8 +342,8 @@ static int up_fetch(struct net_socket *s, uint64_t n)
     return rc ? rc : 1;
 }
 
-/* Returns how many bytes can be written next, and where they are, or a negative errno. Returns 0 if there are no bytes now, or, if `*last`
- * is true, if the stream has ended. */
+/* Returns how many bytes can be written next, and where they are, or a negative errno. Returns 0 if there are no bytes now (`*last` is
+ * false), or if the stream has ended (`*last` is true). */
 static int64_t up_next(struct net_socket *s, const uint8_t **at, bool *last)
 {
     struct gateway_stream *up = s->up;

@@ -4,8 +4,8 @@
  * are bounded by WEFT_REQUESTS_MAX, the bytes of a stream by its ring, and replies by REPLIES_MAX: a node that sends requests but does not
  * read the replies is treated as dead. A message to this node itself is handled at once, on the thread that posts it.
  *
- * The bytes of a stream may come in many small pieces, with a DATA message for each. A queued DATA message takes up later pieces, so that a
- * stream has few DATA messages in the queue.
+ * The bytes of a stream may be sent in many small pieces, with a DATA message for each. Later pieces are added to a DATA message that is
+ * still queued, so that a stream has few DATA messages in the queue.
  */
 #include "gateway/gateway.h"
 
@@ -207,7 +207,7 @@ int gateway_post(struct gateway *g, uint32_t node, const struct gateway_message 
     q->last = &kept->next;
     if (m->type == GATEWAY_DATA)
         data_enter(p, kept);
-    /* if it is not the first, the upkeep already sends queued messages */
+    /* wake the upkeep only for the first queued message: while messages are queued, it goes on sending them */
     bool first = atomic_fetch_add_explicit(&p->kept, 1, memory_order_relaxed) == 0;
     base_spin_unlock(&p->lock);
     if (first)

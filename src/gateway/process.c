@@ -239,7 +239,7 @@ static int open_streams(struct run *r, const weft_request *q)
         r->data = q->arg[3];
         r->data_left = q->arg[4];
         if (r->data_left && !weft_gaddr_space(r->data) && (rc = fab_resolve(g->w, r->data, r->data_left, &link)))
-            return base_context(rc, "no standard input for a process");
+            return base_context(rc, "the standard input of the program cannot be read");
         bool direct = r->data_left == 0 || weft_ptr(g->w, r->data, r->data_left);
         if (!direct && !(r->buffer = malloc(RUN_PIECE)))
             rc = base_fail(-ENOMEM, "no memory for the input of a process" BASE_MEMORY_HINT);

@@ -122,5 +122,6 @@ int weft_request_cancel(weft_node *w, weft_op *op)
         fab_wake_here(w);
         return 0;
     }
-    return base_fail(-ENOENT, "cannot cancel: no request or wait was started with this op, or it has ended");
+    return base_fail(-ENOENT, "weft_request_cancel(): no request or wait was started with this op, or it has ended already, or it is a "
+                              "record that sends, receives, reads or writes bytes");
 }

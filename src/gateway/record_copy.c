@@ -4,7 +4,8 @@
  * the others, step by step. It polls, because nothing reports the end of a GPU's copy.
  *
  * A copy is direct if this process has mapped the source, or if the target is memory of this node. Otherwise it goes through a buffer in
- * this node's pool. If the target is at another node, the copy ends with a flush, so that the bytes are there when the record is answered.
+ * this node's pool. If the target is at another node, the copy ends with a flush, so that the bytes have arrived when the record is
+ * answered.
  */
 #include "gateway/record.h"
 
@@ -88,8 +89,8 @@ static int copy_begin(struct gateway_copy *c)
     return rc;
 }
 
-/* Carries out the next step of a copy. Returns -EINPROGRESS or -EAGAIN if this must be called again; any other value is the result of the
- * copy. */
+/* Carries out the next step of a copy. Returns -EINPROGRESS or -EAGAIN if the caller must call it again; any other value is the result of
+ * the copy. */
 static int copy_step(struct gateway_copy *c)
 {
     struct weft_node *w = c->g->w;

@@ -39,10 +39,9 @@ int gateway_object_add(struct gateway *g, struct gateway_object *o)
     base_spin_lock(&g->lock);
     o->id = gateway_table_add(&g->objects, o);
     base_spin_unlock(&g->lock);
-    return o->id
-               ? 0
-               : base_fail(-ENOMEM, "there is no memory for another process, socket or file, or the records of requests of this node have "
-                                    "too many of them open: close some");
+    return o->id ? 0
+                 : base_fail(-ENOMEM, "there is no memory for another process, socket or file, or too many of these are open by records of "
+                                      "requests of this node: close some");
 }
 
 struct gateway_object *gateway_object_use(struct gateway *g, const weft_request *r)

@@ -115,8 +115,8 @@ void run_input_end(struct run *r)
         input_stream_end(r);
 }
 
-/* Returns how many bytes of input can be written next, and where they are. Returns 0 if there are no bytes now, or, if `*last` is true, if
- * the input has ended. */
+/* Returns how many bytes of input can be written next, and where they are. Returns 0 if there are no bytes now (`*last` is false), or if
+ * the input has ended (`*last` is true). */
 static uint64_t input_next(struct run *r, const uint8_t **at, bool *last)
 {
     if (r->in_stream) {

@@ -35,7 +35,7 @@ struct run {
     bool ended;      /* the process has ended and was waited for */
     bool signalled;  /* the asker has sent a signal that ends programs */
     bool stopped;    /* the process is being ended with all its descendants */
-    int64_t stop_by; /* if the guardian has not ended the process by this time, this node does */
+    int64_t stop_by; /* if the guardian has not ended the process by this time, this node ends it */
     bool timed_out;  /* the process was killed because its time was over */
     bool unread;     /* the asker was told that the process reads no more input, but has not ended the stream yet */
     int64_t kill_at;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Serves requests of other nodes. A message handler checks a request, enters it in a table and queues it; the server thread does the rest.
- * Data that does not fit into the message is fetched from the asker's pool by a get. Its hash is checked, because an asker that has given
- * up may use that memory again.
+ * Data that does not fit into the message is fetched from the asker's pool by a get. The hash of the data is checked, because an asker that
+ * has given up may use the data's memory for something else.
  */
 #include "gateway/serve.h"
 
@@ -261,8 +261,8 @@ void server_begin(struct gateway_call *c)
     c->service->begin(state_of(c), c);
     if (!late)
         return;
-    /* The request was cancelled before its service had it. So make the server look for cancelled requests again and, if the asker is gone,
-     * tell the services once more. */
+    /* The request was cancelled before it was passed to its service. So make the server look for cancelled requests again and, if the asker
+     * is gone, tell the services once more. */
     base_spin_lock(&g->lock);
     s->some_cancelled = true;
     if (!fab_alive(g->w, node)) {
@@ -344,7 +344,8 @@ static void server_arrived(struct gateway_server *s)
     }
 }
 
-/* Finds, from bucket `*at` on, the next request that is cancelled or from a node that is gone, and that its service has already got. */
+/* Finds, from bucket `*at` on, the next request that was already passed to its service, and that is cancelled or from a node that is
+ * gone. */
 static struct gateway_call *next_cancelled(struct gateway_server *s, uint32_t *at)
 {
     base_spin_lock(&s->g->lock);

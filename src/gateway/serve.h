@@ -22,7 +22,7 @@ struct gateway_server {
     bool started;
     _Atomic bool stop;
     _Atomic int woken; /* enum server_woken */
-    bool lingers;      /* another request is likely to come soon; used only by the server thread */
+    bool lingers;      /* another request is likely to arrive soon; used only by the server thread */
     bool brief;        /* the progress thread works in place of the server thread right now */
     int64_t sleeps_until;
     struct gateway_turn turn;

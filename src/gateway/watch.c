@@ -46,7 +46,7 @@ static int connection_of(int fd)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
 #endif
-    /* A new descriptor has the lowest free number, so a high number means that few are left. */
+    /* A new descriptor has the lowest free number, so a high number means that few descriptors are left. */
     if ((uint64_t)fd < gateway_connections_max())
         return fd;
     close(fd);

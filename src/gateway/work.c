@@ -23,7 +23,7 @@ struct gateway_works {
     pthread_cond_t some;
     struct gateway_work *waiting, **waiting_last, *done, **done_last;
     struct works_asker *asker;                              /* [how.askers] */
-    uint32_t threads, idle, unstarted, runs, queued, users; /* users: how many threads, and the service, use this structure */
+    uint32_t threads, idle, unstarted, runs, queued, users; /* users: how many threads use this structure, plus one for the service */
     bool closing;
     int wake; /* write end of the pipe; -1: closed */
     pthread_t thread[THREADS_MAX];

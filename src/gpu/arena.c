@@ -20,8 +20,8 @@ int arena_start(struct arenas *c)
     return atomic_load_explicit(&c->started, memory_order_acquire) ? 0 : c->start(c);
 }
 
-/* Free an arena. The caller has made sure that no device has it registered any more. Without `quiet`, a kernel may still use its memory,
- * which then stays. */
+/* Free an arena. The caller has made sure that no RDMA device has the arena registered any more. Without `quiet`, the arena's memory is not
+ * freed, because a kernel may still use it. */
 static void dispose(struct gpu_arena *a, bool quiet)
 {
     if (quiet)
@@ -66,7 +66,9 @@ int arena_known(struct arenas *c, weft_gaddr addr, uint64_t bytes)
     uint32_t node = weft_gaddr_node(addr), space = weft_gaddr_space(addr);
     uint64_t offset = weft_gaddr_offset(addr), most = atomic_load_explicit(&c->peer[node].bytes[space], memory_order_relaxed);
     if (most == 0)
-        return base_fail(-EFAULT, "address %#llx: node %u has no arena in space %u; the arena is closed, or this node does not know it yet",
+        return base_fail(-EFAULT,
+                         "address %#llx: this node knows no arena of node %u in space %u: the arena was closed, was made before this node "
+                         "joined, or was never made; make an arena there with weft_gpu_arena()",
                          (unsigned long long)addr, node, space);
     if (offset < MEM_EXTENT_BYTES || offset > most || bytes > most - offset)
         return base_fail(-EFAULT,
@@ -311,7 +313,8 @@ struct gpu_arena *arena_enter_memory(struct arenas *c, const void *p, uint64_t b
     return a;
 }
 
-/* Also true for an arena that is being closed: callers must not let the processor copy its memory, which perhaps only a GPU can access. */
+/* Whether the memory is in an arena of this node. Also true if the arena is being closed: callers must not let the processor copy this
+ * memory, which perhaps only a GPU can access. */
 bool arena_owns(struct arenas *c, const void *p)
 {
     if (!may_be_own(c, p))
@@ -351,8 +354,10 @@ static bool close_own(struct arenas *c, struct gpu_arena *a, bool quiet, int64_t
     tell_all(c, a, 0, deadline);
     bool unused = arena_unused(c, a, deadline);
     if (!unused)
-        base_log(BASE_LOG_WARN, "an arena was closed while operations on it were under way, so its memory is freed only when the node is "
-                                "closed; wait for operations before you close");
+        base_log(BASE_LOG_WARN,
+                 "the arena of this node in space %u was closed while operations on it were under way, so its memory is freed only when "
+                 "this node is closed; wait for all operations on an arena before you close its GPU",
+                 a->space);
     if (!unused || !quiet)
         return false;
     view_hide(c, a);

@@ -78,7 +78,7 @@ struct arena_share {
     uint64_t secret;        /* the owner's answer must have this number, so that no other node can answer in place of the owner */
     char place[SHARE_NAME]; /* the name of the socket to connect to; ends with a zero byte */
 };
-/* What the owner sends on that socket, together with a descriptor of the memory. If no descriptor comes with it, `status` is the reason. */
+/* What the owner sends on that socket, together with a descriptor of the memory. If no descriptor is sent, `status` is the reason. */
 struct arena_gift {
     uint64_t secret, bytes;
     int64_t status;
@@ -182,7 +182,7 @@ struct arena_request;
 struct arena_job;
 struct arena_piece;
 
-/* What this node has under way to another node. */
+/* The operations of this node on arenas of another node, and what this node knows of those arenas. */
 struct arena_peer {
     struct arena_job *first, *last, *next; /* jobs in order; `next` is the first job with pieces left to begin; guarded by `lock` */
     uint32_t count;                        /* number of jobs; guarded by `lock` */
@@ -235,6 +235,7 @@ struct arenas {
     int (*start)(struct arenas *c); /* set by carrier.c: starts the thread */
     bool (*turn)(struct arenas *c); /* set by carrier.c: takes a step of all requests in a handler */
     pthread_mutex_t start_lock;
+    uint64_t near[BASE_CPU_WORDS]; /* where the thread runs: as gpu_place.near of the first GPU; guarded by start_lock until it runs */
     pthread_t thread;
     _Atomic bool started, stop;
     _Atomic uint32_t bell, sleeping;
@@ -253,7 +254,7 @@ void rdma_close(struct arenas *c, struct gpu_arena *a);
 /* whether the RDMA device can move data between the arena and that node's pool */
 bool rdma_leads(const struct arenas *c, const struct gpu_arena *a, uint32_t node);
 /* Takes a step of a transfer between the arena and the pool of another node. `in`: the data goes to the arena. Returns -EINPROGRESS or
- * -EAGAIN if this must be called again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go
+ * -EAGAIN if the caller must call it again. Returns -ECONNABORTED if the device has refused to access the arena; then the transfer must go
  * through the pool. */
 int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gaddr far, uint64_t bytes, weft_op *op, bool *started);
 const char *rdma_reason(int why);
@@ -270,7 +271,8 @@ bool view_find(struct arenas *c, uint64_t kind, struct gpu_place *out);
  * call. */
 void view_show(struct arenas *c, struct gpu_arena *a, const struct gpu_place *only);
 void view_hide(struct arenas *c, struct gpu_arena *a);                              /* takes the arena away from all GPUs */
-void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* that GPU was closed, with its table */
+void view_drop(struct arenas *c, struct gpu_arena *a, const struct gpu_place *gpu); /* forgets that the GPU reaches the arena; call this
+                                                                                       after the GPU was closed, with its table */
 bool view_reaches(const struct gpu_arena *a, const struct gpu_place *gpu);
 /* The GPU that can copy between two arenas, one of which may be NULL. Returns NULL if no GPU can access both. */
 const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_arena *b);

@@ -23,9 +23,11 @@ static int64_t run_deadline(const weft_gpu *g)
 static int run_turn(weft_gpu *g, int (*turn)(struct gpu_server *, int64_t))
 {
     pthread_mutex_lock(&g->server_lock); /* the GPU may be closed meanwhile */
-    int rc = g->server ? turn(g->server, run_deadline(g))
-                       : base_fail(-EINVAL,
-                                   "this GPU was closed while a kernel ran or waited to run; wait for the kernels before weft_gpu_close()");
+    int rc = g->server
+                 ? turn(g->server, run_deadline(g))
+                 : base_fail(-EINVAL,
+                             "GPU %s was closed while a kernel ran or waited to run; wait for all kernels before you call weft_gpu_close()",
+                             g->workers.name);
     pthread_mutex_unlock(&g->server_lock);
     return rc;
 }
@@ -56,9 +58,11 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
         return base_fail(-EINVAL, "weft_gpu_run(): kernel must not be NULL, and blocks must not be 0");
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already; open it again with weft_gpu_open()");
-    int rc = g->backend->run
-                 ? run_begin(g)
-                 : base_fail(-ENOTSUP, "weft_gpu_run() runs C functions; only the GPU `host` can do that, not %s", g->backend->name);
+    int rc = g->backend->run ? run_begin(g)
+                             : base_fail(-ENOTSUP,
+                                         "weft_gpu_run() runs C functions, and GPU %s cannot run these: use the GPU `host`, or start the "
+                                         "kernel as weft_gpu_run(3) says for this kind of GPU",
+                                         g->workers.name);
     if (g->backend->run)
         rc = run_end(g, rc ? rc : g->backend->run(g->device, &g->here, kernel, blocks, arg));
     gpu_exit(g);
@@ -74,8 +78,10 @@ int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_
                                   "not be NULL unless bytes is 0");
     if (!gpu_enter(g))
         return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already; open it again with weft_gpu_open()");
-    int rc =
-        g->backend->run_text ? run_begin(g) : base_fail(-ENOTSUP, "weft_gpu_run_text() is for GPUs of Metal, not for %s", g->backend->name);
+    int rc = g->backend->run_text
+                 ? run_begin(g)
+                 : base_fail(-ENOTSUP, "weft_gpu_run_text() runs kernels of Metal, and GPU %s cannot run these: use a GPU of Metal",
+                             g->workers.name);
     if (g->backend->run_text)
         rc = run_end(g, rc ? rc : g->backend->run_text(g->device, g->there, text, kernel, blocks, threads, arg, bytes));
     gpu_exit(g);
@@ -135,8 +141,10 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_worker_open(): q must not be NULL");
     if (g->turns)
-        return base_fail(-ENOTSUP, "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, but on this GPU "
-                                   "the node waits while a kernel runs: use another GPU");
+        return base_fail(-ENOTSUP,
+                         "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, but with GPU %s the node "
+                         "waits while a kernel runs: use another GPU",
+                         g->workers.name);
     return gpu_work_open(&g->workers, q, config, out);
 }
 

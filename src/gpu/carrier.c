@@ -76,6 +76,7 @@ static void *carrier_run(void *arg)
     struct arenas *c = arg;
     int64_t last = 0;
     uint32_t moves = 0;
+    base_cpu_stay(c->near);
     (void)fab_nowait(true);
     base_wake_in_time(WEFT_US); /* copies take microseconds, and only polling shows that a copy is done */
     while (!atomic_load_explicit(&c->stop, memory_order_acquire)) {
@@ -367,8 +368,19 @@ void *gpu_arena_reached(struct arenas *c, const struct gpu_place *place, weft_ga
     return reached ? at : NULL;
 }
 
+/* The thread serves all GPUs of the node, and runs near the first one that is opened. */
+static void carrier_place(struct arenas *c, const uint64_t near[BASE_CPU_WORDS])
+{
+    static const uint64_t unknown[BASE_CPU_WORDS];
+    pthread_mutex_lock(&c->start_lock);
+    if (!atomic_load_explicit(&c->started, memory_order_relaxed) && memcmp(c->near, unknown, sizeof unknown) == 0)
+        memcpy(c->near, near, sizeof c->near);
+    pthread_mutex_unlock(&c->start_lock);
+}
+
 int gpu_arenas_share(struct arenas *c, struct gpu_place *place)
 {
+    carrier_place(c, place->near);
     int rc = c->w->size_here > 1 ? arena_start(c) : 0;
     if (!rc)
         rc = view_list(c, place);

@@ -178,7 +178,8 @@ static void cuda_detach(void *device, void *memory)
     pthread_mutex_unlock(&registered_lock);
 }
 
-/* The memory stays registered. If other memory gets the same address later, the driver refuses to register that memory. */
+/* Forgets the memory without unregistering it, because kernels may still use it. If other memory gets the same address later, the driver
+ * refuses to register that memory. */
 static void cuda_forget(void *device, void *memory)
 {
     (void)device;
@@ -212,9 +213,9 @@ static int cuda_check(void *device)
     size_t available, all;
     int code = WITHIN((struct cuda_device *)device, cuda->cuMemGetInfo_v2(&available, &all));
     return code ? base_fail(-EIO,
-                            "this process can no longer use the GPU: %s (CUDA %d); a kernel has trapped, or accessed an invalid address: "
-                            "correct the kernel, and start the program again",
-                            gpu_cuda_error_name(code), code)
+                            "this process can no longer use the GPU cuda:%d, because a kernel has trapped or has accessed an invalid "
+                            "address: %s (CUDA error %d); correct the kernel, and start the program again",
+                            ((const struct cuda_device *)device)->device, gpu_cuda_error_name(code), code)
                 : 0;
 }
 
@@ -223,7 +224,7 @@ static int cuda_check(void *device)
 struct cuda_idle {
     void *context;
     int code;               /* the call's result; valid when `state` is CUDA_ENDED */
-    _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; the one that is later frees the structure */
+    _Atomic uint32_t state; /* the thread sets CUDA_ENDED, its waiter CUDA_LEFT; whichever of the two is later frees the structure */
 };
 enum { CUDA_WAITS, CUDA_ENDED, CUDA_LEFT };
 
@@ -236,7 +237,8 @@ static void *cuda_wait(void *arg)
     return NULL;
 }
 
-/* Waits for all kernels of the context, also those that do not use weft. If these run longer than the deadline, the thread stays. */
+/* Waits for all kernels of the context, also those that do not use weft. If these run beyond the deadline, the thread that waits in
+ * cuCtxSynchronize() goes on, and later frees `i`. */
 static int cuda_idle(void *device, int64_t deadline)
 {
     struct cuda_idle *i = calloc(1, sizeof *i);
@@ -270,7 +272,7 @@ static int cuda_alloc(void *device, size_t bytes, void **memory)
     cuda_ptr at = 0;
     int code = WITHIN(d, cuda->cuMemAlloc_v2(&at, bytes));
     if (code)
-        return base_fail(-ENOMEM, "no memory for %zu bytes on the GPU: %s; end other programs that use the GPU", bytes,
+        return base_fail(-ENOMEM, "no memory for %zu bytes on the GPU cuda:%d: %s; end other programs that use this GPU", bytes, d->device,
                          gpu_cuda_error_name(code));
     code = WITHIN(d, cuda->cuMemsetD8Async(at, 0, bytes, d->word)); /* as in cuda_fill(), do not wait for kernels */
     if (!code)
@@ -360,9 +362,9 @@ static int cuda_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     if (code) {
         (void)cuda->cuDeviceTotalMem_v2(&total, d->device);
         return base_fail(code == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO,
-                         "an arena of %llu bytes does not fit: the GPU has %zu bytes in all, and some are in use (%s); open a smaller "
-                         "arena, or end other programs that use the GPU",
-                         (unsigned long long)bytes, total, gpu_cuda_error_name(code));
+                         "an arena of %llu bytes does not fit: the GPU cuda:%d has %zu bytes in all, and some of them are in use (%s); "
+                         "make a smaller arena, or end other programs that use this GPU",
+                         (unsigned long long)bytes, d->device, total, gpu_cuda_error_name(code));
     }
     code = map_handle(d, &m);
     if (!code)

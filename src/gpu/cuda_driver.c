@@ -177,7 +177,7 @@ static void cuda_load(void)
             cuda_say("there is no CUDA driver (libcuda.so.1), although NVIDIA's kernel module %s is loaded: install the driver's libraries",
                      facts.version);
         else
-            cuda_say("there is no CUDA driver (libcuda.so.1)");
+            cuda_say("there is no CUDA driver (libcuda.so.1); if this host has an NVIDIA GPU, install its driver");
         return;
     }
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {

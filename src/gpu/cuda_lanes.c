@@ -84,7 +84,7 @@ int cuda_lanes_open(void *device, void **lane)
 }
 
 /* The driver calls of this function run in one WITHIN, and so do those of launch(), so that the context is made current only once. If
- * another thread's copy comes between this lane's copy and event, the lane's kernel also waits for that copy. */
+ * another thread starts a copy between this lane's copy and the recording of its event, the lane's kernel also waits for that copy. */
 static int copy(const struct lane *l, void *feed, cuda_ptr to, cuda_ptr from, size_t bytes)
 {
     int code = cuda->cuMemcpyAsync(to, from, bytes, feed);

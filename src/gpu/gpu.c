@@ -37,7 +37,7 @@ static void gpu_detach(weft_gpu *g)
     g->notice_attached = false;
 }
 
-/* For a GPU whose kernels may still run, although its node's pools will be unmapped. */
+/* Tells the back end that the pools of nodes will be unmapped, although kernels of the GPU may still run. */
 static void gpu_forget_pools(const weft_gpu *g)
 {
     for (uint32_t i = 0; g->backend->forget && i < g->nodes; i++)
@@ -55,8 +55,8 @@ static void gpu_close_device(weft_gpu *g)
     g->opened = false;
 }
 
-/* Waits until the kernels of the GPU have ended; false: the deadline has passed, or the back end cannot tell. Their waits end by the
- * notice, and kernels of persistent workers end because the workers are closed. */
+/* Waits until the kernels of the GPU have ended; false: the deadline has passed, or the back end cannot tell. The notice
+ * (weft_device.notice) ends the waits of kernels, and kernels of persistent workers end because the workers are closed. */
 static bool gpu_ended(weft_gpu *g, int64_t deadline)
 {
     int64_t least = base_now_ns() + ENDING_NS;
@@ -68,7 +68,7 @@ static bool gpu_ended(weft_gpu *g, int64_t deadline)
     }
     int rc = g->shown && g->backend->idle ? g->backend->idle(g->device, deadline) : 0;
     if (rc && rc != -ETIMEDOUT)
-        base_log(BASE_LOG_WARN, "kernels of the GPU %s may still run: %s", g->backend->name, base_error());
+        base_log(BASE_LOG_WARN, "kernels of GPU %s may still run: %s", g->workers.name, base_error());
     return rc == 0;
 }
 
@@ -136,8 +136,10 @@ static void close_one(weft_gpu *g, bool quiet, int64_t deadline)
         return;
     }
     base_log(BASE_LOG_WARN,
-             "a GPU was closed while its kernels run: unfinished requests of these kernels get no results, and its memory is "
-             "kept until the node is closed; wait for the kernels before weft_gpu_close()");
+             "GPU %s was closed while its kernels still ran, or while operations on its memory were under way: unfinished requests of its "
+             "kernels get no results, and its memory is kept until the node is closed; wait for kernels and operations before you call "
+             "weft_gpu_close()",
+             g->workers.name);
     pthread_mutex_lock(&all->lock);
     g->next = all->left;
     all->left = g;
@@ -207,18 +209,19 @@ void gpu_leave(struct weft_node *w)
     gpu_arenas_leave(gpu_arenas_of(w));
     weft_gpu *taken = gpu_take_all(w);
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
-    /* first of all GPUs, because two handles may be for the same GPU, and each waits for the kernels of both */
+    /* do this for all GPUs before any wait: two handles may be for the same GPU, and then each waits for the kernels of both */
     for (weft_gpu *g = taken; g; g = g->next)
         gpu_end_waits(g, deadline);
     bool quiet = all_ended(taken, deadline);
-    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* these have had their time when they were closed */
+    quiet &= all_ended(((struct gpus *)w->gpus)->left, 0); /* deadline 0: closing these GPUs has already waited for their kernels */
     for (weft_gpu *g; (g = taken);) {
         taken = g->next;
         close_one(g, quiet, deadline);
     }
 }
 
-/* Called before the links are closed, because that unmaps the pools of other nodes, which must be unregistered first. */
+/* Called before the links are closed: closing them unmaps the pools of other nodes, and before that these pools must be unregistered from
+ * the GPUs. */
 static void last_wait(struct weft_node *w, void *arg)
 {
     const struct gpus *all = arg;
@@ -309,8 +312,10 @@ static int open_rings(weft_gpu *g, uint32_t slots, const struct layout *l, weft_
         struct gpu_ring *r = &g->ring[i];
         uint64_t there;
         int rc = gpu_ring_open(r, slots, g->nodes);
-        if (!rc)
-            rc = g->backend->attach(g->device, r->memory, r->bytes, &there);
+        if (rc)
+            return rc;
+        base_touch_near(g->workers.near, r->memory, r->bytes); /* the back end touches it, too, on this thread */
+        rc = g->backend->attach(g->device, r->memory, r->bytes, &there);
         if (rc)
             return rc;
         g->attached++;
@@ -342,11 +347,11 @@ static int attach_pools(weft_gpu *g, uint64_t *pools, uint64_t *bytes, uint64_t 
             continue;
         int rc = g->backend->attach(g->device, base, l->pool_bytes, &pools[i]);
         if (rc && i == g->w->rank)
-            return base_context(rc, "the GPU cannot use the pool of node %u", i);
+            return base_context(rc, "GPU %s cannot use the pool of this node, node %u", g->workers.name, i);
         if (rc) {
             if (!refused++)
-                base_log(BASE_LOG_INFO, "the GPU cannot access the pool of node %u, so its kernels make requests instead: %s", i,
-                         base_error());
+                base_log(BASE_LOG_INFO, "GPU %s cannot access the pool of node %u, so its kernels send requests to their node instead: %s",
+                         g->workers.name, i, base_error());
             continue;
         }
         g->pool_attached[i] = base;
@@ -368,6 +373,7 @@ static int make_notice(weft_gpu *g, const uint64_t **there)
     if (memory == MAP_FAILED)
         return base_fail(-ENOMEM, "no memory for the page that tells a GPU's kernels which nodes are gone" BASE_MEMORY_HINT);
     g->notice = memory;
+    base_touch_near(g->workers.near, memory, g->notice_bytes);
     int rc = g->backend->attach(g->device, memory, g->notice_bytes, &at);
     g->notice_attached = rc == 0;
     if (!rc)
@@ -404,7 +410,8 @@ static int fill_device(weft_gpu *g, uint32_t slots)
         };
         memcpy(image, &g->here, sizeof g->here);
         g->there = g->own;
-        g->place = (struct gpu_place){.backend = g->backend, .device = g->device, .table = (uint64_t *)(void *)(own + l.arenas)};
+        g->place = (struct gpu_place){
+            .backend = g->backend, .device = g->device, .table = (uint64_t *)(void *)(own + l.arenas), .near = g->workers.near};
         rc = g->backend->fill(g->device, own, image, l.words);
     }
     free(image);
@@ -437,6 +444,7 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     if (rc)
         return rc;
     g->opened = true;
+    gpu_name_of(g->backend, index, g->workers.name, sizeof g->workers.name);
     g->turns = c->turns || g->backend->turns;
     g->rings = c->rings;
     g->nodes = g->w->size;
@@ -444,16 +452,15 @@ static int open_one(weft_gpu *g, const weft_gpu_config *c)
     g->pool_attached = calloc(g->nodes, sizeof *g->pool_attached);
     g->pool_at = calloc(g->nodes, sizeof *g->pool_at);
     if (!g->ring || !g->pool_attached || !g->pool_at)
-        return base_fail(-ENOMEM, "no memory for %u rings of a GPU" BASE_MEMORY_HINT, c->rings);
+        return base_fail(-ENOMEM, "no memory for %u rings of GPU %s" BASE_MEMORY_HINT, c->rings, g->workers.name);
+    g->workers.backend = g->backend;
+    g->workers.device = g->device;
+    weft_gpu_info info = {0};
+    if (g->backend->look(index, &info) && info.pci[0])
+        gpu_pci_processors("", info.pci, g->workers.near);
     rc = fill_device(g, c->slots);
     if (!rc)
         rc = gpu_arenas_share(gpu_arenas_of(g->w), &g->place);
-    g->workers.backend = g->backend;
-    g->workers.device = g->device;
-    gpu_name_of(g->backend, index, g->workers.name, sizeof g->workers.name);
-    weft_gpu_info info = {0};
-    if (!rc && g->backend->look(index, &info) && info.pci[0])
-        gpu_pci_processors("", info.pci, g->workers.near);
     return rc ? rc : gpu_serve(&g->server, &g->workers, g->ring, g->rings, g->notice, g->turns);
 }
 

@@ -123,9 +123,10 @@ void gpu_name_of(const struct gpu_backend *b, uint32_t index, char *out, size_t 
 struct gpu_place {
     const struct gpu_backend *backend;
     void *device;
-    uint64_t *table; /* the kernels' weft_device.arena, in the device's memory */
-    uint32_t number; /* index in the node's table of open GPUs (views.c) */
-    bool listed;     /* the GPU is in that table */
+    uint64_t *table;      /* the kernels' weft_device.arena, in the device's memory */
+    const uint64_t *near; /* [BASE_CPU_WORDS]: as gpu_workers.near */
+    uint32_t number;      /* index in the node's table of open GPUs (views.c) */
+    bool listed;          /* the GPU is in that table */
 };
 
 /* A service of the program: kernels call it by its number. All GPUs of a node share the services. */
@@ -183,8 +184,7 @@ struct gpu_workers {
     void *device;
     char name[16];                 /* the GPU's name, for messages */
     struct gpu_service *services;  /* [WEFT_GPU_SERVICES] */
-    uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where all threads of the GPU run, except the carrier; all 0:
-                                      not known */
+    uint64_t near[BASE_CPU_WORDS]; /* the processors on the GPU's NUMA node, where all threads of the GPU run; all 0: not known */
     pthread_mutex_t lock;          /* held for opening and closing */
     uint32_t count;
     _Atomic(struct weft_gpu_worker *) worker[GPU_WORKERS_MAX];

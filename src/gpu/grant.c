@@ -24,14 +24,15 @@
 
 #define IDLE_NS  (5 * WEFT_MS)  /* a node gives its slots back when it has used none for this time */
 #define AGAIN_NS (10 * WEFT_MS) /* a node that did not get all the slots it asked for asks again only after this time */
-#define PULL_NS  (20 * WEFT_MS) /* how long pieces wait for the owner's answer if there are no slots; then the owner gets them itself */
-#define LOST_NS  WEFT_SECOND    /* a question that is not answered in this time counts as lost */
+/* how long pieces wait for the owner's answer if there are no slots; after that, the owner gets the pieces itself */
+#define PULL_NS (20 * WEFT_MS)
+#define LOST_NS WEFT_SECOND /* a question that is not answered in this time counts as lost */
 
 /* The state of the last question, in the low bits of grants.offer. With OFFER_WANTED, the whole word is the number of the question, which
  * is never 0. */
 enum { OFFER_NONE, OFFER_WANTED, OFFER_HERE, OFFER_NEXT = 4 };
 
-/* Makes sure that a next step happens, even if no message arrives. */
+/* Makes the next grant_step() look at all nodes again, even if no message arrives before it. */
 static void step_again(struct arenas *c)
 {
     c->rooms_seen = atomic_load_explicit(&c->rooms, memory_order_relaxed) - 1;
@@ -118,7 +119,8 @@ static bool grant_give(struct arenas *c, uint32_t node, uint32_t question)
 static bool owner_look(struct arenas *c, uint32_t node)
 {
     struct grants *g = &c->peer[node].grants;
-    /* Read `wanted` before `given`: a GIVE comes before the next WANT, and is not about the slots that are granted below. */
+    /* Read `wanted` before `given`: a node sends its GIVE before its next WANT, so the GIVE is not about the slots that are granted
+     * below. */
     uint32_t question = atomic_exchange_explicit(&g->wanted, 0, memory_order_acquire), none = 0;
     bool gave = atomic_exchange_explicit(&g->given, false, memory_order_acquire);
     if (gave)
@@ -143,7 +145,8 @@ bool grant_serves(struct arenas *c, uint32_t node, uint32_t space)
 {
     const struct fab_transport *t = c->w->links[node].transport;
     bool direct = t && t->get_into && !atomic_load_explicit(&c->peer[node].rdma[space], memory_order_relaxed);
-    /* otherwise no slot is needed: the owner has this node's pool mapped, or its RDMA device gets the bytes into the arena */
+    /* no slot is needed if the owner's RDMA device gets the bytes into the arena (`direct`), or if the two nodes have mapped each other's
+     * pools */
     return !direct && !weft_ptr(c->w, weft_gaddr_make(node, 0, FAB_NULL_BYTES), 1);
 }
 

@@ -12,7 +12,7 @@ struct weft_gpu {
     const struct gpu_backend *backend;
     void *device;
     bool opened;              /* the back end is open */
-    bool shown;               /* the program has had the handle, so kernels may use the GPU's memory */
+    bool shown;               /* the program has received the handle, so kernels may use the GPU's memory */
     bool ended;               /* the GPU is being closed, and its kernels have ended */
     uint32_t rings, attached; /* number of rings; number of rings that the device can access */
     uint32_t nodes;           /* entries in the kernels' tables, for the nodes that were known when the GPU was opened */
@@ -30,7 +30,7 @@ struct weft_gpu {
     _Atomic uint32_t running; /* number of running kernels of weft_gpu_run(); increased only under open_lock */
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
-    pthread_mutex_t server_lock; /* protects `server` where kernels and the node take turns */
+    pthread_mutex_t server_lock; /* with `turns`: protects `server` */
     pthread_mutex_t run_lock;    /* with `turns`: held while a kernel runs, so that only one runs at a time */
     weft_gpu *next;
 };

@@ -99,7 +99,7 @@ static int host_memory_open(void *device, uint64_t bytes, struct gpu_memory *out
     (void)device;
     uint64_t available = base_memory_available();
     if (bytes > available)
-        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU `host` has %llu bytes free; open a smaller arena",
+        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU `host` has %llu bytes free; make a smaller arena",
                          (unsigned long long)bytes, (unsigned long long)available);
     int fd = base_memory_fd("weft-arena", bytes, false);
     int rc = fd < 0 ? fd : host_map(fd, bytes, out);
@@ -206,8 +206,9 @@ static int host_run(void *device, const weft_device *d, weft_gpu_kernel kernel, 
     for (uint32_t i = 0; i < started; i++)
         pthread_join(b[i].thread, NULL);
     free(b);
-    return rc ? base_fail(-EAGAIN, "a kernel of %u blocks: thread %u cannot be started: %s; no block has run" BASE_THREAD_HINT, blocks,
-                          started, base_strerror(rc))
+    return rc ? base_fail(-EAGAIN,
+                          "GPU `host`: no block of a kernel of %u blocks has run, because thread %u cannot be started: %s" BASE_THREAD_HINT,
+                          blocks, started, base_strerror(rc))
               : 0;
 }
 

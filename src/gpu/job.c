@@ -138,7 +138,9 @@ static int job_resolve(struct arenas *c, struct arena_job *j)
             arena_leave(a);
     }
     if (!rc && j->length && !j->near_arena && c->w->arenas->owns(c->w, j->near))
-        rc = base_fail(-EFAULT, "%llu bytes at %p: they reach beyond the end of their GPU arena, or the arena is being closed",
+        rc = base_fail(-EFAULT,
+                       "the %llu bytes at %p are memory of a GPU, but not all in one open arena: use addresses inside one arena, and keep "
+                       "its GPU open until the operation is complete",
                        (unsigned long long)j->length, (void *)j->near);
     if (rc) {
         arena_leave(j->near_arena);
@@ -167,12 +169,16 @@ static int job_wait(struct arenas *c, uint32_t node)
     if (has_room(&r))
         return fab_refuse_node(c->w, node);
     if (fab_in_handler())
-        return base_fail(-ENOBUFS, "node %u: %u operations on GPUs' memory are under way, which is the most; start fewer in a handler",
-                         node, ARENA_JOBS);
+        return base_fail(
+            -ENOBUFS,
+            "%u operations on the memory of GPUs of node %u are under way, which is the most: start fewer operations in a handler",
+            ARENA_JOBS, node);
     int rc = fab_wait_for_room(c->w, has_room, &r);
     if (rc == -ETIMEDOUT)
-        return base_fail(rc, "node %u: none of %u operations on GPUs' memory was complete before the deadline (is the node stopped?)", node,
-                         ARENA_JOBS);
+        return base_fail(rc,
+                         "the operation on the memory of a GPU of node %u was not started, because %u earlier ones were still under way at "
+                         "the deadline (is that node's process stopped?); try again, or set a longer WEFT_DEADLINE",
+                         node, ARENA_JOBS);
     return rc ? rc : fab_refuse_node(c->w, node);
 }
 

@@ -234,7 +234,7 @@ static int metal_memory_open(void *device, uint64_t bytes, struct gpu_memory *ou
 {
     uint64_t whole = base_round_up(bytes, BASE_PAGE), available = base_memory_available();
     if (whole > available)
-        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU has %llu bytes free; open a smaller arena",
+        return base_fail(-ENOMEM, "an arena of %llu bytes does not fit: the GPU has %llu bytes free; make a smaller arena",
                          (unsigned long long)bytes, (unsigned long long)available);
     int fd = base_memory_fd("weft-arena", whole, false);
     int rc = fd < 0 ? fd : metal_memory_map(device, fd, whole, out);

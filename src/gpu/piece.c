@@ -136,7 +136,7 @@ static bool piece_place(struct arenas *c, struct arena_job *j, struct arena_piec
     return room;
 }
 
-/* Copies the data from the local memory to the buffer from which they are sent. */
+/* Copies the data from the local memory to the buffer from which it is sent. */
 static void piece_fill(struct arena_job *j, struct arena_piece *p)
 {
     const uint8_t *near = j->near + p->from;
@@ -172,7 +172,7 @@ static void piece_direct(struct arenas *c, struct arena_job *j, struct arena_pie
     p->from = 0;
     p->length = j->length;
     go_to(p, PIECE_DRAIN);
-    /* NULL: the GPU that can make the copy was closed before this job began */
+    /* `place` is NULL if the GPU that can make the copy was closed before this job began */
     int rc = place ? arena_copy(&p->copy, place, in ? j->near : j->far_at, in ? j->far_at : j->near, j->length) : -EFAULT;
     if (rc)
         piece_end(p, rc);
@@ -203,7 +203,7 @@ bool piece_begin(struct arenas *c, struct arena_job *j)
 {
     bool bytes = j->begun < j->length;
     if (!bytes && j->pieces)
-        return false; /* the word comes after the data */
+        return false; /* the piece with the atomic begins only when all pieces with data have ended */
     struct arena_piece *p = piece_take(c, j);
     int why = 0;
     if (!p)

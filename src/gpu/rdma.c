@@ -13,7 +13,7 @@ static int rdma_register(struct arenas *c, struct gpu_arena *a)
     if (!c->w->options.gpu_rdma)
         return base_fail(-ECANCELED, "WEFT_GPU_RDMA is set to no");
     if (!b->memory_dmabuf)
-        return base_fail(-EOPNOTSUPP, "RDMA devices cannot access the memory of GPUs of the kind %s", b->name);
+        return base_fail(-EOPNOTSUPP, "RDMA devices cannot access the memory of GPUs of kind `%s`", b->name);
     int fd = b->memory_dmabuf(a->place.device, &a->memory);
     if (fd < 0)
         return fd;
@@ -27,11 +27,14 @@ void rdma_open(struct arenas *c, struct gpu_arena *a)
     int rc = rdma_register(c, a);
     atomic_store_explicit(&a->rdma_why, rc, memory_order_relaxed);
     if (rc) {
-        base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is not registered with an RDMA device: %s; other hosts reach it through the pool",
-                 (unsigned long long)a->memory.bytes, base_error());
+        base_log(BASE_LOG_INFO,
+                 "the arena in space %u (%llu bytes) is not registered with an RDMA device: %s; its data goes to and from other hosts "
+                 "through the pool",
+                 a->space, (unsigned long long)a->memory.bytes, base_error());
         base_error_clear(); /* clear the error, because the arena can be used without the RDMA device */
     } else {
-        base_log(BASE_LOG_INFO, "GPU memory of %llu bytes is registered with the RDMA device", (unsigned long long)a->memory.bytes);
+        base_log(BASE_LOG_INFO, "the arena in space %u (%llu bytes) is registered with the RDMA device", a->space,
+                 (unsigned long long)a->memory.bytes);
     }
 }
 
@@ -67,8 +70,8 @@ int rdma_step(struct arenas *c, struct gpu_arena *a, bool in, void *at, weft_gad
     *started = false;
     if (rc == -ECONNABORTED && !atomic_exchange_explicit(&a->rdma_why, -EACCES, memory_order_relaxed)) {
         base_log(BASE_LOG_WARN,
-                 "the RDMA device cannot access the GPU's memory of space %u, although the memory was registered: from now on the "
-                 "memory's data goes through the pool, which is slower (WEFT_GPU_RDMA=no: data always goes through the pool)",
+                 "the RDMA device cannot access the arena in space %u, although the arena was registered with it: from now on the data of "
+                 "this arena goes through the pool, which is slower; to avoid this warning, set WEFT_GPU_RDMA=no",
                  a->space);
         atomic_store_explicit(&c->refusals, true, memory_order_relaxed);
     }

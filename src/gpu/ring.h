@@ -12,7 +12,7 @@
 struct gpu_request {
     uint32_t kind, slots;
     bool answer; /* the kernel wants an answer */
-    int status;  /* the result, if the request was complete at once; -EINPROGRESS: the result comes in `op` or `flush` */
+    int status;  /* the result, if the request was complete at once; -EINPROGRESS: the result will be in `op` or `flush` */
     uint64_t low[3], high[3];
     uint64_t value; /* the former value of an atomic */
     weft_op op;

@@ -17,9 +17,10 @@
 #define LOOKS        128u /* how many times all rings are polled between two readings of the clock */
 #define RELAX        4u   /* polls between two pauses; a pause takes as long as a poll of all rings */
 #define CHECK_NS     WEFT_SECOND
-#define AT_A_TIME    64u             /* maximum number of requests of one ring before the next ring is served */
-#define FETCH_AHEAD  16u             /* slots that are prefetched, because reading what a device wrote takes long */
-#define TURN_NAP_NS  (100 * WEFT_MS) /* the longest sleep in a turn, in case a wake-up comes just before the sleep begins */
+#define AT_A_TIME    64u /* maximum number of requests of one ring before the next ring is served */
+#define FETCH_AHEAD  16u /* slots that are prefetched, because reading what a device wrote takes long */
+/* the longest sleep between two turns, in case gpu_serve_end() wakes the thread just before the sleep */
+#define TURN_NAP_NS (100 * WEFT_MS)
 
 struct gpu_server {
     struct weft_node *w;
@@ -93,14 +94,16 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
     int rc = q->high[0] ? gpu_pool_memory(w, q->low[1], q->high[0], &payload) : 0;
     if (rc)
         return rc;
-    if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX || q->high[0] > WEFT_PAYLOAD_MAX)
-        return base_fail(-EMSGSIZE,
-                         "a kernel cannot send a message of %llu bytes: there is no such node or handler, or the message is too large",
-                         (unsigned long long)q->high[0]);
+    if (q->low[0] > UINT32_MAX || q->high[1] > UINT32_MAX)
+        return base_fail(-EMSGSIZE, "a kernel cannot send a message to handler %llu of node %llu: one of the two numbers is too large",
+                         (unsigned long long)q->high[1], (unsigned long long)q->low[0]);
+    if (q->high[0] > WEFT_PAYLOAD_MAX)
+        return base_fail(-EMSGSIZE, "a kernel cannot send a message of %llu bytes to node %llu: at most %u bytes are possible",
+                         (unsigned long long)q->high[0], (unsigned long long)q->low[0], WEFT_PAYLOAD_MAX);
     return weft_send(w, (uint32_t)q->low[0], (uint32_t)q->high[1], &q->low[2], 8, payload, q->high[0], &q->op);
 }
 
-/* Starts a fence. It also waits for operations that are begun after this call, but before the fence is first checked. */
+/* Starts a fence. The fence also waits for operations that are begun after this call, but before the fence is first checked. */
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)
@@ -136,11 +139,10 @@ static int start_record(struct gpu_server *s, struct gpu_request *q)
 int weft_gpu_answer(weft_gpu_call *call, int status, uint64_t value)
 {
     struct gpu_request *q = (struct gpu_request *)call;
-    if (status > 0 || status == -EINPROGRESS || __atomic_load_n(&q->op.status, __ATOMIC_RELAXED) != 1)
-        return base_fail(-EINVAL,
-                         "weft_gpu_answer(): the status %d is positive, or the call was answered already; answer each call once, with 0 or "
-                         "a negative errno",
-                         status);
+    if (status > 0 || status == -EINPROGRESS)
+        return base_fail(-EINVAL, "weft_gpu_answer(): the status is %d: give 0, or a negative errno other than -EINPROGRESS", status);
+    if (__atomic_load_n(&q->op.status, __ATOMIC_RELAXED) != 1)
+        return base_fail(-EINVAL, "weft_gpu_answer(): this call was answered already: answer each call once");
     q->value = value;
     __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* pairs with server_begin() and server_look() */
     return 0;
@@ -413,8 +415,10 @@ int gpu_serve_wait(struct gpu_server *s, int64_t deadline)
     while ((served = atomic_load_explicit(&s->served, memory_order_acquire)) != asked) {
         int64_t left = deadline - base_now_ns();
         if (left <= 0)
-            return base_fail(-ETIMEDOUT, "requests of a kernel were not complete at the deadline, because a node does not answer (is its "
-                                         "process stopped?); the next call first waits for these requests");
+            return base_fail(-ETIMEDOUT,
+                             "requests of a kernel of GPU %s were not complete at the deadline, because a node does not answer (is its "
+                             "process stopped?); the next kernel starts only when they are complete",
+                             s->workers->name);
         base_futex_wait(&s->served, served, left < WEFT_SECOND ? left : WEFT_SECOND);
     }
     return 0;
@@ -429,7 +433,8 @@ int gpu_serve_turn(struct gpu_server *s, int64_t deadline)
     base_futex_wake(&s->asked, 1);
     rc = gpu_serve_wait(s, deadline);
     if (!rc && s->error)
-        rc = base_fail(s->error, "a kernel's request has failed: %s; weft_gpu_stat() counts such requests", base_strerror(s->error));
+        rc = base_fail(s->error, "a request of a kernel of GPU %s has failed: %s; weft_gpu_stat() counts such requests", s->workers->name,
+                       base_strerror(s->error));
     return rc;
 }
 

@@ -357,7 +357,7 @@ static bool share_hold(struct arenas *c, struct arena_other *o, const struct gpu
     bool held = atomic_load_explicit(&o->mapped, memory_order_relaxed) && !o->lost && o->arena.place.table == place->table;
     o->lost |= held;
     if (held && o->until)
-        share_end(c, o, o->arena.node, -ENODEV); /* if another GPU is open, share_open() maps the arena again for it */
+        share_end(c, o, o->arena.node, -ENODEV); /* if another GPU is open, share_open() maps the arena for that GPU */
     pthread_mutex_unlock(&c->share_lock);
     return held;
 }
@@ -375,8 +375,10 @@ static bool share_leave(struct arenas *c, struct arena_other *o, const struct gp
         share_unmap(c, o);
     pthread_mutex_unlock(&c->share_lock);
     if (!unused)
-        base_log(BASE_LOG_WARN, "a GPU was closed while operations on another node's arena were under way, so that arena stays mapped "
-                                "until this node is closed; wait for operations before you close");
+        base_log(BASE_LOG_WARN,
+                 "a GPU was closed while operations on the arena of node %u in space %u were under way, so this node keeps the arena "
+                 "mapped until this node is closed; wait for all operations before you close a GPU",
+                 o->arena.node, o->arena.space);
     return unused && quiet;
 }
 

@@ -139,7 +139,7 @@ SPAN_KERNEL(span_wc)
 
 /* --- histogram --- */
 
-/* Threads of a warp that count the same byte in the same table wait for each other. */
+/* Number of tables of counters in a block. Threads of a warp that count the same byte value in the same table wait for each other. */
 #define SPAN_TABLES 8u
 #define SPAN_AHEAD  4u /* cells that a thread loads before it begins to count */
 
@@ -209,7 +209,7 @@ WEFT_DEVICE_CALL uint64_t span_hash_step(uint64_t acc, uint64_t word_times_prime
 
 WEFT_DEVICE_CALL uint64_t span_hash_end(const uint64_t *v, uint64_t total, const uint8_t *rest, uint32_t len)
 {
-    uint64_t h = v[2] + SPAN_PRIME_5; /* no full round has changed v[2], so it is the seed, 0 */
+    uint64_t h = v[2] + SPAN_PRIME_5; /* right if total < 32: no full round has changed v[2], which is still the seed, 0 */
     if (total >= 32) {
         h = span_turn(v[0], 1) + span_turn(v[1], 7) + span_turn(v[2], 12) + span_turn(v[3], 18);
         for (uint32_t i = 0; i < 4; i++)

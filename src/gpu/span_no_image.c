@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Used instead of the compiled span_kernels.cu if nvcc was not found when weft was built.
+ * Used instead of the compiled span_kernels.cu if neither nvcc nor a clang for GPUs was found when weft was built.
  */
 #include "gpu/gpu.h"
 

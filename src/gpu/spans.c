@@ -214,7 +214,7 @@ int gpu_spans_look(uint32_t which, char name[16], uint32_t *count)
     uint32_t index;
     *count = 0;
     if (!*code.image)
-        return base_fail(-ENODEV, "this weft was built without GPU code: build it where CUDA's compiler, nvcc, is found");
+        return base_fail(-ENODEV, "this weft was built without GPU code: build it where CUDA's compiler, nvcc, is found, or clang");
     for (uint32_t i = 0; *count < GPUS_MAX && weft_gpu_look(i, &info, sizeof info) == 0; i++) {
         if (!info.usable)
             snprintf(why, sizeof why, "%s", info.why);
@@ -273,7 +273,8 @@ int gpu_spans_open(const char *name, const weft_kernel *kernel, const char *arg,
 int gpu_spans_attach(struct gpu_spans *s, void *memory, size_t bytes)
 {
     if (s->regions == REGIONS)
-        return base_fail(-ENOSPC, "the GPU has access to %u ranges of memory already, which is the most", REGIONS);
+        return base_fail(-ENOSPC, "cannot give the GPU access to more memory: it has access to %u ranges already, which is the most",
+                         REGIONS);
     struct region *r = &s->region[s->regions];
     int rc = s->backend->attach(s->device, memory, bytes, &r->there);
     if (rc)

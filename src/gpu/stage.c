@@ -36,7 +36,7 @@ struct stage_slot *stage_take(struct weft_node *w, struct stage *s, uint32_t nod
     if (!found->at) {
         int rc = slot_make(w, found);
         if (rc) {
-            *why = s->held ? 0 : rc; /* if slots are in use, a slot will become free; if none is, this is an error */
+            *why = s->held ? 0 : rc; /* while other slots are in use, one of these will become free: no error */
             return NULL;
         }
     }

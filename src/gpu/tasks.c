@@ -270,11 +270,10 @@ static int tasks_add(struct gpu_workers *all, weft_queue *q, uint32_t *number)
     while (i < GPU_QUEUES && (at = atomic_load_explicit(&all->queue[i], memory_order_relaxed)) && at != q)
         i++;
     if (i == GPU_QUEUES)
-        return base_fail(
-            -ENOSPC,
-            "cannot give the queue a number: this GPU has given out all %u numbers, and closing a queue frees no number; use fewer "
-            "queues, or close the GPU and open it again",
-            GPU_QUEUES);
+        return base_fail(-ENOSPC,
+                         "weft_gpu_queue(): GPU %s has given all its %u numbers to queues, and closing a queue frees no number; use fewer "
+                         "queues, or close the GPU and open it again",
+                         all->name, GPU_QUEUES);
     int rc = atomic_load_explicit(&all->tasks, memory_order_relaxed) ? 0 : tasks_open(all);
     if (!rc) {
         atomic_store_explicit(&all->queue[i], q, memory_order_release); /* pairs with gpu_tasks_ask() */

@@ -24,7 +24,9 @@ int view_list(struct arenas *c, struct gpu_place *place)
         c->gpu_ends[i] = false;
     }
     pthread_mutex_unlock(&c->gpus_lock);
-    return i < ARENA_GPUS ? 0 : base_fail(-ENOSPC, "this node has %u GPUs open, which is the most: close one first", ARENA_GPUS);
+    return i < ARENA_GPUS
+               ? 0
+               : base_fail(-ENOSPC, "this node has %u GPUs open, which is the most: close a GPU first (weft_gpu_close())", ARENA_GPUS);
 }
 
 void view_end(struct arenas *c, const struct gpu_place *place)
@@ -125,7 +127,7 @@ const struct gpu_place *view_copier(const struct gpu_arena *a, const struct gpu_
 {
     if (!a || !b)
         return a ? &a->place : &b->place;
-    if (a->place.backend != b->place.backend) /* a GPU can access memory of the back end `host`, but not the other way round */
+    if (a->place.backend != b->place.backend) /* a GPU can access memory of `host`, but `host` cannot access a GPU's memory */
         return a->place.backend == &gpu_host ? &b->place : &a->place;
     return view_reaches(b, &a->place) ? &a->place : view_reaches(a, &b->place) ? &b->place : NULL;
 }

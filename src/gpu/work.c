@@ -53,7 +53,7 @@ static void fill_slot(weft_device_task_slot *s, uint64_t number, const weft_task
 
 static void put_in(weft_gpu_worker *k, const weft_lease *lease, int64_t now)
 {
-    /* not all slots are in use, so this ends; acquire: pairs with finish() */
+    /* not all slots are in use, so this loop ends; acquire: pairs with finish() */
     while (atomic_load_explicit(&k->tasks[k->next & k->mask].used, memory_order_acquire))
         k->next++;
     struct work_task *t = &k->tasks[k->next & k->mask];
@@ -118,7 +118,7 @@ static uint32_t finish(weft_gpu_worker *k)
     uint32_t n = 0;
     if (tail == k->done_head)
         return 0;
-    /* Fetch them together, because they are in the cache of the serving thread's processor. */
+    /* Prefetch the entries of all these tasks, because they are in the cache of the serving thread's processor. */
     for (uint64_t i = k->done_head; i != tail && i - k->done_head < BATCH; i++)
         base_fetch_to_write(&k->tasks[k->done[i & k->mask]]);
     pthread_mutex_lock(&k->lease_lock); /* wait for the end of a renewal, because the completion needs the renewed lease */
@@ -133,7 +133,7 @@ static uint32_t finish(weft_gpu_worker *k)
     atomic_store_explicit(&k->done_reached, reached, memory_order_relaxed); /* stored before the completions, which may take long */
     int accepted = weft_complete(k->q, leases, results, n, NULL);
     if (accepted < 0)
-        base_log(BASE_LOG_WARN, "a worker of a GPU cannot report that %u tasks are done: %s", n, base_error());
+        base_log(BASE_LOG_WARN, "worker %u of GPU %s cannot report that %u tasks are done: %s", k->number, k->all->name, n, base_error());
     work_count(&k->refused, n - (uint32_t)(accepted > 0 ? accepted : 0));
     /* release: pairs with work_used() and weft_gpu_worker_stat() */
     atomic_store_explicit(&k->completed, atomic_load_explicit(&k->completed, memory_order_relaxed) + n, memory_order_release);
@@ -355,7 +355,8 @@ static bool work_over(weft_gpu_worker *k, int64_t until, int64_t now)
     uint32_t n = take_back_all(k);
     if (n)
         base_log(BASE_LOG_WARN,
-                 "a worker of a GPU was closed before its blocks had done %u of its tasks: the queue gives these to other workers", n);
+                 "worker %u of GPU %s was closed before its blocks had done %u of its tasks: the queue gives these tasks to other workers",
+                 k->number, k->all->name, n);
     while (work_used(k)) /* the serving thread may still be passing on the last results */
         base_sleep_ns(NAP_LEAST_NS);
     return true;

@@ -7,8 +7,8 @@
 
 #include "gpu/gpu.h"
 
-/* A task in the ring. The worker's first thread writes it, except `held` and `result`. The members that other threads write are on the
- * first cache line.
+/* A task in the ring. The worker's first thread writes all members except `result`. The members that other threads write, too, are on the
+ * first cache line: `held`, `result` and `used`.
  */
 struct work_task {
     /* The task's number + 1 while no block has done the task. The thread that sets this to 0 decides how the task ends. */
@@ -64,7 +64,7 @@ struct weft_gpu_worker {
     int64_t renewed;     /* when leases were last renewed */
     int64_t checked;     /* when the device was last checked for errors */
     uint64_t beats_seen; /* the sum of the blocks' counters */
-    bool stalled;        /* blocks show no activity, so none may be alive */
+    bool stalled;        /* no block has shown activity for long: perhaps no block runs */
     bool failed;         /* the device has failed */
     bool finished;       /* no more tasks will be claimed */
 };

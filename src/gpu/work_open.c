@@ -15,7 +15,7 @@
 #define SLOTS_A_TASK  4u
 #define TASK_NS       (10 * WEFT_SECOND)
 #define RENEW_NS      (10 * WEFT_SECOND)
-#define RENEWALS      4 /* by default, renewals within one lease; a late renewal does no harm yet */
+#define RENEWALS      4 /* by default, the number of renewals within one lease; so a late renewal does no harm */
 #define LINE          128u
 
 /* How often leases are renewed by default. Other nodes may have opened the queue with another lease, which this node does not know. */
@@ -40,7 +40,8 @@ static int work_check(weft_queue *q, const weft_gpu_worker_config *config, weft_
     if (c->ahead > AHEAD_MAX || (c->ahead & (c->ahead - 1)))
         return base_fail(-EINVAL, "weft_gpu_worker_config.ahead is %u: it must be a power of two, at most %u", c->ahead, AHEAD_MAX);
     if (c->task_ns < 0 || c->renew_ns < 0)
-        return base_fail(-EINVAL, "weft_gpu_worker_config.task_ns or renew_ns is negative: it must be positive, or 0 for the default");
+        return base_fail(-EINVAL, "weft_gpu_worker_config.%s is negative: it must be positive, or 0 for the default",
+                         c->task_ns < 0 ? "task_ns" : "renew_ns");
     return 0;
 }
 
@@ -56,6 +57,7 @@ static int make_ring(weft_gpu_worker *k, uint64_t *there)
         k->memory = k->memory == MAP_FAILED ? NULL : k->memory;
         return base_fail(-ENOMEM, "no memory for a ring of %zu tasks of a GPU's worker" BASE_MEMORY_HINT, slots);
     }
+    base_touch_near(k->all->near, k->memory, k->bytes);
     memset(k->tasks, 0, slots * sizeof *k->tasks);
     k->slots = k->memory;
     uint8_t *rest = (uint8_t *)(k->slots + slots);
@@ -116,11 +118,10 @@ static void work_end_second(weft_gpu_worker *k)
 static int work_open_one(struct gpu_workers *all, weft_gpu_worker *k)
 {
     if (all->count == GPU_WORKERS_MAX)
-        return base_fail(
-            -ENOSPC,
-            "cannot open a worker: %u workers were opened on this GPU, which is the most, and closed workers count, too; reuse "
-            "workers, or close the GPU and open it again",
-            GPU_WORKERS_MAX);
+        return base_fail(-ENOSPC,
+                         "weft_gpu_worker_open(): %u workers were opened on GPU %s, which is the most, and closed workers count, too; use "
+                         "workers again instead of opening new ones, or close the GPU and open it again",
+                         GPU_WORKERS_MAX, all->name);
     k->number = all->count;
     int rc = work_make(k);
     if (rc)

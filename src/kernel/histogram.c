@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LANES 4 /* number of tables; equal bytes in a row use different tables, so that an increment does not wait for the store before */
+#define LANES 4 /* number of tables; equal bytes in a row use different tables, so that no increment waits for the one before */
 
 static int histogram_run(const weft_span *in, const char *arg, weft_out *out)
 {

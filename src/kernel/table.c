@@ -69,8 +69,10 @@ int weft_kernel_load(const char *file, const char *name, const weft_kernel **out
     if (!object)
         return base_fail(-ENOENT, "kernel %s: %s", name, dlerror());
     const weft_kernel *k = dlsym(object, name);
-    int rc = k ? kernel_check(k)
-               : base_fail(-ENOENT, "%s exports no kernel of that name: declare it as WEFT_API extern const weft_kernel %s", file, name);
+    int rc =
+        k ? kernel_check(k)
+          : base_fail(-ENOENT, "%s exports no kernel with the name %s: declare the kernel there as WEFT_API extern const weft_kernel %s",
+                      file, name, name);
     if (rc) {
         dlclose(object);
         return k ? base_context(rc, "%s", file) : rc;

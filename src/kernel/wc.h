@@ -11,7 +11,8 @@
 #define WEFT_WC_PRINTABLE 0
 #endif
 
-/* The result of a piece. A word may cross the border of two pieces, so the runs at both ends are recorded separately. */
+/* The result of a piece. A word may cross the border of two pieces, so the runs at both ends are recorded separately (wc.c says what runs
+ * and marks are). */
 struct kernel_wc_piece {
     uint64_t lines, bytes;
     uint64_t ended; /* words that end at white space in this piece */

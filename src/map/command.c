@@ -201,7 +201,8 @@ static int pump(struct running *r, int64_t deadline, siginfo_t *info, bool *time
     const _Atomic uint32_t *stopped = &slot->job->board->stopped;
     const _Atomic int64_t *stopped_ns = &slot->job->board->stopped_ns;
     int64_t not_counted = atomic_load_explicit(stopped_ns, memory_order_relaxed);
-    /* With a time limit, do not leave output in the pipe: the command's wait would count as its run time. */
+    /* With a time limit, do not leave output in the pipe: the time in which the command waits for room in the pipe would count as its run
+     * time. */
     const bool may_wait = !slot->job->options->timeout_ns;
     bool killed = false;
     int rc = 0;

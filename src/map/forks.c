@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The signal that a worker gets when the owner dies: the job ends. SIGTERM ends only this node. */
+/* A worker gets this signal when the owner dies, and then ends the whole job. SIGTERM ends only the worker itself. */
 #define OWNER_DIED SIGUSR1
 
 static struct map_job *forked; /* global, since a signal handler gets no argument from us */

@@ -16,7 +16,7 @@
 #include "fabric/fabric.h"
 #include "gpu/spans.h"
 
-#define GPU_LOOK_NS (60 * WEFT_SECOND) /* the driver of a large machine takes some seconds to start */
+#define GPU_LOOK_NS (60 * WEFT_SECOND) /* how long to wait for the driver; on a large machine its start takes some seconds */
 
 /* --- before the nodes are started --- */
 

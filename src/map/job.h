@@ -58,9 +58,9 @@
 #include "weft/queue.h"
 
 #define MAP_CHUNK_BYTES  (256u << 10)        /* output is captured in chunks of this size */
-#define MAP_INLINE_BYTES (64u << 10)         /* up to this size the last chunk travels inside the outcome */
+#define MAP_INLINE_BYTES (64u << 10)         /* a last chunk of at most this size is stored inside the outcome */
 #define MAP_BRING_DEPTH  4u                  /* chunks of a piece that are fetched at the same time */
-#define MAP_HOME_BYTES   (1u << 20)          /* part of the owner's pool: bounce buffers on the way to its spill file (home.c) */
+#define MAP_HOME_BYTES   (1u << 20)          /* part of the owner's pool, for outputs on their way to the spill file (home.c) */
 #define MAP_STEP_BYTES   (64u << 10)         /* bytes read at a time while looking for the end of a piece */
 #define MAP_LENGTH_MAX   (UINT64_C(1) << 48) /* the longest piece or output of a piece; sums of such lengths cannot overflow */
 #define MAP_ERRNO_MAX    4096                /* every errno is smaller */
@@ -158,11 +158,11 @@ struct map_line {                                    /* one line for each slot; 
     _Atomic uint64_t pieces, busy_ns, command_ns;
 };
 struct map_board {
-    _Atomic uint32_t ending;  /* no command may start any more */
-    _Atomic uint32_t stopped; /* the job is stopped (Ctrl-Z), and with it every command */
-    _Atomic int64_t stopped_since,
-        stopped_ns;            /* stopped_since: when it was stopped; stopped_ns: for how long in total. Time-outs do not count this time */
-    _Atomic uint32_t printing; /* the owner is writing output, so memory will be freed soon */
+    _Atomic uint32_t ending;                   /* no command may start any more */
+    _Atomic uint32_t stopped;                  /* the job is stopped (Ctrl-Z), and with it every command */
+    _Atomic int64_t stopped_since, stopped_ns; /* stopped_since: when the job was stopped; stopped_ns: for how long in total. Time-outs do
+                                                  not count this time */
+    _Atomic uint32_t printing;                 /* the owner is writing output, so memory will be freed soon */
     _Alignas(BASE_CACHE_LINE) _Atomic uint64_t spill_bytes; /* bytes of the spill file that were handed out */
     _Atomic int32_t pids[MAP_NODES_MAX];                    /* process ids of the nodes; 0: the process has ended */
     _Atomic uint32_t gpu[MAP_NODES_MAX];                    /* enum map_gpu */
@@ -194,7 +194,7 @@ void map_forks_check(struct map_job *job); /* kill the commands of nodes that ha
 void map_forks_wait(struct map_job *job);  /* at the end of the job: wait for the nodes, which leave by themselves */
 
 /* --- guardian.c: the process that kills the commands of a node on another host when the node has ended --- */
-/* `lines`: number of lines on the board. See guardian.c for when to call it. */
+/* `lines`: number of lines on the board. guardian.c says when to call this. */
 int map_guardian_start(struct map_job *job, size_t lines);
 void map_guardian_end(struct map_job *job);
 
@@ -257,7 +257,7 @@ void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr 
 void map_brought_drop(struct map_slot *slot); /* frees the fetched piece's space in the spill file */
 /* Make the slot's buffer in the pool at least `bytes` long. Returns false if there is no memory. */
 bool map_slot_buffer(struct map_slot *slot, uint64_t bytes);
-/* Renew the claim on the slot's piece, once `*next` has come. */
+/* Renew the claim on the slot's piece if the time `*next` has been reached. */
 void map_slot_renew(struct map_slot *slot, int64_t *next);
 
 /* --- cached.c: inputs that their home reads once for all nodes --- */
@@ -373,7 +373,7 @@ struct map_span { /* the piece's bytes: memory, or a range of a file */
 };
 struct map_slot;
 void map_command_run(struct map_slot *slot, const char *path, char *const *argv, const struct map_span *in, enum map_kind *kind, int *code);
-/* The kept text in one piece; `text` has room for MAP_STDERR_BYTES + 64. */
+/* Writes the kept bytes as one text to `text`, which has room for MAP_STDERR_BYTES + 64. Returns the length. */
 size_t map_errors_text(const struct map_errors *e, char *text);
 
 /* --- mapped.c: a piece of a file as memory, safe against truncation of the file. Each thread may have one such mapping --- */
@@ -538,8 +538,8 @@ struct map_job {
 /* --- run.c: find the kernel that the options name; returns -EINVAL if there is none --- */
 int map_choose_kernel(struct map_job *job);
 
-/* --- owner.c: the work of node 0. Returns the exit status. If its error text was not printed yet, returns a negative errno instead. After
- * an error, or if job->over is not set, threads and nodes are still running. --- */
+/* --- owner.c: the work of node 0. Returns the exit status. If an error text is still to be printed, returns a negative errno instead.
+ * After an error, or if job->over is not set, threads and nodes are still running. --- */
 int map_owner_run(struct map_job *job);
 void map_owner_free(struct map_job *job);
 

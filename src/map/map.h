@@ -28,8 +28,8 @@ enum map_when { MAP_AUTO, MAP_ALWAYS, MAP_NEVER };
 struct map_options {
     char *const *files;
     uint32_t file_count;
-    /* NULL, except with `apart` if other nodes have some of the files (HOST:PATH). Then it has a character for each file: MAP_HOME_HERE, or
-     * MAP_HOME_FIRST + the number of the node that has the file */
+    /* With `apart`, if other nodes have some of the files (HOST:PATH): a character for each file, which is MAP_HOME_HERE, or MAP_HOME_FIRST
+     * + the number of the node that has the file. Otherwise NULL */
     const char *homes;
     char *const *command;    /* NULL-terminated; NULL: a kernel */
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */

@@ -175,7 +175,8 @@ void map_end_all(struct map_job *job)
         nanosleep(&ms, NULL);
     }
     map_progress_clear(job); /* erase a bar that was being drawn when the signal arrived */
-    /* Kill commands that a node started while it was being killed. */
+    /* The node may have started a command after the first loop, and may have been killed before it could end this command. So kill the
+     * commands of all nodes again. */
     for (uint32_t node = 0; node < job->nodes; node++)
         map_nodes_kill_groups(job, node);
 }
@@ -195,7 +196,7 @@ void map_signal_pass(int sig)
     kill(getpid(), sig);
 }
 
-/* Install a handler unless the signal is ignored: nohup relies on that. */
+/* Install a handler unless the signal is ignored: nohup starts programs with SIGHUP ignored, and it must stay ignored. */
 static void on_signal_unless_ignored(int sig, void (*handler)(int))
 {
     struct sigaction sa;

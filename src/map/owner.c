@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define TICK_NS  (100 * WEFT_MS)
-#define TOLD_NS  (10 * WEFT_MS) /* when nothing was printed for so long, the owner counts as not printing */
+#define TOLD_NS  (10 * WEFT_MS) /* when nothing was printed for this time, the owner counts as not printing */
 #define REAP_MAX 64u
 
 /* --- submitting --- */
@@ -253,7 +253,8 @@ static int print_ready(struct map_owner *o, const weft_done *done, int count)
     return rc;
 }
 
-/* No piece is outstanding: wait until the feeder submits a piece. Returns true if the feeder will submit no more, and the job is done. */
+/* No piece is outstanding: wait until the feeder submits a piece. Returns true if the feeder will submit no more pieces, so that the job is
+ * done. */
 static bool wait_for_feeder(struct map_job *job)
 {
     pthread_mutex_lock(&job->lock);

@@ -31,7 +31,7 @@ struct map_owner {
     size_t fold_room;
     weft_gaddr release[WEFT_PAYLOAD_MAX / sizeof(weft_gaddr)]; /* addresses of memory that one node may free; not sent to it yet */
     uint32_t release_count, release_node;
-    bool told; /* nodes that are apart have been told that the owner is printing */
+    bool told; /* the nodes on other hosts have been told that the owner is printing */
     int64_t printed_ns;
     struct home *home; /* home.c */
     uint64_t held;     /* sum of `held` over all records */
@@ -62,6 +62,6 @@ int home_step(struct map_owner *o, int *status);
 bool home_busy(const struct map_owner *o); /* whether outputs are being fetched */
 /* Whether the owner waits for an answer of the node that may be lost. `cut`: the node has no route now. */
 bool home_unsure(struct map_owner *o, uint32_t node, bool cut);
-void home_wait(struct map_owner *o); /* wait briefly for some of the outputs */
+void home_wait(struct map_owner *o); /* wait briefly until more bytes of outputs have arrived */
 
 #endif

@@ -64,7 +64,7 @@ static void on_end(int sig)
     map_signal_pass(sig);
 }
 
-/* Called when a node has gone: if it is the owner, leave. */
+/* Called when a node has gone. If the owner has gone, this node leaves. */
 static void on_serve_member(weft_node *w, uint64_t epoch, uint32_t node, bool died, void *arg)
 {
     (void)w, (void)epoch, (void)died;
@@ -205,7 +205,7 @@ static int serve_run(struct map_job *job)
     serving = job;
     map_on_signal(SIGPIPE, SIG_IGN);
     map_on_signal(SIGXFSZ, SIG_IGN);
-    base_process_null(2); /* so that a program that reads our standard output sees its end when the owner has ended */
+    base_process_null(2); /* so that a program that reads our standard output sees end-of-file when the owner has ended */
     map_scratch_open(&job->spill);
     weft_config config = {.bytes = sizeof config};
     if ((rc = map_homes_serve(job)) || (rc = map_node_open(job, &config, on_serve_member)))

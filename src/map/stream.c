@@ -24,7 +24,7 @@ static int read_some(const struct map_stream *s, uint8_t *to, size_t want, size_
     return 0;
 }
 
-/* Wait for the owner's condition variable, but at most 20 ms: memory may be freed without a signal to it. */
+/* Wait for the owner's condition variable, but at most 20 ms: memory may be freed without a signal to this variable. */
 static void wait_a_little(struct map_job *job)
 {
     base_cond_wait(&job->changed, &job->lock, base_deadline(20 * WEFT_MS));

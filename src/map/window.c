@@ -147,7 +147,10 @@ static int fatal(struct map_owner *o, const struct record *r, const struct map_o
                 code == E2BIG ? "; its arguments and the environment are too large" : "");
         return code == ENOENT ? -ENOENT : -EACCES;
     }
-    map_say(o->job, "%.*s%s", (int)oc->error_len, error, where);
+    if (o->job->apart)
+        map_say(o->job, "node %u: %.*s", r->worker, (int)oc->error_len, error);
+    else
+        map_say(o->job, "%.*s", (int)oc->error_len, error);
     return -ENOSPC;
 }
 

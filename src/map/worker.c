@@ -15,9 +15,9 @@
  * be the cause of the deaths. */
 #define DEATHS_MAX 3u
 
-/* A node on which a piece has failed passes the piece on, so that another node can take it. All nodes together do so at most this many
- * times for a piece. A node that is alone reaches this limit after about two seconds, so a stopped node does not hold up the job for
- * ever. */
+/* A node on which a piece has failed passes the piece on, so that another node can take it. All nodes together pass a piece on at most this
+ * many times; then the node that claims it runs it. If all other nodes are stopped, a node reaches this limit by itself after about two
+ * seconds, so that stopped nodes do not hold up the job for ever. */
 #define GIVE_AWAY_MAX 36u
 
 /* A node that gets only pieces that have failed on it waits before it claims again: first WEFT_MS, then twice as long each time, at most
@@ -226,7 +226,7 @@ static void note_choice(struct map_job *job, bool found)
     uint32_t misses = atomic_load_explicit(&job->misses, memory_order_relaxed);
     if (found) {
         atomic_store_explicit(&job->misses, 0, memory_order_relaxed);
-    } else if (misses == 0 || now >= job->look_ns) { /* several slots that find no such piece at the same time count once */
+    } else if (misses == 0 || now >= job->look_ns) { /* if several slots find no suitable piece at the same time, this counts once */
         job->look_ns = now + (WEFT_MS << (misses < MISSES_MAX ? misses : MISSES_MAX));
         atomic_store_explicit(&job->misses, misses + 1, memory_order_relaxed);
     }

@@ -5,8 +5,8 @@
  *
  * Limits of caches: STACK_BLOCKS blocks and STACK_BYTES for a class, THREAD_BYTES for a thread, an eighth of the pool for all threads
  * together. A stack starts small, and its limit grows when it becomes empty or full. When a thread that has reached its limit needs blocks
- * of a new class, it returns all its blocks and starts again. So when a pool is exhausted, the caches of other threads have at most an
- * eighth of it.
+ * of a new class, it returns all its cached blocks and starts again. So when a pool is exhausted, the caches of other threads hold at most
+ * an eighth of the pool.
  */
 #include "mem/heap.h"
 
@@ -22,7 +22,8 @@
 
 #define LIVE 1u
 
-/* first <= top <= limit. Only the owning thread writes; mem_stat() reads `top` and `first`. */
+/* A stack of free blocks of one class: first <= top <= limit. Only the owning thread writes these fields; mem_stat() reads `top` and
+ * `first`. */
 struct stack {
     _Atomic(struct mem_block *) top;
     struct mem_block *first, *limit;
@@ -235,7 +236,8 @@ static void cache_grow(struct mem_pool *p, struct mem_cache *c, uint32_t class)
         set_top(s, blocks);
     }
     uint64_t now = (uint64_t)(s->limit - s->first);
-    /* The first limit is the number of blocks in one word of the slab's map, so that threads do not share cache lines of marks. */
+    /* The first limit is the number of blocks that one word of a slab's map covers, because the marks of these blocks fill one cache line.
+     * So threads do not share cache lines of marks. */
     uint64_t wanted = now ? now * 2 : ((UINT64_C(64) << p->class[class].grain) + size - 1) / size;
     if (wanted > s->blocks)
         wanted = s->blocks;
@@ -301,8 +303,7 @@ static __attribute__((noinline)) int alloc_small(struct mem_pool *p, uint32_t cl
     struct mem_block *top = s ? top_of(s) : NULL;
     struct mem_block block;
 
-    /* The cache may have a block: the fast path did not look if another pool was used last, or if an alignment was requested.
-     */
+    /* The cache may contain a block: the fast path is skipped if the thread has last used another pool, or if an alignment is requested. */
     if (s && top != s->first) {
         block = *--top;
         set_top(s, top);
@@ -411,8 +412,8 @@ int mem_alloc(struct mem_pool *p, uint64_t bytes, uint64_t align, uint64_t *offs
 
 /* --- free --- */
 
-/* Make the error for an offset at which no live buffer starts. If another thread is freeing a buffer there, the error may describe the
- * state before or after that. */
+/* Make the error for an offset at which no live buffer starts. If another thread is freeing a buffer at this offset, the error may describe
+ * the state before or after that free. */
 static BASE_COLD int cache_refuse(struct mem_pool *p, uint64_t offset)
 {
     uint64_t e = offset >> EXTENT_SHIFT, start = 0, size = 0;
@@ -467,7 +468,7 @@ static __attribute__((noinline)) int free_large(struct mem_pool *p, uint64_t off
     return live ? 0 : cache_refuse(p, offset);
 }
 
-/* The slow path of a free: the stack is full, or another pool was used last. */
+/* The slow path of mem_free(): the stack is full, or this thread has last used another pool. */
 static __attribute__((noinline)) int free_small(struct mem_pool *p, uint32_t class, struct mem_block block)
 {
     atomic_store_explicit(block.mark, 0, memory_order_relaxed);

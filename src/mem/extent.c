@@ -6,7 +6,7 @@
  */
 #include "mem/heap.h"
 
-#define LOOK 16u /* this many runs of a bin are compared before the next bin is searched */
+#define LOOK 16u /* at most this many runs of a bin are compared before the next bin is searched */
 
 static uint32_t bin_of(uint32_t extents)
 {
@@ -34,7 +34,7 @@ static void insert(struct mem_pool *p, uint32_t first, uint32_t extents)
 {
     uint32_t bin = bin_of(extents), next = p->run_head[bin];
     p->kind[first + extents - 1] = RUN_FREE_END;
-    p->kind[first] = RUN_FREE; /* set after the run's end, so that a run of one extent gets RUN_FREE */
+    p->kind[first] = RUN_FREE; /* stored after RUN_FREE_END, so that a run of one extent gets RUN_FREE */
     p->extent[first + extents - 1].run = extents;
     p->extent[first].run = extents;
     p->extent[first].next = next;
@@ -106,7 +106,7 @@ void run_give(struct mem_pool *p, uint32_t first, uint32_t extents)
         extents += p->extent[after].run;
         take_out(p, after);
     }
-    uint8_t left = p->kind[first - 1]; /* extent 0 is never in the heap */
+    uint8_t left = p->kind[first - 1]; /* first > 0, because extent 0 is never in the heap */
     if (left == RUN_FREE || left == RUN_FREE_END) {
         uint32_t run = p->extent[first - 1].run;
         first -= run;
@@ -132,7 +132,7 @@ uint32_t run_largest(const struct mem_pool *p)
 
 uint32_t run_head_of(const struct mem_pool *p, uint32_t extent)
 {
-    /* A linear search is fast enough, because only a wrong free needs it. */
+    /* A linear search is fast enough, because only an invalid mem_free() needs it. */
     if (p->kind[extent] == RUN_FREE_END)
         return extent - p->extent[extent].run + 1;
     while (p->kind[extent] == RUN_INSIDE)

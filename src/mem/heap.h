@@ -108,8 +108,8 @@ uint32_t run_head_of(const struct mem_pool *p, uint32_t extent); /* first extent
 /* --- slab.c: the caller holds pool->lock --- */
 void slab_init(struct mem_pool *p);
 void slab_fini(struct mem_pool *p);
-/* Take `want` blocks of a class, plus further blocks of the same words of the map, at most `room` blocks in all. Creates a slab if
- * necessary. Returns the number of blocks; 0: the pool is full. */
+/* Take `want` blocks of a class, and further blocks so that whole words of the map are taken, but at most `room` blocks in all. Creates a
+ * slab if necessary. Returns the number of blocks taken, which may be less than `want`; 0: the pool is full. */
 uint32_t slab_take(struct mem_pool *p, uint32_t class, struct mem_block *into, uint32_t want, uint32_t room);
 void slab_put(struct mem_pool *p, struct mem_block block);
 void slab_trim(struct mem_pool *p); /* free all slabs without used blocks */

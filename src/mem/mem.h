@@ -2,7 +2,7 @@
  *
  * mem: the pool and its allocator. The pool is one range of virtual memory. Its memory is shared memory, which peers of the same host can
  * map. Offsets count from the start of the pool. The allocator never uses offsets below `heap_offset`: offset 0 is null, and higher layers
- * (src/sync/, for example) keep their words there.
+ * (src/sync/, for example) keep words of their own below `heap_offset`.
  *
  * All records of the allocator are in private memory, so a peer that writes to the pool cannot damage them.
  */
@@ -30,7 +30,8 @@ struct mem_stats {
 };
 
 int mem_pool_create(struct mem_pool **out, const struct mem_options *options);
-/* Create an allocator without base and descriptor, for memory that the processor cannot access. The first extent is never used. */
+/* Create a pool that only allocates offsets, for memory that the processor cannot access: the pool has no base and no descriptor. Its first
+ * extent is never used. */
 int mem_pool_create_books(struct mem_pool **out, uint64_t bytes);
 void mem_pool_destroy(struct mem_pool *pool); /* no other thread may use the pool */
 

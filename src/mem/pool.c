@@ -178,7 +178,7 @@ static int pool_start(struct mem_pool *p)
 int mem_pool_create_books(struct mem_pool **out, uint64_t bytes)
 {
     if (bytes < 2 * MEM_EXTENT_BYTES || bytes % MEM_EXTENT_BYTES || bytes > WEFT_MAX_POOL_BYTES)
-        return base_fail(-EINVAL, "cannot allocate from memory of %llu bytes: expected a multiple of 64 KiB, from 128 KiB to 16 TiB",
+        return base_fail(-EINVAL, "an arena of %llu bytes: the size must be a multiple of 64 KiB, at least 128 KiB and at most 16 TiB",
                          (unsigned long long)bytes);
     struct mem_pool *p = pool_new(bytes, MEM_EXTENT_BYTES);
     int rc = p ? pool_start(p) : -ENOMEM;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Slabs: runs of extents that are divided into blocks of one size. heap.h explains the bit map of free blocks and the marks. Records of
- * slabs are reused, but not freed before the pool: a wrong free may read the marks of a slab that is being freed.
+ * slabs are reused, and are freed only with the pool, because an invalid mem_free() may read the marks of a slab that is being freed.
  */
 #include "mem/heap.h"
 
@@ -26,7 +26,7 @@ static void class_init(struct mem_class *c, uint32_t index)
         c->size = (9 + step) << (octave + 6);
         c->grain = (uint8_t)(octave + 6);
     }
-    /* The smallest number of extents with at least four blocks and at most a sixteenth unused. */
+    /* The smallest number of extents that contain at least four blocks and waste at most a sixteenth of their bytes. */
     for (c->extents = 1; c->extents < SLAB_MAX; c->extents++) {
         uint32_t bytes = (uint32_t)c->extents << EXTENT_SHIFT;
         if (bytes / c->size >= 4 && bytes % c->size <= bytes / 16)
@@ -119,7 +119,7 @@ static bool slab_make(struct mem_pool *p, uint32_t class)
     s->class = class;
     s->blocks = s->unused = (extents << EXTENT_SHIFT) / c->size;
     s->hint = 0;
-    /* All marks are 0, because a slab is freed only without live blocks. */
+    /* All marks are already 0, because a slab is freed only when it has no live blocks. */
     memset(s->map, 0, s->words * sizeof *s->map);
     for (uint32_t b = 0; b < s->blocks; b++) {
         uint32_t g = b * (c->size >> c->grain);
@@ -191,7 +191,7 @@ void slab_put(struct mem_pool *p, struct mem_block block)
     uint32_t g = (uint32_t)(block.mark - s->marks);
     uint64_t bit = UINT64_C(1) << (g % 64);
     if (BASE_UNLIKELY(s->map[g / 64] & bit)) {
-        /* Two threads have freed the same buffer at the same time, and both have cached it: drop the second copy. */
+        /* Two threads have freed the same buffer at the same time, and both have cached it. The block is already free: ignore this call. */
         base_log(BASE_LOG_ERROR,
                  "the buffer at pool offset 0x%llx was freed by two threads at once: the program must free each buffer once",
                  (unsigned long long)block.offset);

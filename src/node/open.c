@@ -17,7 +17,7 @@
 #define AGAIN_FIRST (20 * WEFT_MS)    /* first pause before a node tries again to join the running cluster; doubled each time */
 #define AGAIN_LAST  (1 * WEFT_SECOND) /* about the longest pause */
 
-/* The size of the struct in version 0.1, the first one. */
+/* The size of weft_config in version 0.1, the first version. */
 #define CONFIG_FIRST (offsetof(weft_config, reconnect_ns) + sizeof((weft_config *)0)->reconnect_ns)
 
 /* All transports, the preferred ones first (see fabric/transports.h). */
@@ -35,7 +35,7 @@ static void enlist(struct weft_node *w)
     pthread_mutex_unlock(&open_lock);
 }
 
-/* Remove a node from the list. Fails if it is not open, or if a thread waits in a call on it. */
+/* Remove a node from `open_nodes`. Fails if the node is not open, or if a thread waits in a call that uses the node. */
 static int delist(struct weft_node *w)
 {
     struct weft_node **at = &open_nodes;
@@ -115,7 +115,7 @@ static int open_once(weft_node **out, const weft_config *config, int64_t *again)
         gateway_groups_close(groups);
         goto out;
     }
-    /* Open all parts that have message handlers before joining: a peer that has joined earlier may send at once. */
+    /* Before joining, open all parts that have message handlers: a peer that has joined earlier may send messages at once. */
     rc = sync_open(w);
     if (!rc)
         rc = queue_open(w);
@@ -163,8 +163,8 @@ int weft_open(weft_node **out, const weft_config *config)
     int rc = config ? base_take_struct(&c, sizeof c, config, CONFIG_FIRST, "weft_config") : 0;
     if (rc)
         return rc;
-    /* After -ECONNRESET try again: a member may have died while this node joined the running cluster. Each attempt uses up a
-     * node number of the cluster, which has WEFT_MAX_NUMBERS of them, so the pauses grow. */
+    /* After -ECONNRESET try again: a member may have died while this node joined the running cluster. Each attempt uses up one of the
+     * cluster's WEFT_MAX_NUMBERS node numbers, so the pauses between attempts grow. */
     for (int64_t pause = AGAIN_FIRST;; pause = pause < AGAIN_LAST ? 2 * pause : pause) {
         rc = open_once(out, config ? &c : NULL, &again);
         if (rc != -ECONNRESET || base_now_ns() >= again)
@@ -185,7 +185,7 @@ int weft_close(weft_node *w)
     cluster_door_close(w);
     gateway_leave(w);
     gpu_leave(w);
-    /* One deadline for all peers together, so that many peers that do not answer delay the close no longer than one does. */
+    /* All flushes share one deadline, so that many peers that do not answer delay the close no longer than one such peer. */
     int64_t deadline = fab_timeout(w, WEFT_TIMEOUT_DEFAULT);
     for (uint32_t i = 0; i < w->size; i++) {
         int64_t left = deadline - base_now_ns();

@@ -113,7 +113,7 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(max == 0))
-        return base_fail(-EINVAL, "queue '%s': claiming 0 tasks: expected at least 1", q->name);
+        return base_fail(-EINVAL, "queue '%s': weft_claim() of 0 tasks: expected at least 1", q->name);
     if (max > INT32_MAX)
         max = INT32_MAX;
     int n = claim_or_shut(q, out, max, timeout_ns == 0 ? 0 : INT64_MAX);
@@ -130,8 +130,8 @@ int weft_claim(weft_queue *q, weft_lease *out, uint32_t max, int64_t timeout_ns)
     return rc;
 }
 
-/* Returns the view of a claim's shard, and stores the claim's slot. Returns NULL if this node certainly does not hold the claim any
- * more. */
+/* Returns the view of a claim's shard, and stores the index of the claim's slot in *slot. Returns NULL if this node certainly does not hold
+ * the claim any more. */
 static struct queue_view *claim_view(const struct weft_queue *q, const weft_lease *c, uint32_t *slot)
 {
     uint64_t word = c->private_[CLAIM_STATE];
@@ -141,7 +141,7 @@ static struct queue_view *claim_view(const struct weft_queue *q, const weft_leas
     return v && fab_alive(q->w, v->node) ? v : NULL;
 }
 
-/* Send completions to their submitter. Returns false if the submitter is gone, and the shards' homes free its slots. */
+/* Send completions to their submitter. Returns false if the submitter is gone; then the shards' homes free its slots. */
 static bool claim_tell(struct weft_queue *q, uint64_t submitter, const struct queue_done_message *dones, uint32_t count)
 {
     uint32_t node = slot_user_node(submitter), incarnation = slot_user_incarnation(submitter);
@@ -180,7 +180,8 @@ static void limit_end(const struct limit *l)
         fab_limit(l->before);
 }
 
-/* Swap one claim to DONE. Returns false if the shard has refused the swap. */
+/* Swap the slot of one claim to DONE, and fill `m`, the message to the submitter. Returns false if the swap has failed, or if the shard's
+ * node or the submitter is gone. */
 static bool claim_finish(struct weft_queue *q, const weft_lease *c, const weft_result *r, struct queue_done_message *m, struct limit *limit)
 {
     uint32_t slot;
@@ -206,14 +207,14 @@ static BASE_COLD int needs_waiting(const struct weft_queue *q, const weft_lease 
         struct queue_view *v = claim_view(q, &claims[i], &slot);
         if (v && !v->shard.mem)
             return base_fail(-EDEADLK,
-                             "queue '%s': the task is in the shard of node %u, and a handler must not wait for that "
-                             "node's answer: call this outside the handler",
+                             "queue '%s': the task is stored on node %u, and a handler must not wait for that node's answer: make this "
+                             "call in another thread",
                              q->name, v->node);
     }
     return 0;
 }
 
-/* Fetches the slots of several claims together. Otherwise each swap would wait for its own slot. */
+/* Fetches the memory of several claims' slots together. Otherwise each swap would wait for the memory of its own slot. */
 static void claim_fetch(const struct weft_queue *q, const weft_lease *claims, uint32_t n)
 {
     for (uint32_t i = 0, slot; i < n; i++) {
@@ -268,7 +269,7 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(count > INT32_MAX))
-        return base_fail(-EINVAL, "queue '%s': completing %u tasks: expected at most 2147483647", q->name, count);
+        return base_fail(-EINVAL, "queue '%s': weft_complete() of %u tasks: expected at most 2147483647", q->name, count);
     int rc = BASE_UNLIKELY(queue_elsewhere(q)) ? needs_waiting(q, claims, count) : 0;
     return rc ? rc : complete(q, claims, results, count, accepted);
 }
@@ -276,11 +277,17 @@ int weft_complete(weft_queue *q, const weft_lease *claims, const weft_result *re
 /* Report why a claim could not be changed. `rc`: the error of the attempt. */
 static BASE_COLD int claim_refused(struct weft_queue *q, const struct queue_view *v, int rc, const char *otherwise)
 {
-    if (!v || rc == -ESTALE || rc == -ECONNRESET)
+    if (!v || rc == -ECONNRESET)
         return base_fail(-ESTALE,
-                         "queue '%s': this node does not hold the claim any more: its lease has ended; renew it in time (weft_renew())",
+                         "queue '%s': this node does not hold the claim any more, because the node that stored the task is gone; stop the "
+                         "work on this task, because its submitter submits it again",
                          q->name);
-    return base_context(rc, "queue '%s': a task in the part of the queue at node %u (%s)", q->name, v->node, otherwise);
+    if (rc == -ESTALE)
+        return base_fail(-ESTALE,
+                         "queue '%s': this node does not hold the claim any more, because its lease has ended, or the claim was completed "
+                         "or released already; stop the work on this task, and renew claims in time (weft_renew())",
+                         q->name);
+    return base_context(rc, "queue '%s': a task that is stored on node %u (%s)", q->name, v->node, otherwise);
 }
 
 int weft_renew(weft_queue *q, weft_lease *claim)

@@ -173,10 +173,14 @@ static int drain_later(struct drain *d, int64_t timeout_ns)
     for (;;) {
         int over = once && !d->asked ? -ETIMEDOUT : queue_check(q, &p);
         if (over == -ETIMEDOUT)
-            return base_fail(over, "queue '%s': not all submitted work was complete at the deadline; drain again, or allow more time",
-                             q->name);
+            return base_fail(
+                over, "queue '%s': not all submitted tasks were complete at the deadline; call weft_drain() again, or allow more time",
+                q->name);
         if (over)
-            return base_fail(over, "queue '%s': not all submitted work is complete, and %s to do it", q->name, fab_patience_loss(&p));
+            return base_fail(
+                over,
+                "queue '%s': not all submitted tasks are complete, and %s that could complete them; claim them on this node (weft_claim())",
+                q->name, fab_patience_loss(&p));
         if (fab_patience_due(&p))
             say_drain(q, &p);
         int64_t slice = base_now_ns() + DRAIN_SLICE_NS, next = fab_patience_next(&p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Messages that must arrive, although no thread waits until they have: completions, requests to settle a slot, the close of a queue. A
- * message that cannot be sent now is kept. upkeep.c sends it later, even after the queue was closed.
+ * Sends messages that must arrive, but for whose arrival no thread waits: completions, requests to settle a slot, the close of a queue. A
+ * message that cannot be sent now is kept, and upkeep.c sends it later, even after the queue was closed.
  */
 #include "queue/queue.h"
 
@@ -12,7 +12,7 @@ struct queue_unsent {
     struct queue_unsent *next;
     uint32_t node, to, count;
     enum queue_message_type type;
-    bool sending; /* guarded by the outbox lock; while it is set, the message must not be changed */
+    bool sending; /* guarded by the outbox lock; while `sending` is true, the message must not be changed */
     size_t len;
     uint8_t payload[];
 };

@@ -49,7 +49,7 @@ static int make_shard(struct weft_node *w, struct weft_queue *q, uint32_t slots)
     return 0;
 }
 
-/* The size of the struct in version 0.1, the first one. */
+/* The size of weft_queue_config in version 0.1, the first version. */
 #define CONFIG_FIRST (offsetof(weft_queue_config, submit_only) + sizeof((weft_queue_config *)0)->submit_only)
 
 int weft_queue_open(weft_node *w, const char *name, const weft_queue_config *given, weft_queue **out)

@@ -66,10 +66,10 @@ struct queue_view {
     uint32_t node, incarnation; /* the shard's node, and the incarnation of the queue there */
     _Atomic bool gone;          /* the node died, left or closed the queue; set while the table's lock is held */
     _Atomic uint32_t attempts;  /* number of attempts to take a slot */
-    /* After the node has failed to answer, other nodes are asked first until this time; 0: the node answers. Only a hint, so relaxed. */
+    /* Until this time other nodes are tried first, because an operation on this shard timed out; 0: none did. A hint, so relaxed. */
     _Atomic int64_t silent_until;
     uint32_t tried_room;         /* length of shard.tried */
-    _Atomic uint64_t *tried_own; /* shard.tried, if this view has its own; NULL: it is that of an older view */
+    _Atomic uint64_t *tried_own; /* shard.tried, if this view allocated it; NULL: an older view did */
     uint32_t former;             /* number of older views of the same node, kept until this node closes the queue */
     struct queue_view *retired;
 };
@@ -89,8 +89,8 @@ struct weft_queue {
     struct weft_node *w;
     char name[QUEUE_NAME_BYTES];
     uint64_t key;             /* the hash of the name */
-    uint32_t incarnation;     /* how many queues this node has opened so far, with this one */
-    _Atomic int64_t lease_ns; /* relaxed: how long a claim in this node's shard is held without renewal */
+    uint32_t incarnation;     /* how many queues this node has opened so far, including this one */
+    _Atomic int64_t lease_ns; /* how long a claim in this node's shard lasts without renewal; relaxed */
     _Atomic uint32_t force;
     _Atomic bool shut, closed;
     _Atomic bool elsewhere; /* at least one shard is, or was, reached through the fabric */

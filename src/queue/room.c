@@ -72,7 +72,7 @@ static void closed(struct weft_queue *q, uint32_t from, uint32_t incarnation)
     room_gone(q, v && v->incarnation == incarnation ? v : NULL, slot_closed(&q->own->shard, slot_user(from, incarnation)));
 }
 
-/* A node announces its shard. Every field is checked, since the message may hold anything. */
+/* Handle HELLO and ANSWER, by which node `from` announces its shard. Every field is checked, since `from` may send anything. */
 static void learn(struct weft_queue *q, uint32_t from, const struct queue_message *m)
 {
     uint32_t slots = m->slot_bits == 0 ? 0 : m->slot_bits > 31 ? UINT32_MAX : UINT32_C(1) << (m->slot_bits - 1);

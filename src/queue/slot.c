@@ -165,7 +165,7 @@ static inline uint32_t lag_of(const struct slot_shard *s, uint64_t head, uint64_
     return lag > s->slots ? s->slots : lag;
 }
 
-/* Head first, then tail: tail only grows and head never passes it, so the difference is not negative. */
+/* Loads head first, then tail: tail only grows, and head never passes tail, so tail - head is not negative. */
 static inline int load_ends(const struct slot_shard *s, uint64_t *head, uint64_t *tail)
 {
     int rc = load(s, SLOT_HEAD, head);
@@ -245,7 +245,7 @@ BASE_INLINE int fill(const struct slot_shard *s, uint32_t slot, uint64_t user, u
 
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count)
 {
-    /* Once a task is placed, `patience` used slots in a row end the search, because the caller can fill other shards. */
+    /* When at least one task is placed, `patience` used slots in a row end the search, because the caller can fill other shards. */
     const uint32_t patience = 16;
     uint64_t tail;
     int rc = load(s, SLOT_TAIL, &tail), error = 0;
@@ -324,7 +324,7 @@ static int look_at(const struct slot_shard *s, struct look *l, uint64_t position
 
 /* Whether this thread may try to claim the READY `word` of a slot through the fabric. Only the first thread of this node that reads the
  * word may try. If that thread gives up its swap, the home makes claimers look at the slot again. A word up to SLOT_BEHIND versions older
- * than the one tried last is outdated. Relaxed, because nothing else is read on the strength of this entry. */
+ * than the one tried last is outdated. The memory order is relaxed, because no other load depends on this entry. */
 static bool try_once(const struct slot_shard *s, uint32_t slot, uint64_t word)
 {
     uint64_t seen = atomic_load_explicit(&s->tried[slot], memory_order_relaxed), mine = (uint64_t)s->incarnation << 32 | word >> 32;

@@ -179,12 +179,12 @@ int slot_counts(const struct slot_shard *s, uint64_t *submitted, uint64_t *compl
 /* Compare-and-swap of a header word. Returns 1 if swapped, 0 if not, or an error. */
 int slot_header_swap(const struct slot_shard *s, enum slot_header word, uint64_t expected, uint64_t desired);
 
-/* Submitter `user`: place `count` tasks, or as many of them, from the first on, as there are free slots for. Task i: words at tasks + i *
- * SLOT_TASK_WORDS. Returns how many were placed. */
+/* Submitter `user`: place `count` tasks in order, until no slot is free. The words of task i are at tasks + i * SLOT_TASK_WORDS. Returns
+ * how many tasks were placed. */
 int slot_submit(const struct slot_shard *s, uint64_t user, uint32_t attempt, const uint64_t *tasks, const uint64_t *ids, uint32_t count);
 
-/* Worker `user`: claim up to `max` tasks, and with `half` at most half of the ready ones. Skips a slot if its submitter is not below
- * `nodes`. Returns how many were claimed. */
+/* Worker `user`: claim up to `max` tasks; if `half` is true, at most half of the ready tasks. Skips a slot if its submitter's node is not
+ * below `nodes`. Returns how many tasks were claimed. */
 int slot_claim(const struct slot_shard *s, uint64_t user, uint32_t nodes, struct slot_claim *out, uint32_t max, bool half);
 
 /* Starts to load the slot's memory, for a call that changes the slot soon. */

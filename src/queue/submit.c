@@ -46,7 +46,9 @@ static int submit_place(struct weft_queue *q, struct queue_view *v, const weft_t
     queue_publish_counts(q);
     base_spin_unlock(&t->lock);
     if (noted == 0)
-        return gone ? 0 : base_fail(-ENOMEM, "queue '%s': no memory for more outstanding tasks: reap some", q->name);
+        return gone ? 0
+                    : base_fail(-ENOMEM, "queue '%s': no memory for more outstanding tasks: call weft_reap() for some of them first",
+                                q->name);
 
     int placed = slot_submit(&v->shard, queue_user(q), 0, (const uint64_t *)(const void *)tasks, ids, noted);
     uint32_t kept = placed < 0 ? 0 : (uint32_t)placed;
@@ -115,7 +117,8 @@ static BASE_COLD int submit_later(struct weft_queue *q, const weft_task *tasks, 
         int64_t now = base_now_ns();
         if (now >= deadline)
             return base_fail(-ETIMEDOUT,
-                             "queue '%s': no shard had room before the deadline: claim tasks faster, or open the queue with more slots",
+                             "queue '%s': the parts of the queue on all nodes were full until the deadline: claim tasks faster, or open "
+                             "the queue with more slots",
                              q->name);
         struct room_wait r = {q, atomic_load_explicit(&q->own->shard.mem[SLOT_COMPLETED], memory_order_relaxed)};
         int64_t slice = now + SUBMIT_SLICE_NS; /* other nodes do not wake this node when they free slots, so look again after a while */
@@ -133,7 +136,7 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(count == 0 || count > INT32_MAX))
-        return base_fail(-EINVAL, "queue '%s': submitting %u tasks: expected 1 to 2147483647", q->name, count);
+        return base_fail(-EINVAL, "queue '%s': weft_submit() of %u tasks: expected 1 to 2147483647", q->name, count);
     if (BASE_UNLIKELY(atomic_load_explicit(&q->pending, memory_order_relaxed)))
         queue_place_pending(q);
     int n = place_some(q, tasks, count, ids, timeout_ns == 0 ? 0 : INT64_MAX);
@@ -148,8 +151,8 @@ int weft_submit(weft_queue *q, const weft_task *tasks, uint32_t count, uint64_t 
     return rc;
 }
 
-/* For slots of shards that are reached through the fabric: ask the shards' nodes by message to free them. A handler must not wait for an
- * operation. */
+/* Ask the homes, by message, to free those slots that this node reaches through the fabric. Freeing them directly would wait for an
+ * operation, and completions are accepted in a handler, which must not wait. */
 static BASE_COLD void free_elsewhere(struct weft_queue *q, const struct queue_done_message *dones, uint32_t count)
 {
     struct queue_settle_message at_home[QUEUE_DONES_MAX];
@@ -267,9 +270,14 @@ static BASE_COLD int reap_later(struct weft_queue *q, weft_done *out, uint32_t m
             return rc;
         int over = rc ? queue_check(q, &p) : 0;
         if (over == -ETIMEDOUT)
-            return base_fail(over, "queue '%s': nothing was completed before the deadline; reap again, or allow more time", q->name);
+            return base_fail(
+                over, "queue '%s': no task of this node was completed before the deadline; call weft_reap() again, or allow more time",
+                q->name);
         if (over)
-            return base_fail(over, "queue '%s': nothing was completed, and %s to do it", q->name, fab_patience_loss(&p));
+            return base_fail(over,
+                             "queue '%s': no task of this node was completed, and %s that could complete one; claim the tasks on this node "
+                             "(weft_claim())",
+                             q->name, fab_patience_loss(&p));
         if (rc && fab_patience_due(&p))
             say_reap(q, &p);
         int n = reap_now(q, out, max);
@@ -283,7 +291,7 @@ int weft_reap(weft_queue *q, weft_done *out, uint32_t max, int64_t timeout_ns)
     if (BASE_UNLIKELY(queue_closed(q)))
         return queue_refuse_closed(q);
     if (BASE_UNLIKELY(max == 0))
-        return base_fail(-EINVAL, "queue '%s': reaping 0 completions: expected at least 1", q->name);
+        return base_fail(-EINVAL, "queue '%s': weft_reap() of 0 completions: expected at least 1", q->name);
     if (max > INT32_MAX)
         max = INT32_MAX;
     int n = reap_now(q, out, max);

@@ -29,7 +29,7 @@ struct table_entry {
     uint16_t home;                                 /* in state OUT: the node whose shard has the task */
     uint8_t state;
     uint8_t tries;  /* how many times the task was placed again */
-    int32_t status; /* this and the next fields are from the completion */
+    int32_t status; /* this and the next three fields come from the completion */
     uint32_t worker;
     weft_gaddr result;
     uint64_t result_len;

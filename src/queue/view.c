@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * How this node reaches the shards: on its own host by loads and stores, elsewhere by puts, gets and atomics. Each of these operations
- * waits.
+ * How this node reaches the shards: on its own host by loads and stores, elsewhere by puts, gets and atomics, whose completion the calling
+ * thread waits for.
  */
 #include "queue/queue.h"
 

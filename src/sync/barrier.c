@@ -29,15 +29,15 @@
  * smaller set is newer. */
 #define SIGNAL_WORDS  6u /* signal words in a line; the size of the set selects the word */
 #define GIVEN_UP_WORD 6u /* the last barrier that failed at the writer; the writer enters no later barrier with this set */
-#define NEWEST_WORD   7u /* the newest set with which the writer has begun a barrier, with generation 0 */
+#define NEWEST_WORD   7u /* the newest set with which the writer has begun a barrier; the generation in this word is 0 */
 #define COME_WORD     0u /* in a node's own line: the last barrier at which the node arrived */
 
 #define GONE_TEXT 144u /* the size of a text that names nodes */
 
 #define LOOKS_BEFORE_WAIT 64u /* 1 to 4 us, depending on the processor's pause instruction */
 
-/* A long wait prints which nodes have not arrived. To find out, it reads a word of each other node. A read may take ASK_NS, and all reads
- * together ASK_ALL_NS. */
+/* A long wait prints which nodes have not arrived. To find out, the waiting node reads a word in the pool of each other node. A read may
+ * take ASK_NS, and all reads together ASK_ALL_NS. */
 #define ASK_NS     WEFT_SECOND
 #define ASK_ALL_NS (3 * WEFT_SECOND)
 
@@ -51,8 +51,8 @@ static inline int write_word(struct weft_node *w, uint32_t node, uint32_t word, 
     return fab_system_set(w, node, sync_barrier_offset(w->rank) + 8 * word, value, true);
 }
 
-/* Write this node's set into the NEWEST_WORD of all other nodes. A write may fail if a queue is full, because a stopped node does not empty
- * its queues. */
+/* Write this node's set into the NEWEST_WORD of all other nodes. A write to a stopped node may fail, because that node does not empty its
+ * queue of operations. */
 static int tell_newest(struct weft_node *w, struct sync *s)
 {
     int first = 0;
@@ -101,7 +101,7 @@ struct signal_wait {
 
 static bool has_signalled(const struct signal_wait *b)
 {
-    /* acquire: pairs with the sender's swap, so the sender's stores before the barrier are visible after it */
+    /* acquire: pairs with the sender's swap, so what the sender has stored before the barrier is visible to this node after the barrier */
     uint64_t v = atomic_load_explicit(&b->line[signal_word(b->set)], memory_order_acquire);
     return v >> 32 == b->set &&
            (int32_t)((uint32_t)v - b->generation) >= 0; /* the sender may be one generation ahead; the generation may wrap */
@@ -125,9 +125,8 @@ static bool signalled(void *arg)
     if (BASE_LIKELY(has_signalled(b)))
         return true;
     if (BASE_UNLIKELY(weft_epoch(b->w) != b->epoch)) {
-        /* A death makes the barrier fail. If a node has left, it has passed the barrier, unless this node still waits for the node's
-         * signal.
-         */
+        /* A death makes the barrier fail. A node that has left (weft_close()) does not, because it has passed this barrier; unless it is
+         * the node whose signal is missing: barrier_has_ended() checks that. */
         b->epoch = weft_epoch(b->w);
         if (fab_count_dead(b->w, b->w->founders) != b->dead) {
             b->failed = true;
@@ -167,7 +166,8 @@ struct reader_wait {
     bool failed;
 };
 
-/* Whether the node no longer needs this signal word for an older set. Also true if the barrier has failed. */
+/* Whether the node that reads this signal word no longer needs the word's former value, the signal of an older set. Also true if the
+ * barrier has failed. */
 static bool has_moved_on(void *arg)
 {
     struct reader_wait *r = arg;
@@ -189,9 +189,10 @@ static void barrier_give_up(struct weft_node *w, struct sync *s)
 
 static int not_come(const struct weft_node *w, const char *what, uint32_t node)
 {
-    return base_fail(-ETIMEDOUT,
-                     "%s: node %u (pid %d) has not arrived, or waits for a node that has not arrived; call again to continue this barrier",
-                     what, node, w->links[node].pid);
+    return base_fail(
+        -ETIMEDOUT,
+        "%s: node %u (pid %d) has not arrived, or waits for a node that has not arrived; call weft_%s() again to continue this %s", what,
+        node, w->links[node].pid, what, what);
 }
 
 static void say_come(struct weft_node *w, const struct sync *s, uint32_t generation)
@@ -308,7 +309,8 @@ static bool news(void *arg)
     return weft_epoch(n->w) != n->epoch;
 }
 
-/* Begins with the set of the nodes that are alive now. `gone`: which nodes of the former set are not, for barrier_failed(). */
+/* Begins a new set: the nodes that are alive now. `gone` gets the beginning of an error text (barrier_failed()), such as "node 3 is", which
+ * names the nodes of the former set that are gone. */
 static void barrier_shrink(struct weft_node *w, struct sync *s, char gone[GONE_TEXT])
 {
     bool in[WEFT_MAX_NODES] = {false};
@@ -323,8 +325,8 @@ static void barrier_shrink(struct weft_node *w, struct sync *s, char gone[GONE_T
 
 static int barrier_failed(const char *what, const char *gone)
 {
-    return base_fail(-ECONNRESET, "this %s has failed, because %s gone: call weft_%s() again, which is then among the remaining nodes",
-                     what, gone, what);
+    return base_fail(-ECONNRESET, "this %s has failed, because %s gone: call weft_%s() again; the new %s is among the remaining nodes",
+                     what, gone, what, what);
 }
 
 /* Called after a failed barrier. Waits until this node has noticed which node is gone, so that the next barrier has the smaller set. Waits
@@ -385,8 +387,8 @@ int sync_meet(struct weft_node *w, int64_t timeout_ns, const struct sync_visit *
         return base_fail(-EDEADLK, "weft_barrier() and weft_exchange() must not be called from a handler: call them in another thread");
     if (w->rank >= w->founders)
         return base_fail(-EOPNOTSUPP,
-                         "node %u joined a running cluster: barriers and exchanges are for the nodes that started together (0 to %u); use "
-                         "counters or messages",
+                         "node %u joined a running cluster: barriers and exchanges are only for the nodes that started together (0 to %u); "
+                         "use counters or messages instead",
                          w->rank, w->founders - 1);
     if (pthread_mutex_trylock(&s->barrier_lock))
         return base_fail(-EBUSY, "another thread of this node is in a barrier or an exchange: let only one thread make these calls");

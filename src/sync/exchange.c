@@ -115,7 +115,9 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
                                  s->members[i]};
         int rc = decided(&wait) ? 0 : sync_wait(p, decided, &wait, "exchange", wait.from);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc, "exchange: node %u arrived, but its value did not; call again to continue this exchange", wait.from);
+            return base_fail(rc,
+                             "exchange: node %u has arrived, but its value has not; call weft_exchange() again to continue this exchange",
+                             wait.from);
         if (rc)
             return rc;
     }
@@ -130,8 +132,8 @@ static int exchange_take(struct weft_node *w, struct fab_patience *p, void *arg)
             x->gave[from] = true;
         if (before != tag_now(s) || __atomic_load_n(&g->tag, __ATOMIC_RELAXED) != before)
             return base_fail(-ECONNRESET,
-                             "this exchange has failed: a node is gone, and node %u has begun the next exchange already; that exchange is "
-                             "among the remaining nodes",
+                             "this exchange has failed, because a node is gone, and node %u has begun the next exchange already: call "
+                             "weft_exchange() again; the new exchange is among the remaining nodes",
                              from);
     }
     return 0;

@@ -30,7 +30,7 @@ struct lock_claim {
     bool inherited, many;
     /* A pending compare-and-swap, which takes the lock or, with `back`, releases it: */
     struct fab_now *swap;
-    bool back; /* if set, `inherited` means that the claim came from a dead holder and was never used */
+    bool back; /* if set, `inherited` means that the claim has inherited the lock from a dead holder, and has not used it */
 };
 
 static uint64_t value_of(const struct lock_claim *c)
@@ -60,7 +60,8 @@ static void spare(struct sync *s, struct lock_claim *c)
     s->spare = c;
 }
 
-/* Find an earlier attempt of this node that timed out and is still pending. The new call continues this attempt. */
+/* Remove from `left` a claim of an earlier call that timed out while its swap, which takes the lock, was pending. The new call continues
+ * this claim. Returns NULL if there is no such claim. */
 static struct lock_claim *take_left(struct sync *s, uint64_t word)
 {
     for (struct lock_claim **at = &s->left; *at; at = &(*at)->next) {
@@ -266,7 +267,7 @@ static void say_holder(const struct fab_patience *p, weft_gaddr word)
     int rc = weft_fetch_add_blocking(w, word, 0, &value);
     (void)fab_limit(limit);
     if (rc == 0 && lock_owned(w, value))
-        snprintf(whom, sizeof whom, "node %u, which holds it and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
+        snprintf(whom, sizeof whom, "node %u, which holds the lock and is alive", (uint32_t)(value & LOCK_OWNER) - 1);
     else
         snprintf(whom, sizeof whom, "node %u, which is alive and has the lock in its pool, to hand it over", home);
     fab_patience_say(p, what, whom);
@@ -314,8 +315,8 @@ static int timed_out(weft_gaddr word)
                      (unsigned long long)word);
 }
 
-/* Another claim has the lock: ask the lock's home to queue this claim, and wait. After success the claim is HELD. After an error it no
- * longer exists. */
+/* Another claim has the lock: ask the lock's home to queue this claim, and wait. After success this claim is HELD. After an error this
+ * claim no longer exists. */
 static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_claim *c, struct fab_patience *p, bool *inherited)
 {
     uint32_t home = weft_gaddr_node(c->word);
@@ -337,7 +338,7 @@ static BASE_COLD int ask_home(struct weft_node *w, struct sync *s, struct lock_c
     bool granted = atomic_load_explicit(&c->granted, memory_order_acquire);
     bool refused = atomic_load_explicit(&c->refused, memory_order_acquire), many = c->many;
     *inherited = c->inherited;
-    c->inherited = false; /* this caller is told of the death, so the next holder is not */
+    c->inherited = false; /* this caller is told that the former holder died, so later holders need not be told */
     c->waits = false;
     if (granted) {
         become_held(c);

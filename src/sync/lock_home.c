@@ -28,7 +28,7 @@ static _Atomic uint64_t *home_lock_word_at(struct weft_node *w, uint64_t word)
     return (_Atomic uint64_t *)(void *)(w->pool_base + weft_gaddr_offset(word));
 }
 
-/* --- the caller holds lock_lock; it must be released before sending --- */
+/* --- the caller holds lock_lock, and must release it before it sends a message --- */
 
 static struct lock_queue **find_queue(struct sync *s, uint64_t word)
 {
@@ -141,7 +141,7 @@ void lock_on_request(struct weft_node *w, struct sync *s, uint32_t from, const s
     struct lock_queue **q = line_up(s, waiter, &fresh);
     for (uint64_t v = atomic_load_explicit(word, memory_order_acquire);;) {
         if (!lock_owned(w, v)) {
-            /* The lock is free, or its holder died. If the word is 0, another node may take the lock at the same time. */
+            /* The lock is free, or its holder died. Use a compare-and-swap, because another node may take a free lock at the same time. */
             if (!(v & LOCK_WAITERS) && !atomic_compare_exchange_strong_explicit(word, &v, LOCK_WAITERS | lock_value(from, m->ticket),
                                                                                 memory_order_seq_cst, memory_order_acquire))
                 continue;

@@ -63,7 +63,7 @@ static void say_counter(const struct fab_patience *p, weft_gaddr word, bool unre
         snprintf(is, sizeof is, "cannot be read now");
     else
         snprintf(is, sizeof is, "is %llu", (unsigned long long)now);
-    snprintf(whom, sizeof whom, "it to be %llu (it %s); %s", (unsigned long long)value, is, living);
+    snprintf(whom, sizeof whom, "the value %llu (the counter %s); %s", (unsigned long long)value, is, living);
     fab_patience_say(p, what, whom);
 }
 
@@ -79,12 +79,12 @@ static int wait_for_counter(struct weft_node *w, struct fab_patience *p, weft_ga
             return rc;
         rc = fab_patience_check(p);
         if (rc == -ETIMEDOUT)
-            return base_fail(rc,
-                             "counter %#llx was %llu at the deadline; the call waited for it to reach %llu; wait again, or allow more time",
-                             (unsigned long long)word, (unsigned long long)now, (unsigned long long)value);
+            return base_fail(
+                rc, "counter %#llx was %llu at the deadline, but the call waited for it to reach %llu; wait again, or allow more time",
+                (unsigned long long)word, (unsigned long long)now, (unsigned long long)value);
         if (rc)
-            return base_fail(rc, "counter %#llx is %llu; the call waited for it to reach %llu: %s", (unsigned long long)word,
-                             (unsigned long long)now, (unsigned long long)value, fab_patience_loss(p));
+            return base_fail(rc, "counter %#llx is %llu, but the call waited for it to reach %llu, and the wait has ended because %s",
+                             (unsigned long long)word, (unsigned long long)now, (unsigned long long)value, fab_patience_loss(p));
         if (fab_patience_due(p))
             say_counter(p, word, unread, now, value);
         fab_progress(w);

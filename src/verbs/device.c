@@ -40,7 +40,7 @@ static int device_judge(struct verbs_device *d, int code, const char *format, ..
     return d->usable = code;
 }
 
-/* Finds the device's network interface. The name of a Thunderbolt device contains the interface's name. */
+/* Finds the device's network interface. A Thunderbolt device is called rdma_ and the name of its interface. */
 static void find_interface(struct verbs_device *d, unsigned index, bool thunderbolt)
 {
     char name[IF_NAMESIZE];
@@ -120,8 +120,8 @@ static int judge_port(struct verbs_device *d)
         return 0;
     if (d->traits.link == VERBS_THUNDERBOLT)
         return device_judge(d, -ENETDOWN,
-                            "port %u is %s: no cable, or RDMA is not enabled at both ends (`rdma_ctl enable` in "
-                            "Recovery, then a restart), or one end is Thunderbolt 4",
+                            "port %u is %s: check that a cable joins it to a Thunderbolt 5 port, and that RDMA is enabled at both ends "
+                            "(`rdma_ctl enable` in Recovery, then a restart)",
                             d->port, state_text(d->port_attr.state));
     return device_judge(d, -ENETDOWN, "port %u is %s%s%s", d->port, state_text(d->port_attr.state),
                         d->interface[0] ? "; check the cable, and that the interface is up: " : "", d->interface);
@@ -260,7 +260,7 @@ static int device_refused(const struct verbs_device *d, int code)
     return base_fail(code, "%s%s", before_reason(d, name, sizeof name), d->why_not);
 }
 
-/* Fails with a list of all devices. Unless the caller asked for a device by name, the list says why each device is not usable. */
+/* Fails with an error text that lists all devices. Unless the caller asked for a device by name, the text says why each is not usable. */
 static int none(const struct verbs_device *all, uint32_t count, const char *name)
 {
     char there[900] = "", before[sizeof all->name + 3];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Chooses an entry of a port's GID table. The entry's GID is sent to the peer as this node's address, and its index is the sgid_index of
- * every queue pair. A wrong GID is not noticed before a queue pair is connected.
+ * Chooses an entry of a port's GID table. The entry's GID is sent to the peer as this node's address, and the entry's index is the
+ * sgid_index of every queue pair. A wrong GID is not noticed before a queue pair is connected.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -91,7 +91,9 @@ static int gid_refuse(const struct verbs_gid *table, uint32_t count, const char 
     for (uint32_t k = 0; k < count && wanted >= 0; k++)
         others = others || gid_is_set(&table[k].raw);
     if (others)
-        return base_fail(-EADDRNOTAVAIL, "%s: %s (its GID table: %s). Choose an entry that is set, or let weft choose", device, what, seen);
+        return base_fail(-EADDRNOTAVAIL,
+                         "%s: %s (its GID table: %s). Choose an entry that is set (WEFT_GID_INDEX or --gid-index), or let weft choose",
+                         device, what, seen);
 #if defined(__APPLE__)
     return base_fail(-EADDRNOTAVAIL,
                      "%s: %s (its GID table: %s). Give its network interface an IPv4 address: "

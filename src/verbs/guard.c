@@ -19,8 +19,8 @@
 #include "base/process.h"
 #include "verbs/guard_ask.h"
 
-/* Starts the guard in a session of its own. The guard is not a child of the program, so that the program's wait() never reports it. It
- * starts with all signals blocked, until it ignores the signals that ask a program to end. */
+/* Starts the guard in a session of its own. The guard is not a child of the program, so that the program's wait() never reports the guard.
+ * All signals are blocked in the guard until it ignores (SIG_IGN) those signals that ask a process to end (guard_listen.c). */
 static int start_guard(const char *command, const char *at, int socket)
 {
     const char *const words[] = {"weft", "run", "--as-guard", at, NULL};
@@ -110,7 +110,7 @@ static int list_devices(struct verbs_guard *g)
 
 /* --- finding or starting a guard --- */
 
-/* Starts a guard that first serves this program. `path`: where the guard listens for other programs; NULL: it serves only this program. */
+/* Starts a guard for this program. `path`: the socket on which the guard listens for further programs; NULL: it serves only this one. */
 static int start_and_greet(struct verbs_guard *g, const char *command, const char *path)
 {
     int ends[2] = {-1, -1}, rc = base_socketpair(ends);
@@ -134,7 +134,7 @@ static int call_guard(const char *path)
         return -ENOTSOCK;
     memcpy(at.sun_path, path, strlen(path) + 1);
 #if defined(SOCK_CLOEXEC)
-    /* SOCK_CLOEXEC, because another thread may start a program at any time */
+    /* SOCK_CLOEXEC, because another thread may start a program at any time, which would inherit the socket */
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 #else
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);

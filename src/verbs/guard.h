@@ -18,7 +18,7 @@
 
 enum guard_verb {
     GUARD_HELLO = 1, /* the answer comes with two descriptors: the shared page, and a socket by which the program wakes the guard */
-    GUARD_SHARE,     /* comes with a descriptor of memory; a: address of the memory in the program, b: bytes */
+    GUARD_SHARE,     /* the call comes with a descriptor of memory; a: address of the memory in the program, b: bytes */
     GUARD_LIST,      /* object: index */
     GUARD_OPEN,      /* object: index */
     GUARD_CLOSE,
@@ -33,9 +33,9 @@ enum guard_verb {
     /* object: context; the answer comes with a descriptor, from which the program reads one byte for each completion event */
     GUARD_CREATE_CHANNEL,
     GUARD_DESTROY_CHANNEL,
-    GUARD_CREATE_CQ, /* object: context, a: entries wanted, b: channel; the answer comes with a ring of a entries */
+    GUARD_CREATE_CQ, /* object: context, a: entries wanted, b: channel; the answer comes with a ring of `a` entries */
     GUARD_DESTROY_CQ,
-    GUARD_CREATE_QP, /* object: domain, a: send queue, b: receive queue; the answer comes with two rings, of a and b entries */
+    GUARD_CREATE_QP, /* object: domain, a: send queue, b: receive queue; the answer comes with two rings, of `a` and `b` entries */
     GUARD_QUERY_QP,  /* a: mask */
     GUARD_MODIFY_QP, /* a: mask */
     GUARD_DESTROY_QP,
@@ -81,7 +81,7 @@ struct guard_greeting {
 };
 
 struct guard_page {
-    _Atomic uint32_t sleeping; /* set by the guard before it sleeps; a program that reads 1 clears this word, and writes to the bell */
+    _Atomic uint32_t sleeping; /* set by the guard before it sleeps; a program that reads 1 clears this word and wakes the guard */
     _Atomic uint32_t up[GUARD_CONTEXTS]; /* bit i: port i + 1 is up; written by the guard */
 };
 

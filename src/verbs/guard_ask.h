@@ -32,8 +32,8 @@ struct verbs_guard {
 };
 
 /* --- guard_ask.c --- */
-/* Makes a call to the guard. Returns 0 or an errno, and also sets errno. `fd` (may be NULL): with `gives`, the descriptor to send;
- * otherwise it gets the descriptor that arrived with the answer. */
+/* Makes a call to the guard. Returns 0 or an errno, and also sets errno. If `gives` is true, *fd is sent with the call; otherwise *fd
+ * becomes the descriptor that arrived with the answer. `fd` may be NULL. */
 int guard_ask(struct verbs_guard *g, struct guard_call *c, struct guard_answer *a, int *fd, bool gives);
 bool guard_lives(struct verbs_guard *g);                 /* checks at most every few milliseconds */
 void guard_lost(struct verbs_guard *g, const char *why); /* records that the guard has died; reports the reason once */

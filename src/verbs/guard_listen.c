@@ -143,7 +143,7 @@ int verbs_guard_serve(const char *socket)
     static struct shared_guard h = {.listener = -1, .wake = {-1, -1}};
     static struct guard alone = {.fd = GUARD_FD};
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++)
-        signal(ignored[i], SIG_IGN); /* these signals end the program; the guard ends after it */
+        signal(ignored[i], SIG_IGN); /* these signals are meant for the programs; the guard must end after them, to free their objects */
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

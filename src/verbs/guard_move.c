@@ -24,8 +24,8 @@ void guard_look(struct guard *g, struct context *c, int64_t at_most)
         if (c->watched >> i & 1 && g->lib->query_port(c->real, (uint8_t)(i + 1), &attr) == 0 && attr.state == IBV_PORT_ACTIVE)
             up |= 1u << i;
     }
-    /* After a port went down, the guard uses the port's queue pairs only to destroy them, because the driver may have freed their memory
-     * with the cable. Until they are destroyed, the guard reports the port as down, so that the program cannot miss the change. */
+    /* When a port goes down, the guard uses the context's queue pairs only to destroy them: if the cable was pulled, the driver may have
+     * freed their memory. Until they are destroyed, the guard reports all ports as down, so that the program cannot miss the change. */
     for (uint32_t i = 0; was & ~up && i < g->table[PAIR].top; i++) {
         struct pair *p = guard_find(g, PAIR, i);
         if (p && p->context == c && !p->dead) {
@@ -110,7 +110,7 @@ static uint32_t move_requests(struct guard *g, struct pair *p, uint32_t which)
         }
         if (err == ENOMEM)
             break; /* the device's work queue is full: try again when a request has completed */
-        if (err) { /* the program's call has returned, so report the failure by a completion */
+        if (err) { /* the program's call that posted the request has already returned, so a completion reports the failure */
             if (room(g, p->cq[which]) == 0)
                 break;
             put_completion(p->cq[which],

@@ -271,8 +271,8 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     p->real = g->lib->create_qp(d->real, &init);
     int error = p->real ? 0 : objects_failed();
     if (!error) {
-        /* A device may grant more entries than it reports in `init`. With twice as many, the ring is never full before the device's
-         * queue. */
+        /* A device may grant more entries than it reports in `init`. With twice as many entries, the ring is never full before the device's
+         * queue is. */
         p->q[0].count = power_of_two(2 * init.cap.max_send_wr + 2);
         p->q[1].count = power_of_two(2 * init.cap.max_recv_wr + 2);
         error = -make_queues(p->q, 2, sizeof(struct guard_request), fd);
@@ -296,7 +296,7 @@ static int objects_create_qp(struct guard *g, const struct guard_call *call, str
     return 0;
 }
 
-/* Whether another object still uses `one`, so that it must not be destroyed. */
+/* Whether another object still uses `one`, so that `one` must not be destroyed. */
 static bool used(const struct guard *g, const void *one)
 {
     for (uint32_t i = 0; i < g->table[PAIR].top; i++) {

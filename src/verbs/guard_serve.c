@@ -90,8 +90,8 @@ static void nap(struct guard *g)
         if (c && n < sizeof fds / sizeof fds[0])
             fds[n++] = (struct pollfd){.fd = c->channel->real->fd, .events = POLLIN};
     }
-    /* seq_cst: pairs with the fence in ring_bell() of guard_verbs.c. If a program has written a request and still reads 0, it does not wake
-     * the guard; then the guard finds the request below. */
+    /* seq_cst: pairs with the fence in ring_bell() of guard_verbs.c. If the program has written a request and still reads 0 in `sleeping`,
+     * it does not wake the guard; but then guard_move_all() below finds the request. */
     atomic_store_explicit(&g->page->sleeping, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
     if (guard_move_all(g) == 0 && !g->broken)
@@ -121,7 +121,7 @@ static void guard_run(struct guard *g)
     for (;;) {
         g->now = base_now_ns();
         bool some = guard_move_all(g) > 0, called = false;
-        /* This is a system call, which would be too slow before every request. */
+        /* serve_one() makes a system call. While data moves, one each millisecond is enough; one before every request would be slow. */
         if (!some || g->now - served > WEFT_MS) {
             served = g->now;
             if (!serve_one(g, &called))
@@ -192,7 +192,7 @@ static int guard_start(struct guard *g)
     close(page);
     /* The socket alone does not show that the program has ended, because a forked child may keep the socket open. So also watch the
      * process. */
-    pthread_mutex_lock(&g->shared->lock); /* threads that serve other programs read these */
+    pthread_mutex_lock(&g->shared->lock); /* threads that serve other programs read g->pid and g->name */
     bool known = base_peer_identity(g->fd, &uid, &g->pid) == 0 && g->pid > 0;
     if (known)
         name_program(g);
@@ -234,6 +234,6 @@ int guard_serve_program(struct guard_shared *s, struct guard *g)
         guard_give_back(g);
     }
     guard_forget(g);
-    close(g->fd); /* close the socket last, because a program that closes its devices waits for that */
+    close(g->fd); /* close the socket last, because a program that closes its devices waits until the socket is closed */
     return rc;
 }

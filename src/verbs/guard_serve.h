@@ -21,7 +21,7 @@ struct share {
 struct context {
     struct ibv_context *real;
     uint32_t device; /* index in the list of devices */
-    /* watched: ports with a state in the shared page; dead: queue pairs that the guard may only destroy */
+    /* watched: bit i: the state of port i + 1 is in the shared page; dead: number of queue pairs that the guard may only destroy */
     uint32_t id, watched, dead;
     int64_t looked_at;
 };

@@ -63,7 +63,7 @@ static int simple(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
     return guard_ask(g, &(struct guard_call){.verb = (uint32_t)verb, .object = object}, NULL, NULL, false);
 }
 
-/* Destroys an object. Succeeds even after the guard has died, because its objects were freed with it. */
+/* Destroys an object. Succeeds even after the guard has died, because its objects are gone, too. */
 static int destroy(struct verbs_guard *g, enum guard_verb verb, uint32_t object)
 {
     int rc = simple(g, verb, object);

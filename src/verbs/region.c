@@ -99,7 +99,7 @@ static int register_all(struct verbs_regions *out, struct verbs_device *d, const
         return base_fail(-ENOSPC, "%s: %s need %llu regions of %s, and only %u are available: make %s smaller", d->name,
                          base_format_bytes(bytes, size, sizeof size), (unsigned long long)needed,
                          base_format_bytes(r.segment_bytes, piece, sizeof piece), budget,
-                         s->fd < 0 ? "the pool (WEFT_POOL)" : "it, or the pool (WEFT_POOL),");
+                         s->fd < 0 ? "the pool (WEFT_POOL)" : "the arena of the GPU, or the pool (WEFT_POOL),");
     r.mr = calloc(needed, sizeof(struct ibv_mr *));
     if (!r.mr)
         return base_fail(-ENOMEM, "no memory for %llu regions" BASE_MEMORY_HINT, (unsigned long long)needed);

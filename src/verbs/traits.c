@@ -87,7 +87,7 @@ void verbs_traits_from(struct verbs_traits *out, int transport, const struct ibv
         switch (transport) {
         case IBV_TRANSPORT_IB: infiniband(&t, port); break;
         case IBV_TRANSPORT_IWARP: iwarp(&t); break;
-        default: t.ud = true; /* usNIC, EFA: datagrams, and vendor types of queue pair */
+        default: t.ud = true; /* usNIC and EFA have datagrams, and queue pairs of vendor types */
         }
         others_limits(&t, device, port);
     }

@@ -57,14 +57,14 @@ struct verbs_library {
     void (*holders)(struct ibv_context *context, char *out, size_t len);
 };
 /* Loads the library when first called, and returns the table of its functions. Returns -ENOENT if the library cannot be loaded; the error
- * text says how to install it. WEFT_VERBS_LIBRARY names another file. Any thread may call this. */
+ * text says how to install it. If WEFT_VERBS_LIBRARY is set, it names the file to load. Any thread may call this. */
 int verbs_load(const struct verbs_library **out);
 /* Converts the result of a verb to a negative errno. Some verbs return the errno. Others return -1 or NULL, and set errno. For a verb that
  * returned NULL, pass 0 as `returned`. `thunderbolt`: also convert macOS's numbers, which a Thunderbolt device uses on any system. `raw`
  * (may be NULL) gets the original number. */
 int verbs_code(int returned, bool thunderbolt, int *raw);
-/* Returns the end of an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions"; "" if the
- * library does not know the holders. */
+/* Returns text to append to an error message, such as ". The programs of its guard have: process 12 (name) 2 queue pairs and 1 regions"; ""
+ * if lib->holders is NULL. */
 const char *verbs_holders(const struct verbs_library *lib, struct ibv_context *context, char *out, size_t len);
 
 /* --- traits.c --- */
@@ -74,13 +74,13 @@ struct verbs_traits {
     enum verbs_link link;
     bool rc, uc, ud;                /* supported types of queue pair */
     bool write, read, srq;          /* RDMA write and read, shared receive queues */
-    bool atomics, atomics_with_cpu; /* 64-bit atomics; also atomic with respect to this host's processors */
+    bool atomics, atomics_with_cpu; /* 64-bit atomics; atomics_with_cpu: atomic also with respect to this host's processors */
     bool dmabuf;
     bool acknowledges; /* true (RC): a completed send has arrived at the peer; false (UC): it has only left this device */
     uint32_t qps, pds, regions, cqs, cqe; /* limits; lower than the device reports, if that report is known to be wrong */
     uint64_t region_bytes;                /* the largest region that works; weft asks for at most 1 GiB in one region */
     uint64_t message_bytes;
-    uint32_t depth, depth_unit_bytes; /* depth of a work queue, in units of depth_unit_bytes; if these are 0, in requests */
+    uint32_t depth, depth_unit_bytes; /* depth of a work queue; counts requests or, if depth_unit_bytes > 0, units of so many bytes */
     uint32_t srq_depth;               /* requests of a shared receive queue; 0: the device has no shared receive queues */
     uint32_t sge, inline_bytes, rd_atomic;
     uint32_t pkeys, gids;
@@ -153,7 +153,7 @@ bool verbs_port_up(struct verbs_device *d); /* queries the device's port; return
 /* Frees the device's protection domain and context. Destroy its queue pairs, regions and completion queues first. NULL is allowed. */
 void verbs_device_close(struct verbs_device *d);
 
-/* --- guard.c: devices that are owned by a separate process, the guard. It frees them even if this process is killed --- */
+/* --- guard.c: devices that belong to a separate process, the guard, which frees their objects even if this process is killed --- */
 /* These devices support UC and RC queue pairs, sends of one element, and completion queues with one channel each. */
 struct verbs_guard;
 /* Starts a guard, or connects to a running guard. `command`: the command weft, looked up in PATH; "": do not start a guard. `path`: the
@@ -163,9 +163,9 @@ int verbs_guard_start(struct verbs_guard **out, const char *command, const char 
  * process has mapped at `base`. The caller may close `fd` afterwards. */
 int verbs_guard_share(struct verbs_guard *g, void *base, uint64_t bytes, int fd);
 int verbs_guard_devices(struct verbs_guard *g, struct verbs_device **out, uint32_t *count, int wanted_gid); /* as verbs_devices() */
-void verbs_guard_end(struct verbs_guard *g); /* closes its devices, and waits until the guard process has ended; NULL is allowed */
+void verbs_guard_end(struct verbs_guard *g); /* closes the guard's devices, and waits until the guard process has ended; NULL is allowed */
 /* Makes this process a guard, and returns when all its programs have ended. The first program is connected to descriptor 0. `path`: a
- * socket for further programs, or NULL. Returns -EEXIST if another guard has this socket; the program at descriptor 0 was told so. */
+ * socket for further programs, or NULL. If another guard has this socket, tells the program at descriptor 0 so, and returns -EEXIST. */
 int verbs_guard_serve(const char *path);
 
 /* --- usage.c: how many objects of a device all processes have together --- */
@@ -190,9 +190,9 @@ struct verbs_regions {
 };
 /* Returns -ENOSPC if the memory needs more regions than `budget` (0: the limit in the traits). */
 int verbs_register(struct verbs_regions *out, struct verbs_device *d, void *base, uint64_t bytes, uint32_t budget);
-/* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. Requests address this memory from `base` on;
- * `base` and `offset` must have the same offset in a page. The caller may close `fd` afterwards. Returns -EOPNOTSUPP if dmabufs are not
- * supported. */
+/* As verbs_register(), for `bytes` at `offset` of a dmabuf, such as the memory of a GPU. In requests, this memory begins at the address
+ * `base`, which must have the same offset in a page as `offset`. The caller may close `fd` afterwards. Returns -EOPNOTSUPP if dmabufs are
+ * not supported. */
 int verbs_register_dmabuf(struct verbs_regions *out, struct verbs_device *d, int fd, uint64_t offset, void *base, uint64_t bytes,
                           uint32_t budget);
 void verbs_unregister(struct verbs_regions *r);

@@ -124,6 +124,25 @@ class Words(unittest.TestCase):
         self.assertIn("rdma-core 34", self.only("linux-gpu-no-dmabuf")["remedy"])
         self.assertEqual(self.only("linux-gpu-rdma-off")["remedy"], "Unset WEFT_GPU_RDMA")
 
+    def test_the_device_that_a_gpu_s_memory_is_registered_with(self):
+        """The fastest one, or the one that settings name; not the nearest to the GPU, which is named, too."""
+        def device(name, gbits, dmabuf):
+            return {"device": name, "transport": "rc", "usable": True, "gbits": gbits, "traits": {"dmabuf": dmabuf}}
+        def seen(limits):
+            write(d, "limits.txt", limits)
+            got = json.loads(doctor("--json", "--facts", d).stdout)["gpus"][0]
+            return got["device"], got["nearest"], got["direct"]
+        with tempfile.TemporaryDirectory() as d:
+            for name in "system.txt", "library.txt", "gpus.json":
+                shutil.copy(os.path.join(HERE, "linux-gpu-direct", name), d)
+            write(d, "devices.json", json.dumps([device("mlx5_0", 100, True), device("mlx5_1", 400, True), device("mlx5_2", 400, False)]))
+            self.assertEqual(seen(""), ("mlx5_1", "mlx5_0", True))
+            self.assertIn("mlx5_0 may be nearer to it (`weft gpus`): to use mlx5_0, name it first in WEFT_RAILS",
+                          doctor("--facts", d).stdout)
+            self.assertEqual(seen("device: mlx5_0\n"), ("mlx5_0", "", True))
+            self.assertEqual(seen("device: mlx5_2\n"), ("mlx5_2", "mlx5_0", False))
+            self.assertEqual(seen("device: mlx5_7\n"), ("", "", False))
+
     def test_a_gpu_without_an_rdma_device(self):
         with tempfile.TemporaryDirectory() as d:
             for name in "system.txt", "library.txt", "limits.txt":

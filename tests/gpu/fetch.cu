@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Sockets of kernels of a real GPU: blocks connect through node 0 to an echo of their own node, send from the pool or from the arena, and
-// receive into the arena of their own GPU, or read what has come in the ring. weft run -n N -- fetch
+// receive into the arena of their own GPU, or read what has come in the ring. Other threads listen, accept and abort connections, and
+// exchange datagrams. weft run -n N -- fetch
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -72,6 +73,55 @@ __global__ void echo(const weft_device *d, addresses a, struct report *bad)
     KERNEL(weft_device_net_close(d, record, s));
 }
 
+/* A thread listens at node 0, connects to itself there, and breaks the connection. */
+__global__ void listen_and_abort(const weft_device *d, addresses a, struct report *bad)
+{
+    uint64_t listener, out, in, n;
+    weft_device_net_address own, peer;
+    volatile uint8_t *from = (volatile uint8_t *)weft_device_ptr(d, a.from, 8), *to = (volatile uint8_t *)weft_device_ptr(d, a.to, 8);
+    KERNEL_CHECK(from && to);
+    KERNEL(weft_device_net_listen(d, a.record, 0, a.host, 9, 0, 0, &listener));
+    KERNEL(weft_device_net_opened(d, a.record, listener, &own, NULL));
+    KERNEL(weft_device_net_connect(d, a.record, 0, a.host, 9, own.port, 0, &out));
+    KERNEL(weft_device_net_accept(d, a.record, listener, &in));
+    KERNEL(weft_device_net_opened(d, a.record, in, &own, &peer));
+    KERNEL_CHECK(peer.port != own.port && peer.family == 4);
+    from[0] = 77;
+    to[0] = 0;
+    KERNEL(weft_device_net_send(d, a.record, out, a.from, 1, &n));
+    KERNEL(weft_device_net_receive(d, a.record, in, a.to, 1, &n));
+    KERNEL_CHECK(n == 1 && to[0] == 77);
+    KERNEL(weft_device_net_abort(d, a.record, out));
+    KERNEL_IS(weft_device_net_receive(d, a.record, in, a.to, 1, &n), -WEFT_DEVICE_ECONNRESET);
+    KERNEL(weft_device_net_close(d, a.record, in));
+    KERNEL(weft_device_net_close(d, a.record, listener));
+}
+
+/* Two sockets for datagrams at node 0: one asks, the other one answers whoever has asked. */
+__global__ void datagrams(const weft_device *d, addresses a, struct report *bad)
+{
+    uint64_t asks, answers, n;
+    weft_device_net_address asker, answerer, from;
+    volatile uint64_t *number = (volatile uint64_t *)weft_device_ptr(d, a.from, 8), *to = (volatile uint64_t *)weft_device_ptr(d, a.to, 16);
+    KERNEL_CHECK(number && to);
+    KERNEL(weft_device_net_listen(d, a.record, 0, a.host, 9, 0, WEFT_NET_DATAGRAMS, &asks));
+    KERNEL(weft_device_net_listen(d, a.in_arena, 0, a.host, 9, 0, WEFT_NET_DATAGRAMS, &answers));
+    KERNEL(weft_device_net_opened(d, a.record, asks, &asker, NULL));
+    KERNEL(weft_device_net_opened(d, a.record, answers, &answerer, NULL));
+    for (uint64_t i = 1; i <= 5; i++) {
+        *number = i;
+        KERNEL(weft_device_net_send_to(d, a.record, asks, &answerer, a.from, 8));
+        KERNEL(weft_device_net_receive_from(d, a.in_arena, answers, &from, a.to, 16, &n));
+        KERNEL_CHECK(n == 8 && *to == i && from.port == asker.port && from.bytes[0] == 127 && from.bytes[3] == 1);
+        *to = 3 * i;
+        KERNEL(weft_device_net_send_to(d, a.in_arena, answers, &from, a.to, 4));
+        KERNEL(weft_device_net_receive_from(d, a.record, asks, &from, a.to + 8, 8, &n));
+        KERNEL_CHECK(n == 4 && *(volatile uint32_t *)(to + 1) == 3 * i && from.port == answerer.port);
+    }
+    KERNEL(weft_device_net_close(d, a.record, asks));
+    KERNEL(weft_device_net_close(d, a.record, answers));
+}
+
 static void *echo_one(void *arg)
 {
     static thread_local uint8_t some[50000];
@@ -123,6 +173,10 @@ int main(void)
     OK(weft_gpu_alloc(gpu, space, BLOCKS * WEFT_REQUEST_BYTES, &a.in_arena));
     all_here();
     echo<<<BLOCKS, 32>>>(weft_gpu_device(gpu), a, bad);
+    KERNEL_DONE();
+    listen_and_abort<<<1, 1>>>(weft_gpu_device(gpu), a, bad);
+    KERNEL_DONE();
+    datagrams<<<1, 1>>>(weft_gpu_device(gpu), a, bad);
     KERNEL_DONE();
     all_here();
     OK(weft_gpu_close(gpu));

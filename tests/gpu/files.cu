@@ -44,10 +44,14 @@ __global__ void read_pieces(const weft_device *d, addresses a, struct report *ba
             KERNEL_CHECK(p[i] == byte_at(at + i));
         __syncthreads();
     }
-    if (threadIdx.x == 0)
-        rc = weft_device_file_close(d, record, &file);
+    if (threadIdx.x == 0) {
+        file.bytes = 0;
+        rc = weft_device_file_stat(d, record, &file);
+        rc = rc ? rc : weft_device_file_close(d, record, &file);
+    }
     __syncthreads();
     KERNEL(rc);
+    KERNEL_CHECK(file.bytes == BYTES);
 }
 
 __global__ void write_part(const weft_device *d, addresses a, struct report *bad)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Memory of a real GPU that other processes of the host map: weft run -n N -- shared [killed]. Kernels load from and store to the next
-// node's arena; copies of both kinds; arenas opened while a kernel of another node runs. killed: kernels of two nodes store into each
-// other's memory, and one node is killed meanwhile.
+// Memory of a real GPU that other processes of the host map: weft run -n N -- shared [killed | outlives]. Kernels load from and store
+// to the next node's arena; copies of both kinds; arenas opened while a kernel of another node runs. killed: kernels of two nodes store
+// into each other's memory, and one node is killed meanwhile. outlives: kernels still store into arenas and pools after their node is
+// closed.
 #include <csignal>
 #include <ctime>
 
@@ -63,12 +64,12 @@ __global__ void until(const volatile int *flag)
 }
 
 /* Stores until the flag is set. */
-__global__ void store_until(const weft_device *d, uint64_t there, const volatile int *flag, struct report *bad)
+__global__ void store_until(const weft_device *d, uint64_t there, uint64_t bytes, const volatile int *flag, struct report *bad)
 {
-    uint64_t *p = (uint64_t *)weft_device_ptr(d, there, BYTES);
+    uint64_t *p = (uint64_t *)weft_device_ptr(d, there, bytes);
     KERNEL_CHECK(p != NULL);
     for (uint64_t i = threadIdx.x; !*flag; i += blockDim.x)
-        p[i % WORDS] = i;
+        p[i % (bytes / 8)] = i;
 }
 
 static volatile int *flag_new(void)
@@ -134,7 +135,7 @@ static int killed(weft_gaddr mine)
     volatile int *flag = flag_new();
     uint32_t me = weft_rank(w);
     weft_gaddr there = on_node(mine, 1 - me);
-    store_until<<<8, 256>>>(weft_gpu_device(gpu), there, (const volatile int *)flag, bad);
+    store_until<<<8, 256>>>(weft_gpu_device(gpu), there, BYTES, (const volatile int *)flag, bad);
     CUDA(cudaGetLastError());
     all_here();
     if (me == 1) {
@@ -159,6 +160,35 @@ static int killed(weft_gaddr mine)
     return weft_close(w);
 }
 
+/* Each node's kernels store into both nodes' arenas and pools until the node has been closed, which happens at its deadline. Each node has
+ * opened its GPU twice. */
+static int outlives(weft_gaddr mine, weft_gaddr pool)
+{
+    volatile int *flag = flag_new();
+    weft_gaddr to[] = {on_node(mine, 0), on_node(mine, 1), on_node(pool, 0), on_node(pool, 1)};
+    const weft_device *d = weft_gpu_device(gpu);
+    open_gpu(1, 64);
+    for (int k = 0; k < 4; k++) {
+        cudaStream_t stream;
+        CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        store_until<<<4, 256, 0, stream>>>(k % 2 ? weft_gpu_device(gpu) : d, to[k], BYTES / 4, (const volatile int *)flag, bad);
+        CUDA(cudaGetLastError());
+    }
+    all_here();
+    double began = seconds();
+    int rc = weft_close(w);
+    double took = seconds() - began;
+    w = NULL;
+    usleep(200000);
+    *flag = 1;
+    CUDA(cudaDeviceSynchronize()); /* an error: a kernel used memory that was unregistered or freed */
+    until<<<1, 1>>>((const volatile int *)flag);
+    CUDA(cudaDeviceSynchronize());
+    CHECK(rc == 0 && took < 15 && bad->line == 0);
+    printf("shared: closed in %.1f s: all right\n", took);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     open_node();
@@ -176,6 +206,8 @@ int main(int argc, char **argv)
     all_here();
     if (argc > 1 && strcmp(argv[1], "killed") == 0)
         return killed(mine);
+    if (argc > 1 && strcmp(argv[1], "outlives") == 0)
+        return outlives(mine, pool);
     store<<<64, 256>>>(d, on_node(mine, next), me, bad);
     KERNEL_DONE();
     all_here();

@@ -44,15 +44,15 @@ typedef void (*node_fn)(weft_node *w, void *arg);
    ten seconds after a check has failed in another node. */
 void nodes_run(int n, node_fn fn, void *arg, const char *const *environment, int status[NODES_MAX]);
 
-/* The same, but returns how many nodes failed. */
+/* Like nodes_run(), but returns how many nodes failed. */
 int nodes_failed_with(int n, node_fn fn, void *arg, const char *const *environment);
 int nodes_failed(int n, node_fn fn, void *arg);
 
-/* The same without joining: `fn` gets no node; its number is in WEFT_RANK. */
+/* A function for processes that do not join: it gets no node; the process's number is in WEFT_RANK. */
 typedef int (*process_fn)(int rank, void *arg); /* exit status */
 void processes_run(int n, process_fn fn, void *arg, int status[NODES_MAX]);
 
-/* The same, but returns how many processes did not end with status 0. */
+/* Like nodes_run(), for such processes. Returns how many of them did not end with status 0. */
 int processes_failed(int n, process_fn fn, void *arg);
 
 /* In a node: allocates `bytes` zeros, at the same offset on every node. Collective. */

@@ -14,7 +14,7 @@
 #define PIECES 40u
 #define BYTES  (PIECES * PIECE)
 #define SEED   60
-#define FEW    4u /* with those that are read ahead, a node has room for copies of so many pieces */
+#define FEW    4u /* a node has room for copies of this many pieces, including those that are read ahead */
 
 /* The pools have room for copies of 16 pieces. */
 static const char *const HOSTS[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};

@@ -12,7 +12,7 @@
 #define SLOTS   6u   /* processes at once */
 #define NUMBERS 128u /* numbers that a test gives at most */
 #define LONG    patience_ns(60)
-#define BYTES   16384u /* over ofi it is moved by RMA */
+#define BYTES   16384u /* so many that ofi moves them by RMA */
 
 enum order { GO_ON, END, BARRIER, SERVE, LIE, POST, RENEW };
 
@@ -21,7 +21,8 @@ struct board {
     char coord[64], grow[64];
     struct place {
         _Atomic int pid;
-        /* number of the node + 1; 1: it has joined; rounds of work that it has done; its own tasks that are complete */
+        /* number: the node's number + 1; up: 1 if it has joined; turns: rounds of work that it has done; done: its own tasks that are
+         * complete */
         _Atomic uint32_t number, up, turns, done;
         _Atomic uint32_t order, obeyed;
         /* [number]: how often weft_on_change() has reported that it joined, that it died */

@@ -450,7 +450,7 @@ static void node_wrong(weft_node *w, void *arg)
     CHECK(weft_get(w, &value, weft_gaddr_make(weft_rank(w), 1, 8 << 20), 8, NULL) == -EFAULT);
     CHECK(weft_fetch_add(w, weft_gaddr_make(weft_rank(w), 1, (1 << 16) + 4), 1, NULL, NULL) == -EINVAL);
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-    CHECK(weft_put(w, weft_gaddr_make(next, 9, 1 << 16), &value, 8, &op) == -EFAULT && strstr(weft_error(), "has no arena in space 9"));
+    CHECK(weft_put(w, weft_gaddr_make(next, 9, 1 << 16), &value, 8, &op) == -EFAULT && strstr(weft_error(), "knows no arena of node"));
     CHECK(weft_put(w, weft_gaddr_make(next, 1, 1 << 24), &value, 8, NULL) == -EFAULT &&
           strstr(weft_error(), "outside the arena in space 1"));
     CHECK(weft_fetch_add(w, weft_gaddr_make(next, 1, 8), 1, NULL, NULL) == -EFAULT);

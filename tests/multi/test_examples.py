@@ -67,7 +67,8 @@ def check_refused_kernels(weft, programs):
             (["longest.so"], "--kernel-from longest.so: expected OBJECT.so:NAME or OBJECT.so:NAME:TEXT"),
             (["none.so:longest"], "--kernel-from none.so:longest: none.so: No such file or directory"),
             (["LICENSE:longest"], "LICENSE: "),  # not a shared object
-            (["longest.so:shortest"], "longest.so exports no kernel of that name: declare it as WEFT_API extern const weft_kernel shortest"),
+            (["longest.so:shortest"], "longest.so exports no kernel with the name shortest: declare the kernel there as "
+                                      "WEFT_API extern const weft_kernel shortest"),
             (["longest.so:longest", "--kernel", "wc"], "--kernel and --kernel-from exclude each other: give only one of them"),
             (["longest.so:longest", "LICENSE", "--", "wc"], "--kernel-from and a COMMAND exclude each other: give only one of them"),
             (["longest.so:longest", "--exact", "--block", "4K"], "kernel longest needs whole lines; leave out --exact and --separator")):

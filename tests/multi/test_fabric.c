@@ -100,7 +100,7 @@ static void test_counts(void **state)
     assert_int_equal(nodes_failed(2, counts, shared_words(2 * sizeof(uint32_t))), 0);
 }
 
-/* An address of a pointer into the pool; of memory elsewhere there is none. */
+/* A pointer into the pool has an address; a pointer to memory elsewhere has none. */
 static void addresses(weft_node *w, void *arg)
 {
     uint32_t me = weft_rank(w);

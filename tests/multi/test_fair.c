@@ -21,7 +21,7 @@
 enum { VICTIM, FLOODER, OTHER, NODES };
 enum { FLOOD = 1, WORD };
 
-/* In some of these tests no thread of weft wakes node 1: it must go on anyway. */
+/* In some of these tests no thread of weft wakes node 1, and node 1 must go on anyway. */
 static const char *const SPINNING[] = {"WEFT_SPIN=1s", NULL};
 
 struct fair {

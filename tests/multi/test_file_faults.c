@@ -20,7 +20,7 @@
 static const char *const OPEN[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_LOG=error", NULL};
 static const char *const SMALL[] = {"WEFT_SERVE=file", "WEFT_POOL=64M", "WEFT_FILE_CACHE=4M", "WEFT_LOG=error", NULL};
 
-/* Files of the gateway may not become larger than 2.5 MiB: a write that is cut short, as by a full disk. */
+/* Files of the gateway may not become larger than 2.5 MiB, so a write is cut short, as by a full disk. */
 static void full(weft_node *w, void *arg)
 {
     (void)arg;
@@ -63,7 +63,7 @@ struct death_board {
     _Atomic uint32_t asked;
 };
 
-/* Node 1 maps half of the cache and dies: then another one can. */
+/* Node 1 maps half of the cache and dies: then another node can map half of it. */
 static void asker_dies(weft_node *w, void *arg)
 {
     struct death_board *b = arg;

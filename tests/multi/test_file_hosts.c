@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
-/* With room for copies of the whole file: a reader that is far behind still gets it from others. */
+/* With room for copies of the whole file: a reader that is far behind still gets the file from other readers. */
 static const char *const ROOMY[] = {"WEFT_SERVE=file", "WEFT_POOL=512M", "WEFT_FILE_CACHE=64M", "WEFT_LOG=error", NULL};
 
 /* What the interfaces of this network namespace have sent, without the loopback. */
@@ -64,7 +64,7 @@ static void test_once(void **state)
     assert_true(b->given >= BYTES && b->given < 2 * BYTES);
 }
 
-/* --- who asks first gets it first --- */
+/* --- the node that asks first gets the piece first --- */
 
 /* Nodes ask one after the other for a piece that the gateway is still reading. The first one gets it from the gateway. */
 static void in_turn(weft_node *w, void *arg)

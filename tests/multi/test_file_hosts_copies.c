@@ -56,7 +56,7 @@ static void test_overwritten(void **state)
 
 /* --- memory --- */
 
-/* A reader that nobody gets copies from uses little memory again and again. */
+/* A reader from which nobody gets copies uses the same little memory again and again. */
 static void memory_alone(weft_node *w)
 {
     weft_file *f;

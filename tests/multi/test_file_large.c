@@ -71,7 +71,7 @@ static int large_read(weft_file *f, struct large_board *b, uint64_t from, uint64
     return rc;
 }
 
-/* One read of the disk, and each byte at each of the four is right. */
+/* The disk is read once, and each byte is right at each of the four nodes. */
 static void large_once(weft_node *w, struct large_board *b)
 {
     weft_file *f;
@@ -108,7 +108,7 @@ static void large_change(enum large_change how)
     }
 }
 
-/* All have read a quarter when it changes. */
+/* The file changes when all nodes have read a quarter of it. */
 static void large_changes(weft_node *w, struct large_board *b, enum large_change how)
 {
     static uint8_t piece[WEFT_FILE_PIECE];

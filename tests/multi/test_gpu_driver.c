@@ -83,7 +83,7 @@ static bool has_none(const struct waits *k)
     return !any;
 }
 
-/* Waits until weft ends its wait, and then takes some time to end. */
+/* A kernel that waits until weft ends this wait, and then takes some time to end. */
 static void wait_for_ever(void *arg)
 {
     struct waits *k = arg;
@@ -274,7 +274,7 @@ static int for_ever(int rank, void *arg)
     OK(weft_alloc(w, 64, &page));
     int rc = try_open(w, "cuda:0", &g);
     if (rc)
-        CHECK(rc == -EIO && strstr(weft_error(), "the GPU cannot use the pool of node"));
+        CHECK(rc == -EIO && strstr(weft_error(), "GPU cuda:0 cannot use the pool of this node"));
     else
         CHECK(weft_ptr(w, page, 64) != k.pool[0]);
     let_end(&k);
@@ -324,7 +324,7 @@ static void node_pools(weft_node *w, void *arg)
     CHECK(!entry[0] && !entry[1]);
     OK(weft_gpu_close(g));
     refuse_pool(me);
-    CHECK(try_open(w, "cuda:0", &g) == -EIO && !g && strstr(weft_error(), "the GPU cannot use the pool of node"));
+    CHECK(try_open(w, "cuda:0", &g) == -EIO && !g && strstr(weft_error(), "GPU cuda:0 cannot use the pool of this node"));
     driver.say("");
     g = open_gpu(w);
     pool_of(g, 1 - me, entry);
@@ -350,12 +350,13 @@ static void node_full(weft_node *w, void *arg)
     driver_open();
     OK(weft_queue_open(w, "full", NULL, &q));
     driver.say("full");
-    CHECK(try_open(w, "cuda:0", &g) == -ENOMEM && !g && strstr(weft_error(), "on the GPU: CUDA_ERROR_OUT_OF_MEMORY; end other programs"));
+    CHECK(try_open(w, "cuda:0", &g) == -ENOMEM && !g &&
+          strstr(weft_error(), "on the GPU cuda:0: CUDA_ERROR_OUT_OF_MEMORY; end other programs"));
     driver.say("");
     g = open_gpu(w);
     driver.say("full");
     CHECK(weft_gpu_worker_open(g, q, NULL, &k) == -ENOMEM && !k &&
-          strstr(weft_error(), "on the GPU: CUDA_ERROR_OUT_OF_MEMORY; end other programs"));
+          strstr(weft_error(), "on the GPU cuda:0: CUDA_ERROR_OUT_OF_MEMORY; end other programs"));
     OK(try_open(w, "host", &host)); /* the rest works */
     OK(weft_gpu_worker_open(host, q, NULL, &k));
     driver.say("");
@@ -410,11 +411,13 @@ static void test_idle(void **state)
 
 /* --- a kernel traps while its worker has tasks --- */
 
-/* All tasks go back to the queue, where the processor gets them, and the worker claims no more. */
+/* All tasks go back to the queue, where the processor gets them, and the worker claims no more. The node says so. */
 static void node_trap(weft_node *w, void *arg)
 {
     (void)arg;
     enum { TASKS = 3 };
+    int said[2], own = dup(STDERR_FILENO);
+    char text[4096] = "";
     weft_queue *q;
     weft_gpu_worker *k;
     weft_gpu_worker_config config = {.bytes = sizeof config, .task_ns = 600 * WEFT_SECOND};
@@ -429,6 +432,7 @@ static void node_trap(weft_node *w, void *arg)
     CHECK(weft_submit(q, tasks, TASKS, NULL, WEFT_TIMEOUT_DEFAULT) == TASKS);
     while (worker_stats(k).claimed < TASKS)
         usleep(1000);
+    CHECK(own >= 0 && pipe(said) == 0 && dup2(said[1], STDERR_FILENO) == STDERR_FILENO);
     driver.say("trap");
     for (uint32_t got = 0; got < TASKS;) {
         int n = weft_claim(q, leases, TASKS, WEFT_TIMEOUT_DEFAULT);
@@ -443,6 +447,14 @@ static void node_trap(weft_node *w, void *arg)
     OK(weft_gpu_worker_close(k));
     OK(weft_gpu_close(g));
     CHECK(now_ns() - began < 20 * WEFT_SECOND); /* nothing waits for the GPU */
+    CHECK(dup2(own, STDERR_FILENO) == STDERR_FILENO);
+    close(own);
+    close(said[1]);
+    CHECK(read(said[0], text, sizeof text - 1) > 0);
+    close(said[0]);
+    fputs(text, stderr);
+    CHECK(strstr(text,
+                 "worker 0 of GPU cuda:0 ends, and 3 tasks go back to the queue: this process can no longer use the GPU cuda:0, because "));
 }
 
 static void test_trap(void **state)

@@ -74,7 +74,8 @@ static void open_kernel(const weft_device *d, void *arg)
     MUST(rc == 0 && job->file.bytes == BYTES && job->file.inode);
 }
 
-/* Reads a file from its beginning to its end, in parts of which no piece is a multiple; and tries to read what cannot be read. */
+/* Reads a file from its beginning to its end, in parts whose length does not divide the length of a piece; and tries to read what cannot be
+ * read. */
 static void read_kernel(const weft_device *d, void *arg)
 {
     struct job *job = arg;
@@ -464,7 +465,7 @@ static void test_gateway_dies(void **state)
     one_is_killed(gateway_dies, OPEN, 0);
 }
 
-/* The asker is killed while its kernel reads: the gateway takes back what it had open. */
+/* The asker is killed while its kernel reads: the gateway closes the files that the asker had open. */
 static void asker_dies(weft_node *w, void *arg)
 {
     _Atomic uint32_t *reads = arg, *pid = reads + 1;

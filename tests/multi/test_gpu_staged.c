@@ -267,6 +267,7 @@ static void check_give(weft_node *w, uint32_t node)
 enum { LATE = 64 << 10 };
 static _Atomic weft_gaddr late_slots; /* at the owner: nobody may put anything there */
 static _Atomic uint32_t late;
+static _Atomic uint32_t asks[ASK_LAND + 1]; /* number of requests of each kind that this node has sent to owners */
 int __real_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
                     weft_op *op);
 int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header, size_t header_len, const void *payload, size_t len,
@@ -275,6 +276,12 @@ int __wrap_fab_send(weft_node *w, uint32_t node, uint32_t id, const void *header
                     weft_op *op)
 {
     struct arena_room m;
+    struct arena_message ask;
+    if (id == ARENA_HANDLER_ASK && header_len == sizeof ask) {
+        memcpy(&ask, header, sizeof ask);
+        CHECK(ask.kind >= ASK_WRITE && ask.kind <= ASK_LAND);
+        atomic_fetch_add(&asks[ask.kind], 1);
+    }
     if (id != ARENA_HANDLER_ROOM || header_len != sizeof m)
         return __real_fab_send(w, node, id, header, header_len, payload, len, op);
     memcpy(&m, header, sizeof m);
@@ -430,6 +437,47 @@ static void test_late(void **state)
     assert_int_equal(nodes_failed_with(2, node_late, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
 }
 
+/* --- few bytes go inside the request or its answer, more bytes through the pools --- */
+
+/* Checks that requests of these one or two kinds were sent since the last call, and no others. */
+static void only(enum arena_ask kind, enum arena_ask other)
+{
+    uint32_t sent = 0;
+    for (int k = ASK_WRITE; k <= ASK_LAND; k++) {
+        uint32_t n = atomic_exchange(&asks[k], 0);
+        CHECK(n == 0 || k == (int)kind || k == (int)other);
+        sent += n;
+    }
+    CHECK(sent > 0);
+}
+
+static void node_sizes(weft_node *w, void *arg)
+{
+    static const size_t sizes[] = {1, 8, ARENA_LITTLE, ARENA_LITTLE + 1, 1u << 20};
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s);
+    struct mine m = mine_open(w);
+    for (int pool = 0; weft_rank(w) != OWNER && pool < 2; pool++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            size_t n = sizes[i];
+            bool little = n <= ARENA_LITTLE;
+            random_bytes(m.near[pool], n, ++m.seed);
+            OK(weft_put_blocking(w, at, m.near[pool], n));
+            only(little ? ASK_WRITE : ASK_LAND, little ? ASK_WRITE : ASK_PULL);
+            OK(weft_get_blocking(w, m.back, at, n));
+            only(little ? ASK_READ : ASK_PUSH, little ? ASK_READ : ASK_PUSH);
+            CHECK(!memcmp(m.near[pool], m.back, n));
+        }
+    mine_close(&m);
+    meet(&s->met[1], weft_size(w));
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, node_sizes, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
 /* --- a pool without room for slots: an error that says so --- */
 
 static void node_full(weft_node *w, void *arg)
@@ -459,8 +507,9 @@ static void test_full(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped), cmocka_unit_test(test_owner),
-        cmocka_unit_test(test_fails), cmocka_unit_test(test_late),   cmocka_unit_test(test_full),    cmocka_unit_test(test_verifies),
+        cmocka_unit_test(test_share), cmocka_unit_test(test_killed),   cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_owner), cmocka_unit_test(test_fails),    cmocka_unit_test(test_late),
+        cmocka_unit_test(test_full),  cmocka_unit_test(test_verifies), cmocka_unit_test(test_sizes),
     };
     return cmocka_run_group_tests_name("gpu_staged", tests, NULL, NULL);
 }

@@ -297,7 +297,7 @@ static int refused(int rank, void *arg)
     setenv("WEFT_JOIN", p->coord, 1);
     weft_node *w = NULL;
     int rc = weft_open(&w, &(weft_config){.bytes = sizeof(weft_config), .pool_bytes = 32 << 20, .secret = "of the test"});
-    CHECK(rc == -EINVAL && !w && strstr(weft_error(), "node 0 reaches no node of that host; set WEFT_TRANSPORT"));
+    CHECK(rc == -EINVAL && !w && strstr(weft_error(), "node 0 cannot reach the host of this node; set WEFT_TRANSPORT"));
     atomic_store(&p->shared->here, 2);
     return 0;
 }

@@ -170,7 +170,7 @@ static void listening(weft_node *w, void *arg)
     OK(weft_barrier(w, DEFAULT_TIME));
 }
 
-/* Several wait at once; each gets a connection. What still waits when the listener is closed ends with an error. */
+/* Several accepts wait at once, and each gets a connection. An accept that still waits when the listener is closed ends with an error. */
 static void waiting(weft_node *w, void *arg)
 {
     (void)arg;
@@ -232,7 +232,7 @@ static void errors(weft_node *w, void *arg)
     must_fail(w, SPEC(.port = 80), -EINVAL, "host ''");
     must_fail(w, SPEC(.host = "x"), -EINVAL, "port 0");
     must_fail(w, SPEC(.host = "x", .port = 80, .flags = 0x100), -EINVAL, "flags");
-    must_fail(w, SPEC(.host = "x", .port = 80, .flags = WEFT_NET_IPV4 | WEFT_NET_IPV6), -EINVAL, "flags");
+    must_fail(w, SPEC(.host = "x", .port = 80, .flags = WEFT_NET_IPV4 | WEFT_NET_IPV6), -EINVAL, "exclude each other");
     must_fail(w, SPEC(.host = "x", .port = 80, .send_ring = 5000), -EINVAL, "powers of two");
     CHECK(weft_net_connect(w, 7, SPEC(.host = "x", .port = 80), &s, DEFAULT_TIME) == -EFAULT && !s);
     /* A record that names nothing. */
@@ -408,7 +408,7 @@ static void with_peer(weft_node *w, uint32_t port)
     OK(weft_net_close(s));
 }
 
-/* A bound socket: from and to everybody, except whom the rules forbid. */
+/* A bound socket receives from everybody and sends to everybody, except addresses that the rules forbid. */
 static void without_peer(weft_node *w)
 {
     weft_socket *s, *closed;

@@ -149,7 +149,7 @@ class Providers(unittest.TestCase):
         self.assertTrue(all(status for _, _, status in found), found)
         said = "".join(err for _, err, _ in found)
         self.assertRegex(said, "node 0 and this node have no provider of libfabric in common: that node can use net, net;ofi_rxm, and "
-                               "this node tcp;ofi_rxm. WEFT_OFI_PROVIDER must name one that both have")
+                               "this node can use tcp;ofi_rxm. Set WEFT_OFI_PROVIDER on both nodes to a provider that both hosts have")
 
     def test_not_a_list(self):
         (_, err, status), _ = self.nodes(["net,,tcp", NET], seconds=2)

@@ -25,7 +25,7 @@
 struct board *board;
 static const char *grow_at = "unix:@"; /* the address at which nodes of the next test let others join, if all are on one host */
 
-/* --- starting and ending them --- */
+/* --- starting and ending the nodes --- */
 
 static const char *address_of_host(uint32_t host, char *buf, size_t len)
 {

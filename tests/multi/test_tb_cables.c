@@ -110,7 +110,7 @@ static void test_wrong_matrix(void **state)
     } wrong[] = {
         {"\"rdma_en2\"", "\"rdma_en3\"", {"device rdma_en2 of node 0", "device rdma_en3 of node 1", "no cable joins these"}},
         {"\"rdma_en2\"", "\"rdma_en9\"", {"device rdma_en9 of node 1", "no such device", "rdma_en2, rdma_en3"}},
-        {"\"rdma_en2\"", "null", {"device rdma_en2 of node 0", "none of node 1", "two ends"}},
+        {"\"rdma_en2\"", "null", {"device rdma_en2 of node 0", "no device of node 1", "two ends"}},
         {"null", "null", {"no cable leads to", "node ", ""}},
         {"\"rdma_en4\"", "\"rdma_en2\"", {"device rdma_en4 of node 0", "", ""}},
     };

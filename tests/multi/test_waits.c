@@ -105,7 +105,7 @@ static void late(weft_node *w, void *arg)
     w->options.deadline_ns = LITTLE; /* the deadline of operations; waits for other nodes have none */
     meet(&l->here, weft_size(w));
     if (me >= 2) {
-        wait_until_said("barrier: node 0 has waited 0.2 s for nodes 2 and 3, which are alive; it goes on waiting");
+        wait_until_said("barrier: node 0 has waited 0.2 s for nodes 2 and 3, which are alive. The wait continues");
         usleep(400000); /* the node must not print the message a second time meanwhile */
     } else if (me == 0) {
         while (!in_barrier(w, 1, generation(w) + 1))
@@ -115,7 +115,7 @@ static void late(weft_node *w, void *arg)
     OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
     if (me == 0) {
         listen_end();
-        CHECK(times("goes on waiting") == 1);
+        CHECK(times("The wait continues") == 1);
         listen_begin();
     }
     if (me == 3)
@@ -125,7 +125,7 @@ static void late(weft_node *w, void *arg)
         CHECK(all[i] == 10 + i);
     if (me == 0) {
         listen_end();
-        CHECK(times("goes on waiting") == 2);
+        CHECK(times("The wait continues") == 2);
     }
     w->options.deadline_ns = 30 * WEFT_SECOND;
     meet(&l->done, weft_size(w));
@@ -156,15 +156,16 @@ static void held(weft_node *w, void *arg)
         OK(weft_counter_wait(w, counter, 7, WEFT_TIMEOUT_DEFAULT));
         w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
-        CHECK(times("goes on waiting") == 3);
+        CHECK(times("The wait continues") == 3);
         OK(weft_unlock(w, lock));
     } else if (me == 1) {
-        wait_until_said(": node 0 has waited 0.2 s for node 1, which holds it and is alive; it goes on waiting");
+        wait_until_said(": node 0 has waited 0.2 s for node 1, which holds the lock and is alive. The wait continues");
         OK(weft_unlock(w, lock));
-        wait_until_said(": node 0 has waited 0.2 s for the word there to change from 0; nodes 1 and 2 are alive; it goes on");
+        wait_until_said(": node 0 has waited 0.2 s for a change of its value, which is 0; nodes 1 and 2 are alive. The wait continues");
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 5, NULL));
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
-        wait_until_said(" of node 1: node 0 has waited 0.2 s for it to be 7 (it is 0); nodes 1 and 2 are alive; it goes on");
+        wait_until_said(
+            " of node 1: node 0 has waited 0.2 s for the value 7 (the counter is 0); nodes 1 and 2 are alive. The wait continues");
         usleep((unsigned)(patience_ns(1) / 1000)); /* until node 0's deadline has passed */
         OK(weft_counter_add(w, counter, 7, NULL));
     }
@@ -197,16 +198,16 @@ static void slow_work(weft_node *w, void *arg)
         OK(weft_drain(q, WEFT_TIMEOUT_DEFAULT));
         listen_end();
         w->options.deadline_ns = 30 * WEFT_SECOND;
-        CHECK(times("goes on waiting") == 2);
+        CHECK(times("The wait continues") == 2);
         CHECK(weft_reap(q, &done, 1, WEFT_TIMEOUT_DEFAULT) == 1);
     } else if (weft_rank(w) == 1) {
         weft_lease claim;
         weft_result result = {0};
         CHECK(weft_claim(q, &claim, 1, 100 * WEFT_SECOND) == 1);
         OK(weft_barrier(w, WEFT_TIMEOUT_DEFAULT));
-        wait_until_said("queue 'work': reap: node 0 has waited 0.2 s for 1 task at node 1, which is alive; it goes on waiting");
+        wait_until_said("queue 'work': reap: node 0 has waited 0.2 s for 1 task at node 1, which is alive. The wait continues");
         CHECK(weft_complete(q, &claim, &result, 1, NULL) == 1);
-        wait_until_said("queue 'work': drain: node 0 has waited 0.2 s for work of node 0, which is alive; it goes on waiting");
+        wait_until_said("queue 'work': drain: node 0 has waited 0.2 s for work of node 0, which is alive. The wait continues");
         CHECK(weft_claim(q, &claim, 1, 100 * WEFT_SECOND) == 1);
         CHECK(weft_complete(q, &claim, &result, 1, NULL) == 1);
     } else {
@@ -247,7 +248,7 @@ static void bounded(weft_node *w, void *arg)
         w->options.deadline_ns = LITTLE; /* all these waits but the submit are for events that never happen */
         listen_begin();
         CHECK(weft_barrier(w, b->timeout) == -ETIMEDOUT);
-        CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "call again to continue this barrier"));
+        CHECK(strstr(weft_error(), "barrier: node 1 ") && strstr(weft_error(), "call weft_barrier() again to continue this barrier"));
         CHECK(weft_exchange(w, &(uint64_t){1}, 1, all, NULL, b->timeout) == -ETIMEDOUT);
         CHECK(weft_lock(w, on_node(area, 1), b->timeout, NULL) == -ETIMEDOUT);
         CHECK(weft_wait_until(w, area + 8, WEFT_NE, 0, NULL, b->timeout) == -ETIMEDOUT);
@@ -424,7 +425,7 @@ static void lost(weft_node *w, void *arg)
         OK(weft_wait_until(w, word, WEFT_EQ, 1, NULL, WEFT_TIMEOUT_DEFAULT));
         *stage = 5;
         CHECK(weft_wait_until(w, word, WEFT_EQ, 2, NULL, WEFT_TIMEOUT_DEFAULT) == -ECONNRESET);
-        CHECK(strstr(weft_error(), "a node has died that would perhaps have changed it"));
+        CHECK(strstr(weft_error(), "a node that might have changed this value has died"));
         w->options.deadline_ns = 30 * WEFT_SECOND;
         listen_end();
         *stage = 6;
@@ -442,14 +443,14 @@ static void lost(weft_node *w, void *arg)
     while (weft_alive(w, 2))
         usleep(1000);
     if (me == 1) {
-        wait_until_said("goes on waiting");
+        wait_until_said("The wait continues");
         usleep(4 * LITTLE / 1000); /* node 0 must still be waiting after this time */
         OK(weft_put_signal(w, 0, NULL, 0, on_node(word, 0), 1, NULL));
         OK(weft_flush(w, 0, WEFT_TIMEOUT_DEFAULT));
     }
     if (me == 3) {
         wait_for(stage, 5);
-        while (times("goes on waiting") < 2) /* until node 0 is in its second wait */
+        while (times("The wait continues") < 2) /* until node 0 is in its second wait */
             usleep(1000);
         raise(SIGKILL);
     }

@@ -93,8 +93,9 @@ static void chooses(void **state)
         if (cases[i].why && !strstr(said, cases[i].why))
             fail_msg("%s: '%s' is not in '%s'", cases[i].what, cases[i].why, said);
         /* The remedy: another entry, if an entry was asked for and others are set; otherwise an address. */
-        bool helps = cases[i].wanted >= 0 ? strstr(said, "Choose an entry that is set, or let weft choose") != NULL
-                                          : strstr(said, " en5") && strstr(said, "IPv4 address");
+        bool helps = cases[i].wanted >= 0
+                         ? strstr(said, "Choose an entry that is set (WEFT_GID_INDEX or --gid-index), or let weft choose") != NULL
+                         : strstr(said, " en5") && strstr(said, "IPv4 address");
         if (rc && (!strstr(said, "rdma_en5: ") || !helps))
             fail_msg("%s: device or remedy is not in '%s'", cases[i].what, said);
     }

@@ -104,7 +104,7 @@ class Generic(Base):
         self.assertIn("[0]", self.weft("devices", WEFT_GID_INDEX="0"))
         said = self.weft("devices", "--gid-index", "9")
         self.assertIn("GID index 9, which was asked for, is not set", said)
-        self.assertIn("Choose an entry that is set, or let weft choose", said) # an IPv4 address, the other remedy, is there
+        self.assertIn("Choose an entry that is set (WEFT_GID_INDEX or --gid-index), or let weft choose", said) # an IPv4 address, the other remedy, is there
         self.assertNotIn("ip address add", said)
         self.assertIn("no usable RDMA device: sv0: GID index 9", self.weft("probe", "regions", "--gid-index", "9", code=1))
         self.assertIn("expected a number", self.weft("devices", "--gid-index", "x", code=2))

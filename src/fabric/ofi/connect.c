@@ -17,7 +17,9 @@ static int connect_exchange(uint32_t node, int fd, const void *mine, size_t mine
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, mine_len, true, deadline);
     if (!err)
         err = fab_side_transfer(fd, theirs, their_len, false, deadline);
-    return err ? base_fail(err, "node %u did not send its network address (ofi): %s", node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "node %u did not send its network address (ofi): %s; see the messages of that node", node,
+                           base_strerror(err))
+               : 0;
 }
 
 /* --- the provider --- */
@@ -52,10 +54,11 @@ static int connect_no_common(uint32_t node, const struct ofi_offer *mine, const 
     char here[OFI_CHOICES * OFI_PROVIDER_NAME], there[sizeof here];
     connect_list(mine, here, sizeof here);
     connect_list(theirs, there, sizeof there);
-    return base_fail(-EINVAL,
-                     "node %u and this node have no provider of libfabric in common: that node can use %s, and this node %s. "
-                     "WEFT_OFI_PROVIDER must name one that both have; `weft devices --networks` lists what a host has",
-                     node, there, here);
+    return base_fail(
+        -EINVAL,
+        "node %u and this node have no provider of libfabric in common: that node can use %s, and this node can use %s. Set "
+        "WEFT_OFI_PROVIDER on both nodes to a provider that both hosts have; `weft devices --networks` lists the providers of a host",
+        node, there, here);
 }
 
 static const char *connect_fast(const struct ofi_offer *offer)
@@ -73,14 +76,14 @@ static void connect_warn_slow(uint32_t node, const char *agreed, const struct of
     if (ofi_is_fast(agreed) || (!here && !there))
         return;
     if (here && there)
-        base_log(
-            BASE_LOG_WARN,
-            "node %u is reached over provider %s of libfabric, although both nodes have faster ones: that node has %s, and this node %s",
-            node, agreed, there, here);
+        base_log(BASE_LOG_WARN,
+                 "node %u is reached over provider %s of libfabric, although both nodes have faster providers, which differ: that node has "
+                 "%s, and this node has %s",
+                 node, agreed, there, here);
     else
         base_log(BASE_LOG_WARN, "node %u is reached over provider %s of libfabric, although %s node has the faster %s: `weft doctor` %s",
                  node, agreed, here ? "this" : "that", here ? here : there,
-                 here ? "on that node's host says why that node has not" : "says why this node has not");
+                 here ? "on that node's host says why that node does not have it" : "says why this node does not have it");
 }
 
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
@@ -109,7 +112,7 @@ int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline)
 
 /* --- the endpoints --- */
 
-/* Returns the number of the endpoint whose address it has filled in. */
+/* Fills in the hello for the peer. Returns the number of this node's endpoint whose address the hello contains. */
 static uint32_t connect_introduce(struct ofi_link *l, struct ofi_hello *h)
 {
     struct ofi *o = l->ofi;
@@ -186,10 +189,10 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     struct fab_link *link = l->r.link;
     struct ofi_hello mine, theirs = {0};
     int err = 0;
-    base_spin_lock(&o->receiving); /* this node may be replacing its endpoint and its domain */
+    base_spin_lock(&o->receiving); /* otherwise another thread could be replacing this node's endpoint and domain */
     base_spin_lock(&o->calls);
     if (!o->ep)
-        err = base_fail(-ENOTCONN, "provider %s of libfabric has failed on this node; restart it", o->info->fabric_attr->prov_name);
+        err = base_fail(-ENOTCONN, "provider %s of libfabric has failed on this node; restart this node", o->info->fabric_attr->prov_name);
     else if (o->traits.rma && !o->pool.count)
         err = ofi_register_locked(o, &l->own);
     base_spin_unlock(&o->calls);
@@ -218,9 +221,9 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     err = inserted ? ofi_link_ready(l, mine.session + theirs.session)
                    : base_fail(-EHOSTUNREACH,
                                "link to node %u: %s of libfabric does not accept the node's address, %s; set WEFT_OFI_INTERFACE to an "
-                               "interface that reaches it",
+                               "interface that reaches that node",
                                link->node, o->info->fabric_attr->prov_name, l->name);
-    if (!err && introduced != o->generation) /* this node has replaced its endpoint meanwhile: tell the peer */
+    if (!err && introduced != o->generation) /* this node has replaced its endpoint since it sent its hello: tell the peer */
         l->shut = l->tell = l->awaits = true;
     base_spin_unlock(&o->receiving);
     /* Both nodes must have their endpoints before either sends a frame. */
@@ -229,8 +232,8 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
         err = connect_exchange(l->r.link->node, side_fd, &ready, 1, &answer, 1, deadline);
     if (!err && answer != 'r')
         err = base_fail(-EPROTO,
-                        "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses; run the same "
-                        "version of weft on all hosts",
+                        "link to node %u: that node sent byte 0x%02x instead of 'r' (ready) after both nodes had exchanged addresses; run "
+                        "the same version of weft on all hosts",
                         link->node, (unsigned)(unsigned char)answer);
     if (!err)
         base_log(BASE_LOG_DEBUG, "node %u has the address %s (provider %s)", link->node, l->name, mine.provider);

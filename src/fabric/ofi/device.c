@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The remedy, for errors for which libfabric gives no reason. */
+/* The remedy for an error text, for those errors for which libfabric gives no reason. */
 static const char *device_remedy(const char *provider, int error)
 {
     if (error == EINVAL && strcmp(provider, OFI_VERBS_RXM) == 0)
@@ -97,7 +97,7 @@ static int regions_of_frames(struct ofi *o)
     return rc;
 }
 
-/* Adds memory to the list, still without a registration. */
+/* Allocates memory for the frames of one link, and adds it to the list o->frames. Does not register the memory yet. */
 static struct ofi_frames *frames_add(struct ofi *o)
 {
     struct ofi_frames *f = calloc(1, sizeof *f);
@@ -278,7 +278,7 @@ bool ofi_queue_quiet_locked(struct ofi *o)
 
 /* --- the endpoint --- */
 
-/* Opens an endpoint, while there is none, and posts its receives. After an error, the caller shuts it. */
+/* Opens the endpoint of a device without one, and posts its receives. After an error, the caller closes what this function has opened. */
 static int device_endpoint(struct ofi *o)
 {
     const char *what = "fi_endpoint";
@@ -299,7 +299,7 @@ static int device_endpoint(struct ofi *o)
         return device_failed(o, rc, what);
     }
     ofi_print_address(o->info, o->address, o->address_bytes, o->name, sizeof o->name);
-    rc = regions_of_frames(o); /* not before, because the regions may have to be bound to the endpoint */
+    rc = regions_of_frames(o); /* after the endpoint was opened, because the regions may have to be bound to it */
     if (rc)
         return rc;
     o->generation++;
@@ -336,8 +336,8 @@ static int device_memory(struct ofi *o)
     return 0;
 }
 
-/* A provider accepts a certain number of requests for all peers together. If this is less than the sum of the peers' shares (OFI_SHARE),
- * half of the requests are common to all peers. */
+/* Computes how many receives and requests the device has. A provider accepts a limited number of requests. Each peer gets OFI_SHARE of them
+ * for itself, and the rest is common to all peers; if the shares would take more than half of the requests, one half is common. */
 static void device_count(struct ofi *o)
 {
     const struct fi_info *info = o->info;
@@ -355,13 +355,13 @@ static int device_refuse(const struct fi_info *info)
     const char *provider = info->fabric_attr->prov_name;
     if (ofi_lacks_srx(provider))
         return base_fail(-ENOTSUP,
-                         "%s of libfabric crashes when it is closed, unless its connections share one receive queue: set "
+                         "provider %s of libfabric crashes when a node closes it, unless its connections share one receive queue: set "
                          "FI_OFI_RXM_USE_SRX=1 on all nodes",
                          provider);
     if (info->ep_attr->max_msg_size < TB_FRAME_BYTES)
         return base_fail(
             -EMSGSIZE,
-            "%s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
+            "provider %s of libfabric accepts messages of at most %zu bytes, and weft needs %u: name another provider in WEFT_OFI_PROVIDER",
             provider, info->ep_attr->max_msg_size, TB_FRAME_BYTES);
     return 0;
 }
@@ -407,7 +407,7 @@ static void device_shut_regions(struct ofi *o)
 
 static void device_shut_endpoint(struct ofi *o)
 {
-    if (o->traits.bind_regions) /* an endpoint with regions cannot be closed */
+    if (o->traits.bind_regions) /* an endpoint cannot be closed while regions are bound to it */
         device_shut_regions(o);
     device_close(o->ep ? &o->ep->fid : NULL);
     device_close(o->cq ? &o->cq->fid : NULL);
@@ -432,8 +432,9 @@ static void device_shut_objects(struct ofi *o)
     o->fd = -1;
 }
 
-/* Over TCP the domain is replaced, too. If an endpoint of `net` of libfabric 1.17 is closed while bytes of a get arrive, the domain later
- * uses the entry of this get for two requests at the same time. A domain in which a connection was being made may crash. */
+/* Over TCP the domain is closed, too, because `net` of libfabric 1.17 has two defects. If its endpoint is closed while bytes of a get
+ * arrive, the domain later uses the entry of this get for two requests at the same time. If its endpoint is closed while a connection is
+ * being made, the domain may crash later. */
 void ofi_device_shut_locked(struct ofi *o)
 {
     device_shut_endpoint(o);

@@ -87,7 +87,7 @@ static int library_open(struct ofi_library *l, void **handle)
 }
 
 /* Load libfabric, and restore the program's signal handlers: libinfinipath, which Debian's libfabric needs, installs handlers when it is
- * loaded. Signals that come meanwhile are delayed. */
+ * loaded. Signals are blocked meanwhile. */
 static int library_open_quietly(struct ofi_library *l, void **handle)
 {
     static const int taken[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Links of ofi: creates them, and sends for their endpoints (records/endpoint.h). A frame is sent as a message, a large put or get (a move)
- * as an RMA request.
+ * Creates the links of ofi, and sends what their endpoints (records/endpoint.h) ask for: a frame as a message, and a large put or get (a
+ * move) as an RMA request.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -9,17 +9,17 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* long, because only frames that are lost with a broken connection must be sent again */
+/* The bounds of the retransmission time-out. It is long, because frames are lost only when a connection breaks. */
 #define RTO_LEAST    (500 * WEFT_MS)
 #define RTO_MOST     (4 * WEFT_SECOND)
-#define FRAMES_FIRST 4u /* the most frames under way, until it is known how fast the network is */
-#define FRAMES_LEAST 4u /* the smallest value of this limit, on a slow network */
+#define FRAMES_FIRST 4u /* maximum number of frames under way, until it is known how fast the network is */
+#define FRAMES_LEAST 4u /* the smallest maximum, on a slow network */
 #define PAUSE_FIRST  (WEFT_MS)
 #define PAUSE_MOST   (200 * WEFT_MS)
 
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link)
 {
-    /* mmap() instead of calloc(), which could write zeros to the whole struct, of which ofi uses a small part */
+    /* mmap() instead of calloc(): calloc() could write zeros to the whole struct, but ofi uses only a small part of its pages */
     struct ofi_link *l = mmap(NULL, sizeof *l, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (l == MAP_FAILED)
         return NULL;
@@ -54,8 +54,8 @@ void ofi_link_free(struct ofi_link *l)
     munmap(l, sizeof *l);
 }
 
-/* Notes that the provider has no room for a frame. Usually a completion leads to the next try. But a provider that was only busy connecting
- * reports no completion; the timer is for this case. */
+/* Notes that the provider has no room for a request now. Usually a completion causes the next attempt. But a provider that was only busy
+ * connecting reports no completion, so a timer causes the attempt then. */
 static bool link_no_room(struct ofi_link *l)
 {
     atomic_store_explicit(&l->r.no_room, true, memory_order_relaxed);
@@ -99,8 +99,9 @@ void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t n
     l->retry_at = now + l->pause;
     snprintf(l->error, sizeof l->error, "%s: %s", what, l->ofi->lib->strerror(err < 0 ? -err : err));
     if (atomic_fetch_add_explicit(&l->errors, 1, memory_order_relaxed) == 0)
-        base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again for the time of WEFT_RECONNECT", l->r.link->node, l->name, l->error);
-    fab_kick(l->ofi->w); /* nothing else may wake the progress thread in time to try again */
+        base_log(BASE_LOG_INFO, "node %u at %s: %s; weft tries again, for at most the time of WEFT_RECONNECT", l->r.link->node, l->name,
+                 l->error);
+    fab_kick(l->ofi->w); /* so that the progress thread tries again at retry_at: perhaps nothing else wakes it in time */
 }
 
 void ofi_link_open_locked(struct ofi_link *l)
@@ -153,7 +154,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
         return true;
     }
     if (rc != -FI_EAGAIN)
-        ofi_refused_locked(l, (int)rc, "the provider refuses a send to it", base_now_ns());
+        ofi_refused_locked(l, (int)rc, "the provider refuses a send to that node", base_now_ns());
     return link_no_room(l);
 }
 
@@ -194,8 +195,10 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
         return true;
     }
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
-        base_log(BASE_LOG_INFO, "%s refuses RMA (%s), so large puts and gets are sent in frames instead", o->info->fabric_attr->prov_name,
-                 o->lib->strerror((int)-rc));
+        base_log(BASE_LOG_INFO,
+                 "provider %s of libfabric refuses to read and write the memory of other nodes (RMA): %s; large puts and gets are sent in "
+                 "frames instead",
+                 o->info->fabric_attr->prov_name, o->lib->strerror((int)-rc));
         l->r.endpoint.move_least = UINT64_MAX;
     } else if (rc != -FI_EAGAIN) {
         ofi_refused_locked(l, (int)rc, "the provider refuses a read or write of that node's memory (RMA)", base_now_ns());
@@ -203,7 +206,8 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
     return link_no_room(l);
 }
 
-/* Whether RMA can use this local memory. If the provider needs local memory to be registered, only the pool can be used. */
+/* Whether an RMA request can use this local memory. If the provider needs local memory to be registered, the memory must be in one segment
+ * of the pool. */
 static bool link_movable(void *ctx, const uint8_t *local, uint64_t len)
 {
     const struct ofi_link *l = ctx;

@@ -41,15 +41,15 @@
 #define OFI_SHARE      2u   /* further requests for each peer, which no other peer can use */
 #define OFI_MOVE_BYTES (1u << 20)
 #define OFI_MOVES      32u /* the most RMA requests under way to a peer */
-/* the most bytes of RMA requests under way to a peer; few, because frames wait behind them */
+/* maximum number of bytes of RMA requests under way to a peer; small, because frames wait behind these bytes */
 #define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES)
-#define OFI_MOVES_FIRST   (16u << 10) /* the first value of this limit, until it is known how fast the network is */
-#define OFI_MOVES_LEAST   (16u << 10) /* the smallest value of this limit, on a slow network */
+#define OFI_MOVES_FIRST   (16u << 10) /* this maximum at first, until it is known how fast the network is */
+#define OFI_MOVES_LEAST   (16u << 10) /* the smallest maximum, on a slow network */
 #define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
 #define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
 #define OFI_ADDRESS       256u
 #define OFI_LINK_FRAMES   ((size_t)TB_SLOTS * TB_FRAME_BYTES) /* bytes of the frames that a link sends */
-/* After so long the progress thread tries again to send a frame for which the provider had no room. */
+/* If the provider had no room for a frame, the progress thread tries again after this time. */
 #define OFI_RETRY (WEFT_MS)
 
 enum ofi_request_kind { OFI_RECEIVE, OFI_FRAME, OFI_PUT, OFI_GET };
@@ -64,17 +64,17 @@ struct ofi_request {
     bool busy;     /* under way at the provider */
     bool given_up; /* the request's link has ended: the completion is ignored */
     /* OFI_PUT, OFI_GET: */
-    bool used; /* at least half of the link's window was under way */
+    bool used; /* at least half of the link's window was under way when this request began */
     uint32_t bytes;
     int64_t began;
-    void *cookie; /* the cookie of the endpoint's move() */
+    void *cookie; /* the argument `cookie` of move() (struct tb_endpoint_env) */
 };
 
 /* The pool, registered for one peer or for all peers: one region for each segment. Under `calls`. */
 struct ofi_regions {
     struct fid_mr **list; /* [count] */
     uint64_t *keys;       /* [count] as they were sent to the peer */
-    uint64_t shift;       /* what is added to the keys now; see ofi_key() */
+    uint64_t shift;       /* this number is now added to each of `keys`; see ofi_key() */
     uint32_t count;
     struct ofi_regions *next; /* in ofi->regions */
 };
@@ -93,9 +93,9 @@ struct ofi_link {
     uint32_t shift;               /* the peer's segments have 2^shift bytes */
     uint32_t keys_count;
     uint64_t *keys;            /* the keys of the peer's segments, as the peer has sent them (ofi_key()) */
-    uint64_t keys_shift;       /* what is added to the peer's keys now; under the link's lock */
+    uint64_t keys_shift;       /* this number is now added to each of `keys`; under the link's lock */
     bool fixed;                /* the peer's keys do not change */
-    struct ofi_frames *frames; /* for frames to send, if one of the two nodes joined later; NULL: a part of ofi->memory */
+    struct ofi_frames *frames; /* memory for frames to send, if one of the two nodes joined later; NULL: the frames are in ofi->memory */
     struct ofi_regions own;    /* this node's pool, registered for this peer alone; empty: ofi->pool serves all peers */
     char name[64];             /* the peer's address as text */
     /* When the provider has refused an operation, nothing is sent before retry_at. Each refusal doubles `pause`. Under the link's lock. */
@@ -112,33 +112,33 @@ struct ofi_link {
     bool asked;       /* the peer was asked whether its process is running */
     int64_t answered; /* when the peer answered that question; 0: not yet */
     _Atomic uint64_t connects;
-    /* State while one of the two nodes replaces its endpoint; see watch.c. `shut` is under the link's lock; only the progress thread uses
-     * the others. */
+    /* State while one of the two nodes replaces its endpoint; see watch.c. The link's lock guards `shut`; only the progress thread uses the
+     * other members. */
     bool shut;    /* nothing is sent now */
     bool tell;    /* this node's new address must be sent to the peer */
     bool awaits;  /* the peer has not confirmed this node's new address yet */
     bool probes;  /* the connection to the peer's former endpoint, at address `was`, may still exist */
-    bool confirm; /* the peer's endpoint number `theirs` must be confirmed */
+    bool confirm; /* this node must confirm the peer's endpoint number `theirs` */
     uint32_t theirs;
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    /* when this node replaces its endpoint, because the peer's new endpoint has the address of the peer's former one; 0: no need to */
+    /* when this node replaces its endpoint, because the peer's new endpoint has the same address as its former one; 0: it has not */
     int64_t renew_at;
-    int64_t renewed_for; /* when this node last replaced its endpoint for that reason; 0: never */
+    int64_t renewed_for; /* when this node last replaced its endpoint because of renew_at; 0: never */
     int64_t gone_at;     /* when this node replaces its endpoint, if the former connection still exists */
-    int64_t settle_at;   /* when this node confirms the new endpoint, because the former connection is gone; 0: it is not gone */
-    int64_t open_at;     /* when the link opens again, even if nothing has come from the peer; 0: no time is set */
+    int64_t settle_at;   /* when this node confirms the peer's new endpoint; 0: the connection to the former one is not gone yet */
+    int64_t open_at;     /* when the link opens again, even if nothing has arrived from the peer; 0: no time is set */
 };
 
-/* Memory for the frames of one link: of a link that was made after the start. It is freed with the device, because a provider may need long
- * to end its sends; links that are made later use it again. Under `calls`. */
+/* Memory for the frames that one link sends, if the link was made after the start. When the link ends, the provider may take long to end
+ * its sends from this memory. So the memory is kept for later links, and is freed with the device. Under `calls`. */
 struct ofi_frames {
     struct ofi_frames *next; /* in ofi->frames */
     uint8_t *at;             /* [OFI_LINK_FRAMES] */
     struct fid_mr *mr;       /* if the provider needs local memory registered */
-    bool used;               /* by a link */
-    uint32_t node;           /* of the last link that used it: the provider may be sending from it as long as ofi->held[node] is not 0 */
+    bool used;               /* a link uses the memory */
+    uint32_t node;           /* the last link's peer: until ofi->held[node] is 0, the provider may still send from this memory */
 };
 
 /* A device: one provider, with one endpoint. */
@@ -182,7 +182,7 @@ struct ofi {
     bool renew;          /* the endpoint should be replaced; under `receiving` */
 };
 
-/* What a node has of the transport. */
+/* The state of this transport in a node. */
 struct ofi_node {
     struct weft_node *w;
     struct fab_look look;
@@ -209,17 +209,18 @@ int ofi_register_locked(struct ofi *o,
                         struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next function */
 int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* registers the pool again, with other keys */
 void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r);
-/* The sum of a key and what ofi_key_shift() returns. */
+/* The present key of a region: its first key plus a shift from ofi_key_shift(). */
 static inline uint64_t ofi_key(uint64_t key, uint64_t shift)
 {
     return (key + shift) & (UINT64_MAX >> 1);
 }
-/* Whether this node gives its memory new keys for each new endpoint of this peer. */
+/* Whether this node changes the keys of its memory for this peer whenever the peer opens a new endpoint. */
 static inline bool ofi_keys_change(const struct ofi_link *l)
 {
     return l->ofi->traits.tcp && l->own.count && l->ofi->info->domain_attr->mr_key_size >= sizeof(uint64_t);
 }
-/* What is added to the keys of a peer's memory when this node has opened its endpoint number `number`. */
+/* When a node opens its endpoint number `number`, each peer changes the keys of its memory for that node by this shift. So requests of the
+ * node's earlier endpoints are refused. */
 static inline uint64_t ofi_key_shift(uint32_t number)
 {
     return number * UINT64_C(0x9e3779b97f4a7c15);
@@ -253,7 +254,7 @@ static inline struct ofi_link *ofi_link_joining(const struct ofi *o, uint32_t no
 struct ofi_link *ofi_link_make(struct ofi *o, struct fab_link *link);
 int ofi_link_ready(struct ofi_link *l, uint32_t session);
 void ofi_link_free(struct ofi_link *l);
-void ofi_frames_leave_locked(struct ofi_link *l); /* other links may use its frames from now on. Under `calls` */
+void ofi_frames_leave_locked(struct ofi_link *l); /* the link no longer uses its ofi_frames: other links may. Under `calls` */
 void ofi_link_open_locked(struct ofi_link *l);    /* under the link's lock; the caller pumps the link */
 /* A request has ended; after an error, the operation begins again. Under the link's lock. */
 void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error, int64_t now);

@@ -9,7 +9,7 @@
 
 #define BATCH  16
 #define ROUNDS 8u  /* the most batches of completions read in one call */
-#define CLOCK  16u /* of so many polls that find nothing, one reads the clock */
+#define CLOCK  16u /* one in this many polls that find nothing reads the clock */
 
 /* A completion, copied out of the queue so that it can be handled without the lock `calls`. */
 struct event {
@@ -55,8 +55,8 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
     base_spin_lock(&l->r.lock);
     ofi_ended_locked(l, q, error, now);
     if (!l->r.closed && error) {
-        ofi_refused_locked(l, error, q->kind == OFI_FRAME ? "a send to it failed" : "a read or write of that node's memory (RMA) failed",
-                           now);
+        ofi_refused_locked(l, error,
+                           q->kind == OFI_FRAME ? "a send to that node failed" : "a read or write of that node's memory (RMA) failed", now);
         tb_stream_again(&l->r.endpoint.stream);
     }
     base_spin_unlock(&l->r.lock);
@@ -137,8 +137,8 @@ int ofi_poll(struct ofi *o)
             ofi_receive_owed_locked(o);
         base_spin_unlock(&o->calls);
         n += got;
-        /* Stop after ROUNDS batches, even if the queue is not empty: while the provider sends bytes that a peer gets, reading may take
-         * milliseconds, and the messages that have come wait for their handlers. */
+        /* Stop after ROUNDS batches, even if the queue is not empty: reading the queue may take milliseconds, because the provider then
+         * also sends the bytes that a peer gets. Meanwhile the messages that have arrived wait for their handlers. */
     } while ((got == BATCH || events[0].error) && n < ROUNDS * BATCH); /* errors come one by one */
     if (n == 0 && atomic_load_explicit(&o->due, memory_order_relaxed) != INT64_MAX && ++o->looks % CLOCK == 0)
         now = base_recent_ns();
@@ -213,8 +213,8 @@ bool ofi_idle(struct weft_node *w)
     return quiet;
 }
 
-/* The descriptor; -1 unless ofi_idle() was called just before. Otherwise a thread of the program polls, and each frame would wake the
- * progress thread, too. */
+/* Returns the queue's descriptor if ofi_idle() was called just before; otherwise -1. Without a call of ofi_idle(), a thread of the program
+ * polls, and each frame would needlessly wake the progress thread, too. */
 static int poll_armed(struct ofi *o)
 {
     base_spin_lock(&o->calls); /* another thread may be replacing the completion queue and its descriptor */
@@ -224,7 +224,7 @@ static int poll_armed(struct ofi *o)
     return fd;
 }
 
-/* The descriptor of the next device that is armed. A device whose descriptor was returned is no longer armed. */
+/* Returns the descriptor of the first device that is armed, and disarms that device. So repeated calls return the descriptors of all. */
 int ofi_fd(struct weft_node *w, uint32_t i)
 {
     struct ofi *o;

@@ -244,7 +244,7 @@ static int choices_ask(const struct ofi_library *lib, struct choices *c, const c
     return rc;
 }
 
-/* The numeric address for providers that use IP addresses. */
+/* Finds the numeric address of this node for providers that use IP addresses. */
 static int choose_host(const struct ofi_want *want, char *host, size_t room)
 {
     uint8_t bytes[16];
@@ -308,7 +308,7 @@ static bool listed_same(const struct ofi_listed *a, const struct ofi_listed *b)
     return strcmp(a->provider, b->provider) == 0 && strcmp(a->interface, b->interface) == 0 && strcmp(a->address, b->address) == 0;
 }
 
-/* The row of this provider and address, which is added if it is new. NULL: no memory. */
+/* Returns the row of the list for this provider and address. Adds the row if there is none yet. Returns NULL if there is no memory. */
 static struct ofi_listed *listing_row(struct listing *l, const struct fi_info *info)
 {
     struct ofi_listed e = {.traits = ofi_traits_of(info), .order = OFI_UNNAMED};
@@ -330,7 +330,8 @@ static struct ofi_listed *listing_row(struct listing *l, const struct fi_info *i
     return &l->list[l->count++];
 }
 
-/* Adds what libfabric has under the name that is number `place` in WEFT_OFI_PROVIDER; or everything, if `name` is empty. */
+/* Adds to the list what libfabric offers under this name, which is at position `place` in WEFT_OFI_PROVIDER. If `name` is empty, adds all
+ * that libfabric offers. */
 static int listing_ask(struct listing *l, const char *name, uint32_t place)
 {
     struct fi_info *all = NULL;
@@ -359,7 +360,7 @@ static bool listed_at(const struct ofi_listed *e, const char *host)
     return n && n == address_bytes(host, wanted) && memcmp(mine, wanted, n) == 0;
 }
 
-/* The same decisions as in choices_ask(), for one row. `host`: the address of WEFT_OFI_INTERFACE. */
+/* Says of one row whether weft uses it, or why not, by the rules of choices_ask(). `host`: the address of WEFT_OFI_INTERFACE. */
 static enum ofi_use listed_use(const struct listing *l, const struct ofi_listed *e, const char *host)
 {
     bool named = *l->want->provider != '\0', bound = *l->want->interface != '\0';

@@ -39,7 +39,7 @@ struct ofi_traits {
     uint32_t rank;     /* the smallest rank is the best; OFI_NEVER: used only if the user names the provider */
 };
 #define OFI_NEVER 1000u
-bool ofi_is_fast(const char *provider); /* drives a network that is faster than Ethernet, and that weft uses by itself */
+bool ofi_is_fast(const char *provider); /* the provider's network is faster than Ethernet, and weft uses it without being told to */
 
 struct ofi_want {
     const char *provider;  /* libfabric's names, best first and with commas between ("tcp;ofi_rxm", or only "tcp"); "": weft's own order */
@@ -59,7 +59,7 @@ bool ofi_lacks_srx(const char *provider); /* weft refuses this provider, because
 /* For `weft devices`: what the settings say about a provider at one of its addresses. */
 enum ofi_use {
     OFI_USED,
-    OFI_BY_NAME,         /* only if WEFT_OFI_PROVIDER names the provider, and it is not set */
+    OFI_BY_NAME,         /* used only if WEFT_OFI_PROVIDER names the provider, but that variable is not set */
     OFI_OTHER_PROVIDER,  /* WEFT_OFI_PROVIDER names only others */
     OFI_OTHER_INTERFACE, /* WEFT_OFI_INTERFACE has another address */
     OFI_LACKS_SRX        /* see ofi_lacks_srx() */
@@ -69,7 +69,7 @@ struct ofi_listed {
     char interface[48], address[64];
     struct ofi_traits traits;
     enum ofi_use use;
-    uint32_t order; /* the provider's place in WEFT_OFI_PROVIDER, times OFI_PLACE, and a number below OFI_PLACE; OFI_UNNAMED: not there */
+    uint32_t order; /* the provider's position in WEFT_OFI_PROVIDER times OFI_PLACE, plus a number below OFI_PLACE; or OFI_UNNAMED */
 };
 #define OFI_PLACE   (UINT32_C(1) << 16)
 #define OFI_UNNAMED UINT32_MAX

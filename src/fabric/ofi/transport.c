@@ -22,7 +22,7 @@ static int ofi_open(struct weft_node *w)
     return 0;
 }
 
-/* Opens the device of a choice. Publishes it only when it is complete, because other threads may be polling. */
+/* Opens a device for the provider choices[choice]. Adds it to `devices` only when it is complete, because other threads may be polling. */
 static int transport_open_device(struct ofi_node *n, uint32_t choice)
 {
     uint32_t at = atomic_load_explicit(&n->devices_count, memory_order_relaxed);
@@ -42,7 +42,8 @@ static void transport_drop_first(struct ofi_node *n)
     memmove(n->choices, n->choices + 1, --n->choices_count * sizeof *n->choices);
 }
 
-/* Finds the providers, and opens the best one. A provider that cannot be opened is left out of the choices, if there is another one. */
+/* Finds the providers, and opens a device for the best one. Removes a provider that cannot be opened from the choices, unless it is the
+ * last one. */
 static int transport_look(struct weft_node *w)
 {
     struct ofi_node *n = w->ofi;

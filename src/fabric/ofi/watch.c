@@ -8,14 +8,15 @@
  * A new endpoint has a new address, which this node sends to all peers over their side connections. Until a peer has confirmed it, nothing
  * is sent on the link, for two reasons:
  *
- *   - This node begins the puts that were under way again, but their bytes may still come through the former connection, because the kernel
- *   sends what a closed socket holds. If they came after the second put, they could overwrite newer bytes. So the peer first waits for the
- *   end of the former connection, which comes at once if the network works (watch_probe()); otherwise it replaces its own endpoint, too. A
- *   connection that the peer's provider is still making counts as gone. What may come through it later is refused, because the peer changes
- *   the keys of its memory.
- *   - When one connection ends, `net` of libfabric 1.17 forgets requests for connections that have come and are not handled yet, and never
- *   answers them. So no connection is made before the end of the former one is handled, and not by both nodes at the same time. The node
- *   with the lower address begins: if its request is lost, the peer's is accepted, but not the other way round.
+ *   - This node repeats the puts that were under way. But bytes of the first attempt may still arrive through the former connection,
+ *   because the kernel sends what a closed socket holds. If they arrived after the repeated put, they could overwrite newer bytes. So the
+ *   peer first waits until the former connection has ended, which takes no time if the network works (watch_probe()). If it does not end,
+ *   the peer replaces its own endpoint, too. A connection that the peer's provider is still making counts as ended. What may arrive
+ *   through it later is refused, because the peer changes the keys of its memory.
+ *   - When a connection ends, `net` of libfabric 1.17 forgets connection requests that it has received and not handled yet, and never
+ *   answers them. So neither node requests a connection before the end of the former one is handled, and the nodes do not do so at the same
+ *   time. The node with the lower address begins: if its request is lost, the peer's own request is accepted later. If the other node began
+ *   and its request was lost, the later request would not be accepted.
  */
 #include "fabric/ofi/ofi.h"
 
@@ -27,7 +28,7 @@
 #define POLL       WEFT_MS         /* how often a queue without a descriptor to sleep on is polled */
 #define LEAST      WEFT_SECOND     /* shorter silences are ignored */
 #define AFTER      WEFT_SECOND     /* how long after the peer's answer the link may still be silent */
-#define MOVES_RATE (64u << 10)     /* bytes a second. RMA requests are lost if none ends in their time at this rate, plus WEFT_RECONNECT */
+#define MOVES_RATE (64u << 10)     /* bytes a second; see watch_moves_lost() */
 #define PROBE      (5 * WEFT_MS)   /* how often this node looks whether a former connection is gone */
 #define SETTLE     (50 * WEFT_MS)  /* how long the provider may take to handle the end of a connection */
 #define RENEW      WEFT_SECOND     /* time between two replacements of the endpoint for ofi_link.renew_at */
@@ -40,7 +41,7 @@ enum side_kind { SIDE_QUESTION = 1, SIDE_ANSWER, SIDE_ADDRESS, SIDE_CONFIRM };
 struct side_message {
     uint32_t magic;
     uint16_t kind, address_bytes;
-    uint32_t number;              /* SIDE_ADDRESS, SIDE_CONFIRM: the number of the new endpoint, as its node counts its endpoints */
+    uint32_t number; /* SIDE_ADDRESS, SIDE_CONFIRM: the number of the new endpoint, as counted by the node that has opened it */
     uint8_t address[OFI_ADDRESS]; /* SIDE_ADDRESS */
 };
 _Static_assert(sizeof(struct side_message) <= FAB_SIDE_MESSAGE_MAX, "fits");
@@ -125,9 +126,9 @@ static void watch_open(struct ofi_link *l, int64_t now)
     watch_touch(l);
 }
 
-/* Whether a TCP connection to the peer's former address still exists. If it exists, a send succeeds, even if the peer has closed the
- * connection; then the kernel of the peer's host answers that it is gone. If there is no connection, the send fails for now. Providers that
- * do not use TCP send nothing more from a closed endpoint. */
+/* Whether a TCP connection to the peer's former address still exists. Tries to send one byte: this succeeds as long as this end of the
+ * connection exists. If the peer has closed its end, the peer's kernel answers the byte with a reset, which ends the connection here.
+ * Without a connection, the send returns -FI_EAGAIN. Providers that do not use TCP send nothing more from a closed endpoint. */
 static bool watch_connected(struct ofi_link *l)
 {
     static const uint8_t nothing; /* too short for a frame, so it is ignored if it is received */
@@ -140,7 +141,7 @@ static bool watch_connected(struct ofi_link *l)
     return is;
 }
 
-/* The connection to the peer's former endpoint is gone. */
+/* Called when the connection to the peer's former endpoint is gone. */
 static void watch_forget(struct ofi_link *l)
 {
     struct ofi *o = l->ofi;
@@ -166,7 +167,7 @@ static void watch_probe(struct ofi_link *l, int64_t now)
         return;
     }
     if (!l->settle_at && watch_connected(l)) {
-        o->renew = o->renew || now >= l->gone_at; /* this closes this end of the connection, whatever the network does */
+        o->renew = o->renew || now >= l->gone_at; /* replacing the endpoint closes this end, even if the network fails */
         return;
     }
     l->settle_at = l->settle_at ? l->settle_at : now + SETTLE;
@@ -255,7 +256,7 @@ void ofi_side(struct weft_node *w, struct fab_link *link, const void *bytes, siz
     }
     memcpy(&m, bytes, sizeof m);
     if (m.kind == SIDE_QUESTION)
-        (void)watch_say(l, SIDE_ANSWER); /* this fails only if the peer does not read */
+        (void)watch_say(l, SIDE_ANSWER); /* this fails only if the peer does not read its side connection */
     else if (m.kind == SIDE_ANSWER && l->asked && !l->answered)
         l->answered = base_now_ns();
     base_spin_lock(&o->receiving);
@@ -290,7 +291,7 @@ static void watch_take_back(struct ofi *o)
 void ofi_renew(struct ofi *o, const char *why)
 {
     if (!o->ep)
-        return; /* an earlier attempt to open an endpoint has failed, and has broken all links */
+        return; /* this node could not open an endpoint earlier, so all links are broken already */
     base_spin_lock(&o->calls);
     ofi_device_shut_locked(o);
     base_spin_unlock(&o->calls);
@@ -319,8 +320,8 @@ void ofi_renew(struct ofi *o, const char *why)
     fab_kick(o->w); /* all peers wait for the progress thread, which may be about to sleep for a second */
 }
 
-/* Whether the provider has lost RMA requests: frames get through, but no request has ended in the time that all requests together need at
- * MOVES_RATE, plus WEFT_RECONNECT. */
+/* Whether the provider has lost RMA requests. They count as lost if no request has succeeded for WEFT_RECONNECT plus the time that all
+ * requests under way need at MOVES_RATE. */
 static bool watch_moves_lost(struct ofi_link *l, int64_t now)
 {
     base_spin_lock(&l->r.lock);
@@ -387,7 +388,7 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
         return;
     /* Do not replace the endpoint for a peer that was never heard: on a busy machine, connecting may be slow, and would have to begin
      * again. */
-    if (!l->renewed && l->heard) { /* afterwards the peer is asked again: perhaps it reaches the new endpoint */
+    if (!l->renewed && l->heard) { /* then ask the peer again: frames may get through to the new endpoint */
         l->renewed = o->renew = true;
         l->asked = false;
         return;

@@ -6,9 +6,10 @@
  * tells the other how many frames it has received; by then it has destroyed its old queue pair, so this number is final. So each frame is
  * received exactly once.
  *
- * Unfinished puts and gets are repeated, so a put may be written twice before it completes. But a put before a received frame is not
- * repeated: it has arrived, and the program may have written to its target since. An atomic of the device cannot be repeated, because it
- * may have been executed: it ends with -ECONNABORTED. So does a request that broke the queue pair because a device refused it.
+ * Unfinished puts and gets are repeated, so a put may be written twice before it completes. But a put that was posted before a frame which
+ * the peer has received is not repeated: it has arrived, and the program may have written to its target since. Two kinds of requests end
+ * with -ECONNABORTED: an atomic of the device, because it may have been executed already; and a request that a device has refused, because
+ * it would break the next queue pair, too.
  */
 #include "fabric/rc/rc.h"
 
@@ -41,8 +42,8 @@ static bool was_received(const struct rc_slot *s, const uint32_t received[RC_LAN
     return s->kind == RC_SLOT_FRAME && before(s->number, received[s->lane]);
 }
 
-/* Adds frames whose requests have completed, but which the peer has not received: the peer's device had them when the queue pair was
- * destroyed. These frames are older than all unfinished requests. */
+/* Adds frames whose requests have completed here, but which the peer has not received: its device had received them, but the peer destroyed
+ * the queue pair before it polled their completions. These frames are older than all unfinished requests. */
 static uint32_t gather_older(struct rc_link *l, struct rc_slot *list, const uint32_t from[RC_LANES], const uint32_t to[RC_LANES])
 {
     uint32_t n = 0, at[RC_LANES];
@@ -72,7 +73,7 @@ int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES])
     uint32_t first[RC_LANES], executed = 0, n = 0;
     for (int i = 0; i < RC_LANES; i++)
         first[i] = l->lane[i].sent;
-    /* From the newest request to the oldest, so that `first` is in the end the oldest frame that still has a request. */
+    /* Go from the newest request to the oldest: so in the end first[lane] is the oldest frame of the lane that still has a request. */
     for (uint32_t i = window + rest; i-- > 0;) {
         const struct rc_slot *s = i < window ? rc_slot_at(l, l->done + i) : &l->again[l->again_at + i - window];
         if (s->kind == RC_SLOT_FRAME) /* NOLINT(clang-analyzer-core.NullDereference): without `again`, `rest` is 0 */

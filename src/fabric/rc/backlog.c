@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The backlog has operations that find no room in the send queue, or that wait behind a fence. Each lane has its own. While an operation
- * waits, all later operations of the lane wait behind it. Answers to the peer have a queue of their own, which is posted first.
+ * A backlog holds operations that found no room in the send queue, or that wait behind a fence. Each lane has a backlog of its own. While
+ * an operation waits, all later operations of the lane wait behind it. Answers to the peer have a separate queue, which is posted first.
  */
 #include "fabric/rc/rc.h"
 
@@ -102,10 +102,10 @@ bool rc_push_locked(struct rc_link *l)
         rc_resume_locked(l);
     if (BASE_UNLIKELY(l->repeats))
         rc_stripe_repeat(l);
-    if (BASE_UNLIKELY(l->flush_wanted)) /* the flush's read first: else other threads' requests could use the room again and again */
+    if (BASE_UNLIKELY(l->flush_wanted)) /* before the backlogs, which could otherwise use all room again and again */
         rc_flush_locked(l);
     bool any = push_answers(l), again = l->lane[RC_MAIN].backlog || l->lane[RC_MESSAGES].backlog;
-    while (again) { /* progress of one lane may end a fence of the other */
+    while (again) { /* when one lane posts an operation, an operation of the other lane that waits behind a fence may become ready */
         again = push_lane(l, RC_MAIN);
         again = push_lane(l, RC_MESSAGES) || again;
         any = any || again;
@@ -165,8 +165,8 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit)
     if (fab_queues_more())
         return __atomic_load_n(&l->lane[lane].bytes, __ATOMIC_RELAXED) < RC_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
-                               RC_BACKLOG_MAX >> 20);
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it, which is the most; send less in handlers",
+                               l->link->node, RC_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, backlog_has_room, &r);
     return err == -EAGAIN ? err
            : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,

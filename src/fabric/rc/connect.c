@@ -6,7 +6,7 @@
  *   RC_COLD       no queue pair
  *   RC_CALLING    our queue pair is made, and its address was sent to the peer
  *   RC_CONNECTED  our queue pair is connected to the peer's, and the peer was told
- *   RC_UP         the peer has reported the same: requests may be posted
+ *   RC_UP         the peer has reported that its queue pair is connected, too: requests may be posted
  *
  * Either end may begin, or both at once. A call (RC_CALL) carries the address of the sender's queue pair, and says whether that queue pair
  * is connected to the receiver's. A node that has sent its call earlier reports with RC_READY that it is connected:
@@ -18,8 +18,8 @@
  *
  * A queue pair breaks when a request or a receive fails, when a request never completes, or when the peer calls for a newer one. If
  * w->options.reconnect_ns is 0, the peer is then treated as dead. Otherwise a new queue pair is called for at once, and then at growing
- * intervals, until reconnect_ns has passed; then the peer is treated as dead. The time of a call without answer does not count, because
- * heartbeats decide whether the peer is alive (peer.c).
+ * intervals, until reconnect_ns has passed; then the peer is treated as dead. The time during which a call is not answered does not count
+ * towards reconnect_ns, because heartbeats decide whether the peer is alive (peer.c).
  */
 #include "fabric/rc/rails.h"
 
@@ -146,7 +146,8 @@ void rc_leave(struct rc_link *l)
     if (!ended) { /* this queue pair's receives may be lost: add as many new receives */
         err = rc_receives_add(rc);
         base_log(err ? BASE_LOG_WARN : BASE_LOG_INFO,
-                 "device %s does not report LAST_WQE_REACHED for a broken queue pair, so a break may cost some receive buffers%s%s",
+                 "device %s does not report LAST_WQE_REACHED for a broken queue pair, so each connection that breaks may cost some receive "
+                 "buffers%s%s",
                  rc->device->name, err ? ": " : "", err ? base_error() : "");
     }
 }
@@ -172,7 +173,7 @@ static int connect_say(struct rc_link *l, enum call_kind kind, const char *text)
         base_spin_lock(&l->lock);
         m.address = l->qp.here;
         m.received[RC_MAIN] = l->lane[RC_MAIN].taken;
-        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* no queue pair receives messages now */
+        m.received[RC_MESSAGES] = atomic_load_explicit(&l->inbox_in, memory_order_relaxed); /* final: no queue pair receives now */
         for (int i = 0; i < RC_LANES; i++)
             m.taken[i] = l->lane[i].told = l->lane[i].taken;
         base_spin_unlock(&l->lock);
@@ -191,15 +192,16 @@ static void connect_failed(struct rc_link *l, const char *why)
     base_spin_lock(&l->lock);
     bool wanted = l->wanted;
     base_spin_unlock(&l->lock);
-    if (!wanted) /* only the peer wanted a queue pair */
+    if (!wanted) /* this node does not need a queue pair; if the peer does, it will call again */
         return;
     if (l->since_ns == 0)
         l->since_ns = now;
     if (limit == 0) {
         rc_break(l, "%s", why);
     } else if (now - l->since_ns >= limit) {
-        rc_break(l, "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check its host and the network that leads to it", why,
-                 (double)limit / 1e9);
+        rc_break(l,
+                 "%s; connecting again failed for %.1f s (WEFT_RECONNECT): check the host of that node, and the network that leads there",
+                 why, (double)limit / 1e9);
     } else {
         l->retry_ns = l->tries == 0 ? now : now + (RETRY_FIRST_NS << (l->tries < RETRY_DOUBLED ? l->tries : RETRY_DOUBLED));
         l->tries++;
@@ -220,7 +222,8 @@ static void lost(struct rc_link *l, const char *why)
         l->tries = 0;
     }
     if (l->w->options.reconnect_ns && l->tries == 0)
-        base_log(BASE_LOG_WARN, "the link to node %u (pid %d on %s) broke: %s; weft connects again (for at most WEFT_RECONNECT)",
+        base_log(BASE_LOG_WARN,
+                 "the link to node %u (pid %d on %s) broke: %s; weft tries to connect again, for at most the time of WEFT_RECONNECT",
                  l->link->node, l->link->pid, l->link->host, why);
     connect_failed(l, why);
 }
@@ -340,7 +343,7 @@ static void called(struct rc_link *l, const struct rc_call *m)
     if (err) {
         char why[512];
         snprintf(why, sizeof why, "%s", base_error());
-        (void)connect_say(l, RC_FAILED, why); /* if this cannot be sent, the peer waits for the next call or for this node's end */
+        (void)connect_say(l, RC_FAILED, why); /* if this cannot be sent, the peer goes on waiting, until the next call or this node's end */
         connect_failed(l, why);
     } else if (m->connected) {
         connect_up(l);
@@ -378,7 +381,7 @@ void rc_side(struct weft_node *w, struct fab_link *link, const void *bytes, size
     } else if (m.kind == RC_READY && l->state == RC_CONNECTED) {
         connect_up(l);
     } else if (m.kind == RC_QUESTION) {
-        /* If this fails, the peer is not reading its side connection, and so does not declare this node dead either. */
+        /* An error is ignored: it means that the peer does not read its side connection. Then the peer does not judge this node either. */
         (void)connect_say(l, RC_REPLY, NULL);
     } else if (m.kind == RC_REPLY && l->stand.asked && !l->stand.answered_ns) {
         l->stand.answered_ns = base_now_ns();

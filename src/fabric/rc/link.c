@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * State of a link, as other files report it: the link needs a queue pair, its queue pair has broken, or its peer must be treated as dead.
- * Also the time after which a queue pair counts as standing still, and the stages and frames, which all links of the node share.
+ * Functions by which other files report the state of a link: it needs a queue pair, its queue pair has broken, or its peer must be treated
+ * as dead. Also computes after which time a queue pair counts as standing still, and manages the stages and frames, which all links share.
  */
 #include "fabric/rc/rc.h"
 
@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A queue pair stands still after PATIENCE times the nominal time of its retries. By the InfiniBand standard, a device may take four times
- * the nominal time (Local ACK Timeout). */
+/* A queue pair counts as standing still after PATIENCE times the nominal time of all its retries. The InfiniBand standard allows a device
+ * four times the nominal time (Local ACK Timeout). */
 #define PATIENCE 5
 
 /* --- stages and frames --- */
@@ -28,7 +28,7 @@ void rc_put_back(struct rc *rc, void *stage, bool frame)
 }
 
 /* A link may hold at most as many stages as are free, because a link whose peer cannot be reached keeps its stages. Repeated requests of a
- * broken queue pair are exempt: they must be posted before operations that hold stages. */
+ * broken queue pair are exempt, because operations that hold stages wait until these requests are posted. */
 void *rc_take_stage(struct rc_link *l, bool frame)
 {
     struct rc *rc = l->rc;
@@ -128,7 +128,9 @@ bool rc_own_fault(enum ibv_wc_status status)
 
 int rc_gone(struct rc_link *l)
 {
-    return fab_refuse_node(l->w, l->link->node) ? -ECONNRESET : base_fail(-ECONNRESET, "node %u has left or died", l->link->node);
+    return fab_refuse_node(l->w, l->link->node)
+               ? -ECONNRESET
+               : base_fail(-ECONNRESET, "node %u has left or died; go on with the nodes that remain", l->link->node);
 }
 
 /* --- how long a queue pair may make no progress --- */
@@ -144,8 +146,8 @@ uint8_t rc_retry_time(const struct verbs_qp *q, int64_t liveness_ns, int64_t rec
     return timeout;
 }
 
-/* A queue pair should complete or fail its requests when its retries are over, but rdma_rxe of Linux 6.1 sometimes does neither. A long
- * time between two checks counts only in part, because completions may have been waiting unseen. */
+/* When its retries are over, a queue pair should complete or fail its requests, but rdma_rxe of Linux 6.1 sometimes does neither. After a
+ * long pause between two checks only a part of the pause counts, because completions may have waited in the queue without being polled. */
 bool rc_stands_still(struct rc_stand *s, const struct verbs_qp *q, bool waits, uint64_t done, int64_t now)
 {
     int64_t since = now - s->looked_ns;

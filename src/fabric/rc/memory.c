@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * Memory outside the pool that the device accesses directly, registered by its dmabuf, with the first device only. The processor may be
- * unable to access this memory. So puts and gets of it are neither staged nor sent inline, and are not striped.
+ * Memory outside the pool that the device accesses directly. The memory's dmabuf is registered with the first device only, so puts from
+ * this memory and gets into it are not striped. The processor may be unable to access the memory, so they are neither staged nor sent
+ * inline.
  */
 #include "fabric/rc/rc.h"
 

@@ -3,8 +3,9 @@
  * Handles received frames: messages, and operations that peers request (atomics, signals, stores to system words). All received bytes are
  * checked, because the peer may write anything.
  *
- * A peer may send RC_WINDOW frames of a lane without an acknowledgement. Every frame in the other direction carries one; if there is no
- * such frame, a frame is sent only for that. So there is, or will soon be, a posted receive for every frame that arrives.
+ * A peer may send RC_WINDOW frames of a lane without an acknowledgement. Every frame in the other direction carries an acknowledgement. If
+ * there is no such frame to send, this node sends a frame that only acknowledges. So there is, or will soon be, a posted receive for every
+ * frame that arrives.
  */
 #include "fabric/rc/rails.h"
 
@@ -114,8 +115,8 @@ void rc_count_taken(struct rc_link *l, enum rc_lane lane, uint32_t frames)
     base_spin_unlock(&l->lock);
 }
 
-/* Finds the link over whose queue pair the frame arrived. Tries the link of the sender's rank in the frame first, but trusts only the queue
- * pair's number. */
+/* Finds the link over whose queue pair the frame arrived, by the number of the queue pair in the completion. To save a search, first looks
+ * at the link of the rank that the frame names as its sender. */
 static struct rc_link *whose(struct rc *rc, const struct ibv_wc *wc, const uint8_t *at)
 {
     if (wc->status == IBV_WC_SUCCESS && wc->byte_len >= sizeof(struct rc_frame)) {

@@ -90,7 +90,8 @@ static int lock_for(struct rc_link *l, bool ask)
             return 0;
         base_spin_unlock(&l->lock);
         if (fab_in_handler())
-            return base_fail(-ENOBUFS, "node %u has not answered %u operations yet: send fewer in a handler", l->link->node, RC_ASKS);
+            return base_fail(-ENOBUFS, "node %u has not answered %u operations yet, which is the most: start fewer operations in a handler",
+                             l->link->node, RC_ASKS);
         int err = fab_wait(l->w, can_ask, l, fab_timeout(l->w, WEFT_TIMEOUT_DEFAULT));
         if (err)
             return base_fail(err, "node %u accepts no more work (is its process stopped?): %u operations wait for it", l->link->node,
@@ -150,8 +151,8 @@ out:
     return err;
 }
 
-/* Not an RDMA write, because a thread of the peer may sleep until the word changes: the peer's processor writes the word, and wakes that
- * thread. */
+/* Sends a frame instead of an RDMA write, because a thread of the peer may sleep until the word changes. The peer's processor writes the
+ * word, and then wakes that thread. */
 int rc_set_system(struct weft_node *w, struct fab_link *link, uint64_t at, uint64_t value, bool wake)
 {
     struct rc_frame f = {.kind = RC_STORE, .offset = at, .a = value};
@@ -164,7 +165,7 @@ int rc_put_signal(struct weft_node *w, struct fab_link *link, uint64_t to, const
 {
     struct rc_frame f = {.kind = RC_SIGNAL, .offset = signal, .a = add};
     if (len) {
-        int err = rc_put(w, link, to, src, len, NULL); /* same queue pair, so the put arrives before the signal */
+        int err = rc_put(w, link, to, src, len, NULL); /* arrives before the signal, because both use the same queue pair */
         if (err)
             return err;
     }
@@ -196,7 +197,7 @@ static int native(struct rc_link *l, const struct rc_work *what)
             n = rc_post_atomic(l, &now, what->op);
         if (n == 0)
             err = rc_keep(l, RC_MAIN, what);
-        else if (what->op) /* before the lock is released, as in transfer() */
+        else if (what->op) /* mark the op before the lock is released, as in transfer() */
             fab_pending(what->op, l->link->node);
     }
     base_spin_unlock(&l->lock);

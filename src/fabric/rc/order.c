@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Flush and fence. A flush waits until everything that any thread began before it has arrived. It does not wait for later operations.
+ * Flush and fence. A flush waits until all operations that any thread began before the flush have arrived. It does not wait for operations
+ * that began later.
  */
 #include "fabric/rc/rc.h"
 

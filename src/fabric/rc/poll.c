@@ -76,7 +76,7 @@ int rc_progress(struct weft_node *w)
             }
         }
         n += rc_deliver(w, l, RC_WINDOW);
-        /* All links share the stages and frames. If a stage or frame has become free, the links that found none try again. */
+        /* All links share the stages and frames. So when a stage or frame has become free (`freed`), also push links without an event. */
         if (BASE_LIKELY(!freed && !__atomic_load_n(&l->lane[RC_MAIN].bytes, __ATOMIC_RELAXED) &&
                         !__atomic_load_n(&l->lane[RC_MESSAGES].bytes, __ATOMIC_RELAXED) && !__atomic_load_n(&l->again, __ATOMIC_RELAXED)))
             continue;

@@ -14,7 +14,7 @@
 
 /* --- the devices --- */
 
-static uint32_t name_length(const char *name) /* The length of the name without the port, because the limits belong to the device. */
+static uint32_t name_length(const char *name) /* length of the device's name without the port, because limits belong to the whole device */
 {
     return (uint32_t)strcspn(name, ":");
 }
@@ -25,7 +25,7 @@ static bool same_device(const struct verbs_device *a, const struct verbs_device 
     return n == name_length(b->name) && memcmp(a->name, b->name, n) == 0;
 }
 
-/* For how many peers a further rail on this device can have queue pairs. Earlier rails on the same device get their queue pairs first. */
+/* Returns for how many peers a further rail on this device can have queue pairs, after what earlier rails on the same device need. */
 static uint32_t room_for(const struct rc *rc, const struct verbs_device *d)
 {
     uint32_t peers = rc_peers_expected(rc->w), used = same_device(rc->device, d) ? peers : 0;
@@ -142,7 +142,7 @@ static void done(struct rc *rc, const struct ibv_wc *wc)
     struct rc_track *t = &l->tracks->track[track];
     base_spin_lock(&l->lock);
     uint64_t position = t->done + (uint32_t)((uint32_t)wc->wr_id - (uint32_t)t->done);
-    /* If this is false, the queue pair of the completion was destroyed. */
+    /* Otherwise the completion is of an earlier queue pair, which was destroyed. */
     if (t->qp.qp && ((wc->wr_id >> 32) & 0xfff) == (t->generation & 0xfff) && position < t->posted) {
         rc_stripe_done_locked(l, t, position, wc->status);
         if (!t->lost)

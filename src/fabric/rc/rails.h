@@ -75,7 +75,7 @@ struct rc_track {
     uint32_t generation;
     struct verbs_qp qp;
     bool up, lost, proved;
-    /* repeat the pieces [done, posted) over the first rail, because neither end has the queue pair any more */
+    /* true: neither end has the queue pair any more, so the pieces [done, posted) must be repeated over the first rail */
     bool repeat;
     char why[256]; /* the reason of `lost` */
     uint64_t posted, done;
@@ -112,7 +112,7 @@ bool rc_tracks_side(struct rc_link *l, const void *bytes, size_t len); /* return
 
 /* stripe.c; the caller holds the link's lock */
 int rc_stripe_prove(struct rc_link *l, struct rc_track *t);
-/* Handles a completion: the pieces up to `position` are done, or that piece failed. */
+/* Handles a completion. If it succeeded, all pieces up to `position` are done. Otherwise the piece at `position` has failed. */
 void rc_stripe_done_locked(struct rc_link *l, struct rc_track *t, uint64_t position, enum ibv_wc_status status);
 void rc_stripe_look(struct rc_link *l); /* counts the tracks that are up */
 void rc_track_lose_locked(struct rc_link *l, struct rc_track *t, const char *why, ...) BASE_PRINTF(3, 4);

@@ -36,7 +36,7 @@
  *
  * When nodes join, each pair exchanges the addresses and keys of its pools, and nothing else. The first operation to a peer is put into
  * the link's backlog, and the progress thread is asked for a queue pair. The two progress threads agree on one over the side connection,
- * so no program has to call anything (connect.c). The send queue and its records are allocated with the first queue pair.
+ * also while the programs call nothing (connect.c). The send queue and its records are allocated with the first queue pair.
  *
  * A link's lock protects its queue pair, its send queue and its backlogs. Completions are handled with rc->receiving held, handlers run
  * with w->progress held. Lock order: w->progress, rc->receiving, a link's lock. While the node runs only the progress thread makes and
@@ -116,7 +116,7 @@ struct rc_slot {
 struct rc_kept {
     struct rc_work *work;
     uint32_t bytes;
-    uint64_t position; /* position in the send queue when it was last posted */
+    uint64_t position; /* position in the send queue at which the frame was last posted */
     uint8_t little[RC_LITTLE];
 };
 
@@ -189,7 +189,7 @@ struct rc_link {
     struct rc_stand stand;
     uint64_t posted_then; /* the value of `posted` when `stand` was last updated */
     uint32_t tries;
-    /* from the peer's call: how many of our frames it has received and acknowledged */
+    /* from the peer's call: how many of our frames it has received (peer_received), and how many it has processed (peer_told) */
     uint32_t peer_received[RC_LANES], peer_told[RC_LANES];
 
     /* --- guarded by `lock` --- */
@@ -199,7 +199,7 @@ struct rc_link {
     bool wanted; /* an operation waits for a queue pair */
     /* the queue pair has broken, and the progress thread has not handled this yet */
     bool lost;
-    bool proved; /* this queue pair has completed a request, or no request was waiting for it */
+    bool proved; /* this queue pair has completed a request, or nothing waited to be posted when it came up */
     char lost_why[256];
     uint32_t generation; /* the number of the queue pair, counting all attempts */
     struct verbs_qp qp;
@@ -238,8 +238,8 @@ struct rc_link {
     /* Number of calls of rc_gather_locked(). Each call invalidates the positions of all unfinished requests. */
     uint32_t gathered;
     uint32_t fences; /* number of fences that this node has set */
-    /* Number of fences before the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE, so that it and
-     * later requests start only when all earlier reads are done. */
+    /* Number of fences before the newest posted request. The first request behind a fence is posted with IBV_SEND_FENCE, so that this and
+     * all later requests start only when all earlier reads are done. */
     uint32_t fences_posted;
     uint32_t fence_proved;  /* number of the last proved fence: everything before it has arrived at the peer */
     uint64_t stripe;        /* the smallest put or get that is striped, in bytes; UINT64_MAX: no further rail is up */
@@ -346,13 +346,13 @@ void rc_stripe_over(struct rc_link *l, struct rc_work *k);
 void rc_finish(struct rc_link *l, struct rc_slot *s, int status); /* a request has ended */
 
 /* --- post.c: the caller holds the link's lock; false means: no room now --- */
-/* Posts a put or get that fits into one request. `op` completes with it. */
+/* Posts a put or get that fits into one request. `op` completes when that request does. */
 bool rc_post_whole(struct rc_link *l, bool put, uint64_t remote, uint8_t *local, const struct verbs_regions *memory, uint64_t len,
                    weft_op *op);
 bool rc_post_next(struct rc_link *l, struct rc_work *k); /* posts the next piece of a put or get */
 /* Posts, in one request, the piece of a striped operation that goes over the first rail. */
 bool rc_post_share(struct rc_link *l, struct rc_work *k, bool put, uint64_t remote, uint8_t *local, uint64_t bytes);
-/* posts the put or get of `slot` again; `prompt`: with a completion */
+/* posts the put or get of `slot` again; `prompt`: the request asks for a completion */
 bool rc_post_transfer_again(struct rc_link *l, const struct rc_slot *slot, bool prompt);
 /* Posts the frame `body`, which begins with the header. A frame larger than RC_LITTLE must be the body of `*own`, which the function then
  * takes over. */
@@ -361,14 +361,14 @@ bool rc_post_frame_again(struct rc_link *l, struct rc_slot *slot);
 int rc_post_atomic(struct rc_link *l, const struct rc_work *k, weft_op *op); /* 1: posted; 0: no room now; or an error */
 /* handles an acknowledgement: how many frames of a lane the peer has processed */
 void rc_taken_locked(struct rc_link *l, enum rc_lane lane, uint32_t taken);
-void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if RC_TELL frames need one, or if it is `due` */
+void rc_tell_locked(struct rc_link *l, bool due); /* sends an acknowledgement if RC_TELL frames need one, or if `due` is true */
 /* posts a read behind the posted requests, unless such a read is under way; when the read completes, l->flushed_to is set */
 void rc_flush_locked(struct rc_link *l);
 
 /* --- again.c: repeats the requests of a broken queue pair on the next one; the caller holds the link's lock --- */
 /* sets the requests of the broken queue pair aside; `received`: how many frames of each lane the peer has received */
 int rc_gather_locked(struct rc_link *l, const uint32_t received[RC_LANES]);
-void rc_resume_locked(struct rc_link *l);                 /* posts as many of those requests as there is room for */
+void rc_resume_locked(struct rc_link *l);                 /* posts the requests that were set aside, as many as there is room for */
 void rc_drop_again_locked(struct rc_link *l, int status); /* ends all frames and requests that were to be posted again, with this status */
 
 /* --- stripe.c: the caller holds the link's lock --- */
@@ -393,7 +393,7 @@ int rc_wait_for_room(struct rc_link *l, enum rc_lane lane, uint64_t limit);
 void rc_done(struct rc_link *l, const struct ibv_wc *wc); /* handles a completion of the send queue */
 void rc_fail_all(struct rc_link *l, int status);
 
-/* --- operations.c, order.c: functions of the transport's table, and the one that sends their frames --- */
+/* --- operations.c, order.c: functions of the transport's table, and rc_frame_send(), by which they send frames --- */
 /* Posts or queues a frame. Without `ask`, `op` completes at once. With `ask`, the peer answers; then `op` completes, and `old` (may be
  * NULL) gets the value in the answer. */
 int rc_frame_send(struct rc_link *l, struct rc_frame *head, const void *header, const void *payload, bool ask, uint64_t *old, weft_op *op);

@@ -145,8 +145,8 @@ static int post_own_locked(struct rc_link *l, uint32_t frame)
     return err ? base_fail(-err, "its queue pair accepts no receive buffers: %s", base_strerror(err)) : 0;
 }
 
-/* A bit for each frame in use. When a queue pair is replaced, the frames that are not in use are posted at once, and each of the others
- * when it becomes free. */
+/* Returns the word with the bit that tells whether this frame is in use. When a queue pair is replaced, the frames that are not in use are
+ * posted at once, and each of the others is posted when it becomes free. */
 static _Atomic uint64_t *held(struct rc_link *l, uint32_t frame)
 {
     return &l->own_held[(frame - l->own_first) / 64];

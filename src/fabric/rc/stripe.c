@@ -3,12 +3,12 @@
  * Striping: large puts and gets are spread over the rails in pieces.
  *
  * Each step posts a span of the operation: one piece to each rail, of about the same size, cut at multiples of RC_CUT_BYTES of the peer's
- * memory. The first rail's piece is an ordinary request (post.c). Rails have no common order. So what a fence or a signal puts behind a
- * striped operation waits until all pieces have arrived (rc_fence_open()). And an operation behind a fence is striped only when the first
- * rail has proved that everything before the fence has arrived.
+ * memory. The first rail's piece is an ordinary request (post.c). Rails have no common order. So an operation that must come after a
+ * striped one, because of a fence or a signal, waits until all pieces have arrived (rc_fence_open()). And an operation behind a fence is
+ * striped only when the first rail has proved that everything before the fence has arrived.
  *
- * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Until then their
- * operation is not done, so nothing that must come after it is posted.
+ * When a track breaks, both ends destroy its queue pair (tracks.c). Then its pieces are repeated over the first rail. Until these have
+ * arrived, the operation to which they belong is not done, so nothing that must come after the operation is posted.
  */
 #include "fabric/rc/rails.h"
 
@@ -66,8 +66,8 @@ static bool stripe_has_room(const struct rc_track *t)
     return t->posted - t->done < RC_TRACK_DEPTH;
 }
 
-/* Posts a piece to a track. A write is followed by a read, whose completion proves that the write has arrived. A piece of no bytes is only
- * this read. If posting fails, the piece stays in `pieces`, and is repeated over the first rail. */
+/* Posts a piece to a track. A write is followed by a read, whose completion proves that the write has arrived. For a piece without bytes
+ * only this read is posted. If posting fails, the piece stays in `pieces`, and is repeated over the first rail. */
 static int stripe_post(struct rc_link *l, struct rc_track *t, const struct rc_piece *piece)
 {
     struct rc_rail *r = &l->rc->rails->rail[t->rail];
@@ -141,15 +141,15 @@ static bool behind_fence(struct rc_link *l, struct rc_work *k)
     return true;
 }
 
-/* How many bytes from `at` on can be sent as one piece for each rail. */
+/* Returns how many bytes from `at` on one step can post, if each rail gets one piece. */
 static uint64_t span(const struct rc_link *l, uint64_t remote, uint64_t at, uint64_t len)
 {
     const struct rc_tracks *tracks = l->tracks;
     uint64_t rails = tracks->up + 1;
     uint64_t here = tracks->local_bytes - (at & (tracks->local_bytes - 1)),
              there = tracks->remote_bytes - (remote & (tracks->remote_bytes - 1));
-    uint64_t piece =
-        rc_least(RC_PIECE_BYTES, tracks->message_bytes) - RC_CUT_BYTES; /* less, because rounding a cut down makes the next piece larger */
+    uint64_t piece = rc_least(RC_PIECE_BYTES, tracks->message_bytes) -
+                     RC_CUT_BYTES; /* the places of cuts are rounded down, which makes the next piece larger */
     return rc_least(rc_least(len, rails * piece), rc_least(here, there));
 }
 

@@ -151,8 +151,9 @@ static void tracks_report(struct rc_link *l, struct rc_track *t, const char *why
     if (t->state != RC_TRACK_UP)
         return;
     atomic_fetch_add_explicit(&l->tracks->breaks, 1, memory_order_relaxed);
-    base_log(BASE_LOG_WARN, "device %s has lost node %u (pid %d on %s): %s; the other devices carry on", rc_rail_of(l, t)->device->name,
-             l->link->node, l->link->pid, l->link->host, why);
+    base_log(BASE_LOG_WARN,
+             "device %s has lost its connection to node %u (pid %d on %s): %s; the other devices still connect the two nodes",
+             rc_rail_of(l, t)->device->name, l->link->node, l->link->pid, l->link->host, why);
 }
 
 static void tracks_leave(struct rc_link *l, struct rc_track *t, const char *text)
@@ -226,8 +227,8 @@ static bool tracks_choose(const struct rc_link *l, struct rc_track *t)
     return n > 0;
 }
 
-/* Returns when the next attempt is due. INT64_MAX: no time is known; the handler of some event calls this again. One track at a time is
- * negotiated, because two tracks that each need the other's rail would block each other. */
+/* Returns when to try to set up this track; INT64_MAX: not before some event, whose handler calls this again. Tracks are negotiated one at
+ * a time, because two tracks that each need the other's rail would block each other. */
 static int64_t due(const struct rc_link *l, struct rc_track *t, int64_t now)
 {
     bool may = leads(l) && l->state == RC_UP && t->state == RC_TRACK_OFF;
@@ -329,7 +330,7 @@ static void offered(struct rc_link *l, struct rc_track *t, const struct rail_cal
         base_spin_lock(&l->lock);
         t->generation = m->generation;
         base_spin_unlock(&l->lock);
-        /* If sending fails, the answer is sent later, because the peer waits for it. */
+        /* The peer waits for an answer: if this one cannot be sent now, RAIL_GONE is sent later. */
         t->owes_gone = tracks_say(l, t, RAIL_REFUSED, m->generation, why) != 0;
     }
 }

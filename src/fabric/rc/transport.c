@@ -169,7 +169,8 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     if (!err)
         err = fab_side_transfer(side_fd, theirs, sizeof *theirs, false, deadline);
     if (err)
-        return base_fail(err, "node %u did not send the address and the memory keys of its pool: %s", l->link->node, base_strerror(err));
+        return base_fail(err, "node %u did not send the address and the memory keys of its pool: %s; see the messages of that node",
+                         l->link->node, base_strerror(err));
     if (!hello_ok(l, theirs))
         return base_fail(-EPROTO,
                          "node %u describes its pool in a way that this version of weft does not know; run the same version of weft on all "
@@ -185,7 +186,9 @@ static int exchange(struct rc_link *l, int side_fd, struct rc_hello *theirs, int
     err = fab_side_transfer(side_fd, l->peer_keys, theirs->segments * sizeof *l->peer_keys, false, deadline);
     if (!err)
         err = rc_rails_hear(l, theirs->rails, side_fd, deadline);
-    return err ? base_fail(err, "node %u did not send the memory keys of its pool: %s", l->link->node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "node %u did not send the memory keys of its pool: %s; see the messages of that node", l->link->node,
+                           base_strerror(err))
+               : 0;
 }
 
 static int rc_connect(struct weft_node *w, struct fab_link *link, int side_fd, int64_t deadline)
@@ -252,8 +255,8 @@ static void rc_release(struct weft_node *w, struct fab_link *link)
     link->impl = NULL;
 }
 
-/* A peer may sleep until one of its words changes, and only a frame wakes it. Atomics of the device are no frames, so send a frame after
- * them. */
+/* A thread of the peer may sleep until a word of its pool changes. Only a frame wakes it, and an atomic of the device is no frame. So this
+ * sends a frame after such atomics. */
 static void rc_wake(struct weft_node *w, struct fab_link *link)
 {
     struct rc_link *l = link->impl;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Creates and ends queued operations (works), and the requests that belong to them. A striped operation is in a list until it is done
- * (rails.h).
+ * Creates and ends queued operations (works), and ends their requests. A striped operation is in a list until it is done (rails.h).
  */
 #include "fabric/rc/rails.h"
 

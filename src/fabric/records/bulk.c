@@ -93,8 +93,8 @@ static bool bulk_within(const struct tb_bulk *b, uint64_t offset, uint64_t lengt
            length <= b->pool_bytes - offset && offset / b->segment == (offset + length - 1) / b->segment;
 }
 
-/* Handles TB_DROP: the peer has given up a transfer. No receive is posted for the transfer, because the peer sends TB_DROP only while all
- * its lanes are down. */
+/* Handles TB_DROP: the peer has given up a transfer. The peer sends TB_DROP only while all its lanes are down, so no more bytes of the
+ * transfer arrive. */
 static int bulk_on_drop(struct tb_bulk *b, uint32_t id, const struct tb_words *m)
 {
     if (m->token) {
@@ -133,7 +133,7 @@ static void bulk_on_dropped(struct tb_bulk *b, uint32_t id, const struct tb_word
 
 static void bulk_drop(struct tb_bulk *b, uint32_t id, uint16_t generation, bool fetched)
 {
-    /* there is room, because each direction uses a number only once at a time */
+    /* there is room, because in each direction at most one transfer at a time has this number */
     b->drops[b->drop_count++] = (struct tb_drop){(uint16_t)id, generation, fetched};
 }
 
@@ -221,7 +221,7 @@ int tb_bulk_record(struct tb_bulk *b, const struct tb_words *m, int64_t now)
     case TB_DONE:
         if (!b->out[id].used || b->out[id].generation != m->r.generation)
             return 0;            /* the transfer was given up */
-        if (b->out[id].cookie) { /* only a put has a cookie */
+        if (b->out[id].cookie) { /* a put of this node; a get of the peer has no cookie */
             b->counts.put_bytes += tb_bulk_count(&b->out[id].counted, b->out[id].length, b->out[id].length);
             b->env.done(b->env.ctx, b->out[id].cookie);
         }

@@ -11,8 +11,8 @@
  * receives, and each piece is verified after its own receive has completed.
  *
  * All pieces on a lane have the lane's message size. The last piece of a transfer ends at the transfer's end, so it overlaps the piece
- * before. The overlap is harmless: the piece that is verified last has written the right bytes, and then no receive for either piece is
- * posted.
+ * before. The overlap is harmless: the piece that is verified last has written the right bytes, and from then on neither piece has a posted
+ * receive, so nothing overwrites these bytes.
  *
  * A state machine without I/O, like stream.c. Its records are sent in the stream.
  */
@@ -130,7 +130,8 @@ struct tb_bulk {
     enum tb_check check;
     uint32_t lane_count;
     bool active; /* tb_bulk_pump() may have something to do */
-    /* When tb_bulk_pump() last ran. A timer that had expired then and is still set waits for a record or for room, not for time. */
+    /* When tb_bulk_pump() last ran. A timer that had expired by then and is still set waits for a record or for room: tb_bulk_due() ignores
+     * it. */
     int64_t pumped;
     uint32_t use_records;        /* number of transfers with use_records */
     uint32_t turn;               /* the transfer that gets the next receive */
@@ -157,13 +158,13 @@ void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation);
 /* The smallest size of a put or get that uses lanes now; UINT64_MAX if no lane is up. */
 uint64_t tb_bulk_least(const struct tb_bulk *b);
 
-/* Begins a put or a get of at most TB_TRANSFER_MAX bytes. Returns false if there is no free number, or if there is no room now. */
+/* Begins a put or a get of at most TB_TRANSFER_MAX bytes. Returns false if no transfer number is free, or if a record finds no room now. */
 bool tb_bulk_put(struct tb_bulk *b, uint64_t from, uint64_t to, uint64_t length, uint64_t word, uint64_t add, uint32_t what, void *cookie);
 bool tb_bulk_get(struct tb_bulk *b, uint64_t to, uint64_t from, uint64_t length, void *cookie);
 
 /* Gives up one transfer that this node has begun, and returns its cookie; NULL: there are no more. Called only while no lane is up. */
 void *tb_bulk_give_up(struct tb_bulk *b);
-/* Called while no lane is up but frames reach the peer by another route. Ends every transfer of this node by done() or again(). */
+/* Called while no lane is up, but frames reach the peer by another route. Each transfer of this node then ends by done() or again(). */
 void tb_bulk_reroute(struct tb_bulk *b);
 
 /* Checks and handles a record whose kind is TB_OPEN or greater. Returns a negative value if the record is invalid. */

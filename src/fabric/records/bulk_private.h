@@ -9,7 +9,7 @@
 #include "fabric/records/bulk.h"
 
 #define TB_BULK_PATIENCE_LEAST (2 * WEFT_MS)
-/* TB_QUIET is sent this long after TB_QUIESCE, even if some of the sends have not left yet. */
+/* When the peer has asked by TB_QUIESCE, TB_QUIET answers after this time at the latest, even if some sends have not left yet. */
 #define TB_BULK_QUIET_WITHIN (10 * WEFT_MS)
 #define TB_BULK_AHEAD        6u /* prefetch distance in frames while checksums are computed */
 

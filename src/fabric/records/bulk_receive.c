@@ -311,8 +311,7 @@ int tb_bulk_receive_quiet(struct tb_bulk *b, uint32_t lane, const struct tb_word
     struct tb_words ready = tb_bulk_lane_words(b, TB_READY, lane, TB_NO_TRANSFER);
     ready.token = l->in_next;
     if (l->in_landed != l->in_next || !tb_stream_room(b->stream, sizeof ready))
-        return 0; /* if receives are posted, these sends use them; if only room is missing, the peer's next TB_QUIET reports the sends again
-                   */
+        return 0; /* the sends will use the posted receives; or there is no room for the record, and the next TB_QUIET reports them again */
     while (ready.b < m->a && l->in_next - l->in_first < l->depth && b->env.lane_receive(b->env.lane_ctx, lane, TB_SCRAP)) {
         l->in[l->in_next++ % TB_LANE_DEPTH] = (struct tb_posted){.transfer = TB_NO_TRANSFER};
         ready.b++;

@@ -48,11 +48,12 @@ static bool send_piece(struct tb_bulk *b, uint32_t lane, uint32_t number)
         return false;
     struct tb_words m = tb_bulk_lane_words(b, TB_SUM, lane, 0);
     m.token = number;
-    if ((int32_t)(number - l->void_end) < 0) /* another send has used this receive: a checksum of 0 tells the peer so */
+    if ((int32_t)(number - l->void_end) <
+        0) /* an earlier send has used this receive: the checksum 0 makes the peer ask for the piece again */
         return tb_stream_say(b->stream, &m);
     if (l->unleft >= l->depth)
         return false;
-    l->void_end = number; /* keep void_end close to the current number: numbers are compared modulo 2^32 */
+    l->void_end = number; /* keep void_end close to the current number, because numbers are compared modulo 2^32 */
     l->unleft++;
     if (!b->env.lane_send(b->env.lane_ctx, lane, offset)) {
         l->unleft--;
@@ -92,7 +93,7 @@ void tb_bulk_send_quiet(struct tb_bulk *b, uint32_t lane, int64_t now)
     struct tb_lane *l = &b->lanes[lane];
     bool all = l->unleft == 0 && l->out_next == l->out_end && l->again_next == l->again_end;
     if (!l->quiesce || (!all && (l->unleft == 0 || now - l->quiesce_at < TB_BULK_QUIET_WITHIN)))
-        return; /* not yet: TB_QUIET with 0 would say that all sends have left, and others still wait for room */
+        return; /* not asked, or not yet: with unleft 0, TB_QUIET would say that all sends have left, but some still wait for room */
     struct tb_words m = tb_bulk_lane_words(b, TB_QUIET, lane, 0);
     m.a = l->unleft;
     if (tb_stream_say(b->stream, &m)) {

@@ -175,7 +175,8 @@ static void endpoint_drop(struct tb_endpoint *e, struct tb_work **first, struct 
     }
 }
 
-/* Whether an operation uses memory of the caller. Such an operation must end together with its op. */
+/* Whether an operation uses memory of the caller. When the op of such an operation ends, the caller may reuse this memory, so the operation
+ * must end, too. */
 static bool endpoint_borrows(const struct tb_work *k)
 {
     return (k->kind == WORK_PUT && k->len && k->local != k->body) || k->kind == WORK_GET || (k->kind == WORK_ATOMIC && (k->op || k->old));

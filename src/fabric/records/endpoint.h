@@ -75,9 +75,8 @@ struct tb_ask {
 struct tb_endpoint_counts {
     /* bytes of large puts and gets sent in records, because no lane was up or the memory is not in the pool */
     uint64_t staged_puts, staged_gets;
-    /* sent_bytes counts this node's puts and messages, fetched_bytes its gets. Transfers are in tb_bulk_counts. A move counts when it
-     * begins.
-     */
+    /* sent_bytes: bytes of this node's puts and messages; fetched_bytes: bytes of its gets. Transfers are not included, but counted in
+     * tb_bulk_counts. A move counts when it begins. */
     uint64_t sent_bytes, fetched_bytes;
 };
 
@@ -95,7 +94,7 @@ struct tb_endpoint {
     uint64_t backlog_bytes, message_bytes;
     uint32_t messages_sent, messages_received;
     uint64_t move_least, move_most, move_segment; /* as configured; move_least is UINT64_MAX while moves are impossible */
-    uint32_t tracked;                             /* number of requests to the peer, transfers and moves for which a fence waits */
+    uint32_t tracked;                             /* how many requests to the peer, transfers and moves a fence would have to wait for */
     bool works_first;                             /* the next pump begins with `works`, because in the last one messages took all room */
     bool fenced;                                  /* moves wait until the peer has executed all frames before `fenced_at` */
     uint32_t fenced_at;                           /* number of a frame */

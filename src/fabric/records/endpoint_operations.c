@@ -95,7 +95,7 @@ uint32_t tb_endpoint_say_bytes(struct tb_endpoint *e, enum tb_record_kind kind, 
     memcpy(at + sizeof r, &second, sizeof second);
     fab_copy_little(at + TB_PUT_HEAD, src, n); /* other nodes may be writing to the source */
     tb_stream_commit(&e->stream, TB_PUT_HEAD + n);
-    if (kind == TB_PUT) /* TB_DATA is counted by the peer that has asked for it */
+    if (kind == TB_PUT) /* not for TB_DATA, the answer to a get of the peer, which counts these bytes itself */
         e->counts.sent_bytes += n;
     return n;
 }
@@ -198,7 +198,8 @@ static uint64_t operation_within(uint64_t n, uint64_t segment, uint64_t offset)
     return n < left ? n : left;
 }
 
-/* Chooses how many of these bytes are sent together, and in which way. BY_LANE: `offset` is their offset in the pool. */
+/* Chooses in which way the next bytes of a put or get are transferred. Returns how many of them to transfer together in this way. BY_LANE:
+ * *offset is the offset of `local` in the pool. */
 static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local, uint64_t remote, uint64_t len, enum way *way,
                               uint64_t *offset)
 {
@@ -217,7 +218,7 @@ static uint64_t operation_run(const struct tb_endpoint *e, const uint8_t *local,
     return n;
 }
 
-/* Queue the operation at the head of the list: it began before all others in the list, and must not wait for a fence among those. */
+/* Queue the operation at the head of the list, because it began before all others in the list. So it waits for no fence of theirs. */
 static void put_first(struct tb_endpoint *e, struct tb_work *k)
 {
     k->next = e->works;

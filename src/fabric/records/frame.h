@@ -38,26 +38,28 @@ struct tb_frame {
 };
 _Static_assert(sizeof(struct tb_frame) == TB_HEADER_BYTES, "the frame's header");
 
+/* The kinds of records: what each one means, and in brackets the fields of struct tb_words that it uses. */
 enum tb_record_kind {
-    TB_PUT = 1, /* offset; then the bytes */
-    TB_GET,     /* token, offset, a: length. Answered by TB_DATA */
-    TB_DATA,    /* token; then the next bytes of those requested by TB_GET */
-    TB_ATOMIC,  /* token, detail: which, offset, a, b. Answered by TB_ANSWER */
-    TB_ANSWER,  /* token, a: the former value */
-    TB_SIGNAL,  /* offset, a: to be added. No answer */
-    TB_MESSAGE, /* detail: handler, a: length of the header; then the header, padded to 8, and the payload */
-    /* of bulk transfers (bulk.h) */
-    TB_OPEN,    /* detail: transfer, offset: at the receiver, a: length, token: whether `more` is added to the word at offset b */
-    TB_FETCH,   /* detail: transfer, offset: at the sender, a: length */
-    TB_READY,   /* lane, detail: transfer, token: number of the first receive, a: first piece, b: how many */
-    TB_SUM,     /* lane, token: number of the receive, a: checksum of the piece sent for it */
-    TB_QUIESCE, /* lane: answer with TB_QUIET when all sends on the lane have left */
-    TB_QUIET,   /* lane, a: number of sends that have not left (0: all have left) */
-    TB_RESEND,  /* lane, token: number of the first receive, a: number of receives: send the pieces for these again */
-    TB_DONE,    /* detail: transfer: the whole transfer has arrived and is verified */
-    TB_DROP,    /* detail: transfer, token: 1 for a get, 0 for a put: the sender of this record gives up a transfer that it began */
-    TB_DROPPED, /* detail: transfer: the answer to TB_DROP for a put. If the put was complete, TB_DONE was sent first */
-    TB_LANE,    /* lane, detail: generation: the sender of this record has created the lane's queue pair */
+    TB_PUT = 1, /* write the bytes that follow (offset: where) */
+    TB_GET,     /* send bytes by TB_DATA with this token (token, offset: where they are, a: how many) */
+    TB_DATA,    /* the next of the bytes that a TB_GET has requested follow (token) */
+    TB_ATOMIC,  /* execute an atomic, and answer by TB_ANSWER (token, detail: enum fab_atomic, offset: the word, a and b: operands) */
+    TB_ANSWER,  /* the answer to TB_ATOMIC (token, a: the word's former value) */
+    TB_SIGNAL,  /* add to a word; there is no answer (offset: the word, a: what to add) */
+    TB_MESSAGE, /* a header, padded to 8 bytes, and a payload follow (detail: number of the handler, a: length of the header) */
+    /* Records about bulk transfers (bulk.h). In those about one transfer, `detail` is its number: TB_OPEN, TB_FETCH, TB_READY, TB_DONE,
+     * TB_DROP, TB_DROPPED. */
+    TB_OPEN,    /* a put begins (offset: at the receiver, a: length; token 1: when it is complete, add `more` to the word at offset b) */
+    TB_FETCH,   /* a get begins (offset: at the receiver of this record, which sends the bytes, a: length) */
+    TB_READY,   /* receives are posted on a lane (lane, token: number of the first receive, a: its piece, b: how many) */
+    TB_SUM,     /* a piece was sent for a receive (lane, token: number of the receive, a: checksum of the piece) */
+    TB_QUIESCE, /* answer by TB_QUIET when all sends on the lane have left (lane) */
+    TB_QUIET,   /* the answer to TB_QUIESCE (lane, a: how many sends have not left yet) */
+    TB_RESEND,  /* send the pieces for these receives again (lane, token: number of the first receive, a: how many) */
+    TB_DONE,    /* the whole transfer has arrived and is verified */
+    TB_DROP,    /* the sender of this record gives up a transfer that it began (token: 1: a get, 0: a put) */
+    TB_DROPPED, /* the answer to TB_DROP for a put; if the put was complete, TB_DONE was sent first */
+    TB_LANE,    /* the sender of this record has created the lane's queue pair (lane, detail: generation of the queue pair) */
 };
 
 /* The header of a record. Each record starts at a multiple of 8 bytes. */

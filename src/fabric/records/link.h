@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * A link whose operations are records: the endpoint, its lock, and the messages that wait for their handlers. Each transport over frames
- * has a struct that begins with this one and adds its own fields (devices, how to send a frame); fab_link's `impl` points to it.
+ * A link whose operations are records: the endpoint, its lock, and the messages that wait for their handlers. The transports tb and ofi
+ * each have a struct for a link that begins with struct records_link and adds fields of its own, such as devices. fab_link's `impl` points
+ * to it.
  *
  *   message.c      messages that wait for their handlers
  *   operations.c   puts, gets, atomics, messages, flush, fence, as struct fab_transport wants them
@@ -35,7 +36,7 @@ struct records_link {
     bool closed;
     _Atomic bool no_room; /* a frame or a piece could not be posted */
     _Atomic int64_t due;  /* when a timer of the endpoint expires next */
-    _Atomic bool cut;     /* there is no route to the peer now, or it is certain that there has never been one */
+    _Atomic bool cut;     /* no route leads to the peer; false while it is not known yet whether there is one */
     /* Messages that wait for their handlers. Messages are added while `lock` is held, and removed while w->progress is held. */
     struct records_message *inbox; /* [TB_MESSAGES] */
     _Atomic uint32_t inbox_in, inbox_out;
@@ -57,7 +58,7 @@ static inline void records_timer(_Atomic int64_t *earliest, int64_t at)
         ;
 }
 
-/* Call this before reading the timers of all links. Afterwards call records_timer() with the earliest of them. */
+/* Call this before reading the timers of all links. After reading, call records_timer() with the earliest timer that was found. */
 static inline void records_timers_begin(_Atomic int64_t *earliest)
 {
     (void)atomic_exchange_explicit(earliest, INT64_MAX, memory_order_acq_rel);

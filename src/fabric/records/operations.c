@@ -30,8 +30,8 @@ static BASE_COLD int operation_wait_for_room(struct records_link *l, bool messag
     if (fab_queues_more())
         return operation_backlog(l, message) < RECORDS_BACKLOG_MAX
                    ? 0
-                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it; send less in handlers", l->link->node,
-                               RECORDS_BACKLOG_MAX >> 20);
+                   : base_fail(-ENOBUFS, "node %u accepts no more work: %u MiB are queued for it, which is the most; send less in handlers",
+                               l->link->node, RECORDS_BACKLOG_MAX >> 20);
     int err = fab_wait_for_room(l->w, operation_has_room, &r);
     return err == -EAGAIN ? err
            : err ? base_fail(err, "node %u accepts no more work (is its process stopped?): %llu bytes are queued for it", l->link->node,
@@ -64,10 +64,11 @@ static int operation_enter(struct records_link *l, bool message, bool program, w
     }
     bool closed = l->closed;
     base_spin_unlock(&l->lock);
-    return closed ? base_fail(-ECONNRESET, "node %u has left or died", l->link->node) : operation_no_way(l);
+    return closed ? base_fail(-ECONNRESET, "node %u has left or died; go on with the nodes that remain", l->link->node)
+                  : operation_no_way(l);
 }
 
-/* Not inlined, because most operations do not call it, and inlined it would make all of them save registers. */
+/* Not inlined: most operations do not call this function, but if it were inlined, each operation would have to save registers. */
 static __attribute__((noinline)) void operation_pump(struct records_link *l)
 {
     records_pump_locked(l, base_recent_ns());
@@ -175,7 +176,7 @@ void records_fence(struct weft_node *w, struct fab_link *link)
     base_spin_unlock(&l->lock);
 }
 
-/* Does nothing: what changes a word of the peer is sent in a frame, and the receiver of a frame wakes its waiting threads. */
+/* Does nothing: operations that change a word of the peer are sent in frames, and a node that receives a frame wakes its own threads. */
 void records_no_wake(struct weft_node *w, struct fab_link *l)
 {
     (void)w;

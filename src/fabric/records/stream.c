@@ -14,7 +14,7 @@
 #define US   INT64_C(1000)
 #define MS   (1000 * US)
 #define BUSY 2u /* if this many sends (or frames, see `paced`) are under way, records wait to share a frame */
-/* with `paced`: the longest time that records wait to share a frame, because acknowledgements arrive behind the bytes of large gets */
+/* with `paced`: the longest time that records wait to share a frame: acknowledgements may be late, behind the bytes of large gets */
 #define GATHER     (100 * US)
 #define SAY_EVERY  (TB_WINDOW / 4)
 #define SAY_WITHIN (1 * MS) /* maximum delay of an acknowledgement that the peer has not asked for */
@@ -138,7 +138,7 @@ static void stream_seal(struct tb_stream *s)
 {
     struct tb_slot *slot = &s->slots[slot_of(s, s->next)];
     if (s->paced && s->first != s->next && (int32_t)(s->asked - s->first) <= 0)
-        slot->asks = true; /* the next records wait for an acknowledgement, and none was requested */
+        slot->asks = true; /* the next records wait until frames are acknowledged, and no frame under way asks for that */
     slot->bytes = (uint16_t)(TB_HEADER_BYTES + s->fill);
     slot->lost = s->unsent = true; /* `lost` makes the next pump send the frame */
     slot->retransmitted = false;
@@ -215,7 +215,7 @@ void tb_stream_op(struct tb_stream *s, weft_op *op)
     op->next = slot->ops;
     slot->ops = op;
     slot->asks = true;
-    s->want_ack = s->want_ack || !s->fill; /* if no frame is open, the last frame may have been sent without the flag */
+    s->want_ack = s->want_ack || !s->fill; /* if no frame is open, the last one may have been sent already, without TB_ASK_ACK */
 }
 
 uint32_t tb_stream_end_of_records(const struct tb_stream *s)
@@ -395,7 +395,7 @@ static void stream_acknowledged(struct tb_stream *s, const struct tb_frame *f, i
     for (; s->first != f->ack; s->first++) {
         struct tb_slot *slot = &s->slots[slot_of(s, s->first)];
         if (!slot->retransmitted && slot->at && !slot->arrived) {
-            int64_t took = now > slot->at ? now - slot->at : 0; /* another thread's time may be slightly older */
+            int64_t took = now > slot->at ? now - slot->at : 0; /* if another thread set slot->at, `now` may be slightly older */
             s->rtt = s->rtt ? s->rtt + (took - s->rtt) / 8 : took;
             s->rto = 4 * s->rtt + SAY_WITHIN;
             s->rto = s->rto < s->rto_least ? s->rto_least : s->rto;
@@ -452,8 +452,8 @@ int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, in
         memcpy(&f, frame, sizeof f);
     if (!tb_frame_right(&f, frame, bytes) || f.session != s->session || f.from != s->peer || f.to != s->here ||
         f.ack - s->first > s->next - s->first) {
-        /* If the frame's acknowledgement is older than one seen before, the frame was delayed. Ignore the acknowledgement, and use the rest
-         * of the frame. */
+        /* If the frame's acknowledgement is older than that of an earlier frame, this frame was delayed. Then ignore its acknowledgement,
+         * but use the rest of the frame. */
         if (bytes >= sizeof f && tb_frame_right(&f, frame, bytes) && f.session == s->session && f.from == s->peer && f.to == s->here &&
             (int32_t)(f.ack - s->first) < 0) {
             f.ack = s->first;

@@ -46,8 +46,9 @@ struct tb_slot {
 };
 
 struct tb_stream_counts {
-    uint64_t frames, retransmitted, bares, records;     /* frames and records sent */
-    uint64_t received, repeated, out_of_order, damaged; /* frames received; `damaged` counts all that were dropped */
+    uint64_t frames, retransmitted, bares, records; /* frames and records sent */
+    /* received: all valid frames, with those that were repeated or out of order; damaged: frames that were dropped */
+    uint64_t received, repeated, out_of_order, damaged;
 };
 
 struct tb_stream {
@@ -55,9 +56,9 @@ struct tb_stream {
     uint16_t here, peer;
     uint32_t session;
     uint8_t hops; /* the initial hop count of a frame */
-    /* Set this for routes on which a send completes long before the frame arrives. Then records wait to share a frame until frames are
-     * acknowledged, not only until sends have completed; this wait is short. Frames ask for acknowledgements, and `window` is adapted. Set
-     * this field and the next three after tb_stream_init(). */
+    /* Set this for routes on which a send completes long before the frame arrives. Then records wait to share a frame until earlier frames
+     * are acknowledged, but only for a short time; otherwise they wait until earlier sends have completed. Frames ask for acknowledgements,
+     * and `window` is adapted. Set this field and the next three after tb_stream_init(). */
     bool paced;
     struct records_window window; /* window of the frames under way */
     int64_t rto_least, rto_most;  /* bounds of the retransmission time-out `rto`; set `rto` with them */
@@ -71,11 +72,11 @@ struct tb_stream {
     uint32_t unleft; /* sends that have not completed */
     bool unsent;     /* tb_stream_pump() must look for frames to send or retransmit */
     bool want_ack;   /* an operation waits for an acknowledgement */
-    uint32_t asked;  /* the peer was asked to acknowledge all earlier frames at once */
+    uint32_t asked;  /* a frame number: the peer was asked to acknowledge all frames before this one at once */
     int64_t rtt, rto;
     uint32_t backoff;
-    int64_t pumped; /* when tb_stream_pump() last ran. A timer that had expired by then and is still set waits for room in the send queue,
-                       so it does not determine the next call */
+    int64_t pumped; /* when tb_stream_pump() last ran. If ack_at had passed by then and is still set, the acknowledgement waits for room in
+                       the send queue, so tb_stream_due() ignores ack_at */
     int64_t quiet_since; /* time of the last acknowledgement, or of a sending while no frame was under way */
     struct tb_slot slots[TB_SLOTS];
 
@@ -88,7 +89,7 @@ struct tb_stream {
     bool ack_now;
     int64_t ack_at; /* deadline of the next acknowledgement; 0: none */
 
-    uint32_t grant, granted; /* message credit as in the frame header: given to the peer; given by the peer */
+    uint32_t grant, granted; /* message credits, counted as in tb_frame.grant: `grant` for the peer; `granted` from the peer */
     /* BLOCKED: a message waits for credit. PROBING: also, this node has been asking the peer for credit since `quiet_since`. */
     enum { TB_CREDIT_OK, TB_CREDIT_BLOCKED, TB_CREDIT_PROBING } credit;
     uint32_t grant_said;
@@ -117,7 +118,7 @@ uint32_t tb_stream_end_of_records(const struct tb_stream *s);
 bool tb_stream_executed(const struct tb_stream *s, uint32_t frame);
 bool tb_stream_flushed(struct tb_stream *s, uint32_t frame);
 
-/* Handles an untrusted frame from the peer. Returns 0, -EBADMSG if the frame is dropped, because it is damaged or of another session, or a
+/* Handles an untrusted frame from the peer. Returns 0; or -EBADMSG if it drops the frame, which is damaged or of another session; or the
  * negative result of records(). */
 int tb_stream_receive(struct tb_stream *s, const void *frame, uint32_t bytes, int64_t now);
 /* Called when the send of a buffer given to emit() has completed, or its queue pair is gone. */

@@ -12,7 +12,7 @@
 #define MEASURE  (10 * WEFT_SECOND) /* time between two measurements */
 #define ALONE    1                  /* window size at which only one frame or operation is under way at a time */
 
-/* The window size after an operation that took this time. */
+/* Returns the new window size after an operation that took `took` ns. */
 static uint32_t window_next(const struct records_window *w, int64_t took, bool used)
 {
     if (took > 2 * w->shortest + LATE)
@@ -24,11 +24,11 @@ static uint32_t window_next(const struct records_window *w, int64_t took, bool u
 
 void records_window_took(struct records_window *w, int64_t began, int64_t now, bool used)
 {
-    int64_t took = now > began ? now - began : 1; /* another thread's time may be slightly older */
+    int64_t took = now > began ? now - began : 1; /* if another thread set `began`, `now` may be slightly older */
     int64_t own = took < OWN_MOST ? took : OWN_MOST;
-    bool current = began >= w->changed; /* sent with the current window size */
+    bool current = began >= w->changed; /* the operation was sent with the current window size */
     uint32_t size = w->size;
-    if (w->size_after && current) { /* the operation was alone under way */
+    if (w->size_after && current) { /* this ends a measurement: the operation was the only one under way */
         w->shortest = own;
         size = w->size_after;
         w->size_after = 0;

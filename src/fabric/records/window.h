@@ -21,8 +21,8 @@ struct records_window {
     uint32_t least, most; /* bounds of `size` */
     int64_t changed;      /* when `size` was changed last */
     int64_t shortest;     /* the network's own time; 0: unknown */
-    int64_t measured;     /* when a measurement was begun last */
-    uint32_t size_after;  /* the size after the current measurement; 0: none */
+    int64_t measured;     /* when the last measurement began */
+    uint32_t size_after;  /* while a measurement is under way: the size that the window gets afterwards; otherwise 0 */
 };
 
 /* Called when an operation that was sent at `began` has arrived. `used`: at least half of the window was under way at `began`; otherwise

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Chooses the way for large copies: see copy.h. The ways are measured on the machine, because no fixed choice is right, not even for
- * processors with the same features: all of the following report fast string moves (FSRM). GB/s between two shared mappings, best of many:
+ * Chooses the way for large copies: see copy.h. The ways are measured on the machine, because no fixed choice is right everywhere, not even
+ * for processors with the same features: all of these report fast string moves (FSRM). GB/s between two shared mappings, best of many:
  *                       64 KiB  256 KiB  1 MiB  2 MiB  8 MiB  16 MiB  64 MiB  256 MiB
  *   EPYC (Zen 3), L3 of 32 MiB
  *     memcpy                34       32     33     32     30      15      10       16
@@ -18,16 +18,17 @@
  *     AVX-512, four pages   19       20     19     20     17      16      17       13
  *   Zen 5, memcpy / rep movsb / non-temporal: 64 KiB 143/143/49, 1 MiB 66/83/45, 8 MiB 68/73/44, 16 MiB 37/52/42, 64 MiB 20/27/27
  *
- * A size class is measured after several copies, so that a process with few large copies spends no time on it. Until then, and if there is
- * no memory to measure with, a guess is used.
+ * A size class is measured after several copies, so that a process with few large copies spends no time on measuring. Until then, and if
+ * there is no memory to measure with, a guess is used.
  *
  * Copies are measured in private memory, by the thread's processor time, which other programs hardly change. The least of several times
- * counts. It does not include the next reader's time: after non-temporal stores, the reader must fetch the data from memory. So of two ways
- * that are about equally fast, the one without non-temporal stores is chosen. Below 1 MiB non-temporal ways are not considered, because the
- * destination fits into a core's own cache.
+ * counts. The measured time does not include the time of the next reader, who must fetch the data from memory after non-temporal stores. So
+ * of two ways that are about equally fast, the one without non-temporal stores is chosen. Below 1 MiB non-temporal ways are not considered,
+ * because the destination fits into a core's own cache.
  *
- * Among non-temporal ways, those that copy four pages in turn come first. They are chosen even if they are a fifth slower: the class of
- * 16 MiB stands for all larger sizes, where they gain. On machines where they are bad, they are slower by far more than a fifth.
+ * Of the non-temporal ways, those that copy four pages in turn are preferred. They are chosen even if they are up to a fifth slower than
+ * the other ways at 16 MiB: the class of 16 MiB also has all larger sizes, for which they are faster. On machines where they are bad, they
+ * are slower by far more than a fifth.
  */
 #include "fabric/shm/copy.h"
 
@@ -39,7 +40,7 @@
 #define STREAM_LEAST ((size_t)1 << 20)
 /* The chosen way is the first of the table that takes at most this percentage of the fastest way's time. */
 #define MARGIN       104u
-#define ALIKE        120u              /* this percentage instead of MARGIN, if both ways are non-temporal */
+#define ALIKE        120u              /* used instead of MARGIN if both ways are non-temporal */
 #define BEHIND       125u              /* a way that takes more than this percentage of the fastest time is not measured in later rounds */
 #define SAMPLE       ((size_t)2 << 20) /* the fewest bytes to copy between two readings of the clock */
 #define SAMPLES      2u                /* samples of a way in a row; an additional first sample is ignored */
@@ -75,7 +76,8 @@ unsigned copy_choose(const uint64_t ns[COPY_WAYS_MAX])
     return best;
 }
 
-/* Returns the least time for a copy among several samples. The first sample is ignored, because another way has left data in the caches. */
+/* Returns the shortest time for one copy, of several samples. The first sample is ignored, because the way that was measured before has
+ * left data in the caches. */
 static uint64_t sample(const struct copy_way *way, uint8_t *dst, const uint8_t *src, size_t len)
 {
     uint64_t least = UINT64_MAX;
@@ -146,8 +148,8 @@ static struct {
     _Atomic bool measuring;
 } classes[COPY_CLASSES];
 
-/* Returns the C library's way; for data that fits into no cache, the last non-temporal way of the table, because it is bad on no machine.
- */
+/* Returns the way to use before there is a measurement: the C library's. For data that does not fit into half of the last-level cache, the
+ * last way of the table that works here, because it is bad on no machine. */
 static const struct copy_way *guess(size_t len)
 {
     uint64_t cache = base_cache_bytes();

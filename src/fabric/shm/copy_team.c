@@ -6,8 +6,8 @@
  * remaining pieces.
  *
  * The upper half of `ticket` is the number of the copy, the lower half the number of pieces left. A thread reads the description of the
- * copy, and then takes a piece by a compare-and-swap of `ticket`. If this succeeds, the description belongs to this copy: it changes only
- * while no piece is left and all are done, and each copy has a new number.
+ * copy, and then takes a piece by a compare-and-swap of `ticket`. If the swap succeeds, the description that the thread has read belongs to
+ * this copy: the description changes only while no piece is left and all pieces are done, and each copy has a new number.
  *
  * Memory order: the caller releases `ticket` and helpers acquire it, so helpers see what the caller stored before the copy. Helpers release
  * `done` and the caller acquires it, so the caller's later stores come after the whole copy. Non-temporal copies end each piece with a
@@ -30,11 +30,12 @@
 struct copy_team {
     uint32_t helpers;
     int64_t spin_ns;
-    /* Protects `started`. The thread whose copy has the helpers holds this lock. No thread spins for it: all only try to take it. */
+    /* Protects `started`. Held by the thread for whose copy the helpers work. No thread waits for it: threads only try to take it. */
     base_spin lock;
     uint32_t started;
     pthread_t threads[COPY_TEAM_MAX];
-    /* The members up to `pieces` describe the copy. Relaxed, because a thread uses what it has read only if it takes a piece afterwards. */
+    /* The members from here to `pieces` describe the copy. Their loads are relaxed, because a thread uses the loaded values only if it then
+     * takes a piece. */
     _Atomic(uint8_t *) dst;
     _Atomic(const uint8_t *) src;
     _Atomic(const struct copy_way *) way;
@@ -103,7 +104,7 @@ static void *help(void *arg)
 
 static void team_call(struct copy_team *t)
 {
-    /* seq_cst: pairs with help(). As a release, it also makes earlier stores visible to the helpers. */
+    /* seq_cst: pairs with help(). The addition is also a release, so a helper that sees it also sees this thread's earlier stores. */
     atomic_fetch_add_explicit(&t->calls, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&t->sleepers, memory_order_seq_cst))
         base_futex_wake(&t->calls, INT32_MAX);
@@ -132,7 +133,7 @@ void copy_team_free(struct copy_team *t)
     free(t);
 }
 
-/* Starts the helpers. The caller holds `lock`. If some cannot be started, the copy has fewer helpers. */
+/* Starts the helpers. The caller holds `lock`. If some cannot be started, all copies have fewer helpers. */
 static BASE_COLD void team_start(struct copy_team *t)
 {
     while (t->started < t->helpers && base_thread(&t->threads[t->started], help, t) == 0)
@@ -155,7 +156,7 @@ void copy_by_team(struct copy_team *t, void *dst, const void *src, size_t len)
     size_t piece = base_round_up(len / ((t->helpers + 1) * PIECES_EACH), PIECE_PAGES);
     piece = piece < PIECE_LEAST ? PIECE_LEAST : piece > PIECE_MOST ? PIECE_MOST : piece;
     uint32_t pieces = (uint32_t)((len + piece - 1) / piece);
-    /* No piece of the previous copy is left, so no thread uses these words until the ticket changes. */
+    /* No piece of the previous copy is left, so no thread uses the following words until the ticket changes. */
     uint64_t number = (atomic_load_explicit(&t->ticket, memory_order_relaxed) >> 32) + 1;
     atomic_store_explicit(&t->dst, dst, memory_order_relaxed);
     atomic_store_explicit(&t->src, src, memory_order_relaxed);

@@ -19,8 +19,8 @@ struct copy_way {
     bool streams;
 };
 
-/* Ends with an entry without a name. The first entry is the C library's memcpy. Of two ways that are about equally fast, the earlier one is
- * chosen. */
+/* The table ends with an entry without a name. Its first entry is the C library's memcpy. Of two ways that are about equally fast, the
+ * earlier one is chosen. */
 extern const struct copy_way copy_ways[COPY_WAYS_MAX + 1];
 
 /* A way is chosen for each size class. Each class has twice the sizes of the one before, from COPY_LARGE (copy.h) on; the last has all

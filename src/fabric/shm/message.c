@@ -102,7 +102,7 @@ static int shm_message_drain(struct shm_link *s)
         if (rc == -EAGAIN) {
             ask_for_room(s);
             asked = true;
-            continue; /* once more: the receiver may have made room before it could see the request */
+            continue; /* try once more: the receiver may have made room before it could see want_room */
         }
         if (rc)
             atomic_store_explicit(&s->broken, true, memory_order_relaxed);
@@ -143,7 +143,7 @@ static BASE_COLD int send_slow(struct weft_node *w, struct shm_link *s, uint32_t
         shm_message_drain(s); /* there may be room now */
     base_spin_unlock(&s->send_lock);
     if (rc == 0 && atomic_load_explicit(&s->link->state, memory_order_acquire) != FAB_ALIVE)
-        shm_fail_backlog(s, -ECONNRESET); /* the peer died before the message was queued, so no other thread fails the backlog */
+        shm_fail_backlog(s, -ECONNRESET); /* the peer died before the message was queued, so no other thread will fail this message */
     return rc;
 }
 
@@ -167,7 +167,7 @@ int shm_send(struct weft_node *w, struct fab_link *l, uint32_t id, const void *h
     } else {
         fab_complete(op, 0);
     }
-    /* The message is in the ring before `napping` is read. Pairs with the fence of the progress thread before it naps. */
+    /* Orders the store of the message into the ring before the load of `napping`. Pairs with the progress thread's fence before it naps. */
     atomic_thread_fence(memory_order_seq_cst);
     nudge(w, s);
     return rc;
@@ -203,10 +203,10 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
         stash_deliver(w, &s->stash, m->id, m->body, m->header_len, m->body + ring_payload_at(m->header_len), m->payload_len);
     }
     if (BASE_UNLIKELY(s->in.head_told != told)) {
-        atomic_thread_fence(memory_order_seq_cst); /* head is written before want_room is read; pairs with ask_for_room() */
+        atomic_thread_fence(memory_order_seq_cst); /* orders the store of head before the load of want_room; pairs with ask_for_room() */
         if (atomic_load_explicit(&s->in.ring->want_room, memory_order_relaxed)) {
             atomic_store_explicit(&s->in.ring->want_room, 0, memory_order_relaxed);
-            /* want_room is written before `sleepers` and `napping` are read; pairs with the fence before shm_idle() */
+            /* orders the store of want_room before the loads of `sleepers` and `napping`; pairs with the fence before shm_idle() */
             atomic_thread_fence(memory_order_seq_cst);
             shm_wake_sleepers(s);
             nudge(w, s);
@@ -215,8 +215,8 @@ static int shm_message_take(struct weft_node *w, struct shm *shm, struct shm_lin
     return (int)n;
 }
 
-/* Whether messages of the peer are still delivered. A peer that counts as dead may be alive and go on sending. The state changes only while
- * w->progress is held. */
+/* Whether this node still delivers messages of the peer. It does not if the peer counts as dead, because such a peer may be alive and go on
+ * sending. The link's state changes only while w->progress is held, and the caller holds it. */
 static bool heard_still(const struct shm_link *s)
 {
     return !atomic_load_explicit(&s->broken, memory_order_relaxed) &&
@@ -255,7 +255,8 @@ bool shm_idle(struct weft_node *w)
             continue;
         if (ring_has(&s->in) && s->stash.count < STASH_MAX && heard_still(s))
             return false;
-        /* The receiver has made room, and found no thread to wake. So no wake-up will arrive. */
+        /* want_room is 0 again: the receiver has made room, and it found no sleeping thread of this node. So no wake-up will arrive, and
+         * this thread must send the backlog. */
         if (BASE_UNLIKELY(atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed)) &&
             atomic_load_explicit(&s->out.ring->want_room, memory_order_relaxed) == 0)
             return false;

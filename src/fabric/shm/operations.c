@@ -82,7 +82,7 @@ int shm_set_system(struct weft_node *w, struct fab_link *l, uint64_t at, uint64_
     struct shm_link *s = l->impl;
     if (wake)
         return shm_atomic(w, l, FAB_SWAP, at, value, 0, NULL, NULL);
-    /* relaxed: the caller makes a fence or a barrier next */
+    /* relaxed: the caller orders this store by a fence or a barrier that follows */
     __atomic_store_n((uint64_t *)(void *)(s->pool + at), value, __ATOMIC_RELAXED);
     return 0;
 }

@@ -162,7 +162,7 @@ static bool shm_is_done(const struct shm_link *s)
     return (state == FAB_LEFT || state == FAB_DEAD) && !s->stash.count && !atomic_load_explicit(&s->backlog_bytes, memory_order_relaxed);
 }
 
-/* Adds a link to those that are polled for messages. Removes links of nodes that are gone, to make room. */
+/* Adds a link to `here`, the list of links that are polled for messages. To make room, removes links to nodes that are gone. */
 static void shm_add(struct weft_node *w, struct shm *shm, struct shm_link *s)
 {
     uint32_t n = 0;

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* If a receive is posted after the cable was unplugged, the device's driver accesses freed memory, and no verb checks the port and posts in
- * one step. So the port is queried just before each post of receives. Before sends, which are more frequent, the last query may be a little
- * older. */
+/* If a receive is posted after the cable was unplugged, the device's driver accesses freed memory. No verb checks the port and posts in one
+ * step. So the port is queried just before receives are posted. When a send is posted, the last query may be a little older, because sends
+ * are more frequent. These are the greatest ages of the last query, in ns. */
 #define LOOK_RECEIVE 0
 #define LOOK_SEND    (WEFT_MS / 20)
 
@@ -35,7 +35,7 @@ static int cable_make_qp(struct verbs_qp *qp, struct tb_device *d, uint32_t send
     return verbs_qp_create(qp, d->d, &options);
 }
 
-/* Reads how many frames the device has granted to the control queue pair: it may grant fewer than requested. */
+/* Reads how many frames the device has granted to the control queue pair, which may be fewer than requested. */
 static void cable_take_grant(struct tb_cable *c)
 {
     c->sends = c->control.send_depth < TB_SENDS ? c->control.send_depth : TB_SENDS;

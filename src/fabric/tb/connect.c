@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * Finds and connects the cables between two nodes, over their side connection. Each node sends a list of the ports that it offers, with
- * their GIDs. Every pair of ports is tried, the likeliest first; both nodes compute the same order. If both sides of a pair connect, it is
- * a cable. If a hostfile names the port of a side, only that port is tried, and a mismatch is an error. No node sends over a cable before
- * both have reported that they are ready.
+ * their GIDs. Every pair of ports is tried, the likeliest first; both nodes compute the same order. If the queue pairs of two ports
+ * connect, there is a cable between these ports. If a hostfile names the port of a node, only that port is tried, and a mismatch is an
+ * error. No node sends over a cable before both have reported that they are ready.
  */
 #include "fabric/tb/tb.h"
 
@@ -24,18 +24,18 @@ enum told {
     TOLD_NONE,
     TOLD_DEVICE,
     TOLD_DOWN
-}; /* what the hostfile says about a device; TOLD_DOWN: the device that it names cannot be used now */
+}; /* what the hostfile says about a device; TOLD_DOWN: the hostfile names a device that cannot be used now */
 
 struct hello {
     uint64_t magic, pool_bytes, segment;
     uint32_t rank, size, session, check, lanes, offers;
     uint32_t told;    /* enum told: what this node's hostfile says about this node's device to the other node */
-    char towards[40]; /* the name of that device */
+    char towards[40]; /* the name of this node's device in the hostfile */
     struct tb_lane_option lane[TB_CABLE_LANES];
     struct offer offer[TB_DEVICES];
 };
 
-/* The result of a step, which the two sides exchange. */
+/* What each node sends to the other after each step of connecting: the result of the step at its side. */
 struct step {
     int32_t result; /* 0: this side has succeeded */
     uint32_t count;
@@ -47,7 +47,9 @@ static int connect_exchange(struct tb_link *l, int fd, const void *mine, void *t
     int err = fab_side_transfer(fd, (void *)(uintptr_t)mine, len, true, deadline);
     if (!err)
         err = fab_side_transfer(fd, theirs, len, false, deadline);
-    return err ? base_fail(err, "node %u did not send the addresses of its queue pairs: %s", l->r.link->node, base_strerror(err)) : 0;
+    return err ? base_fail(err, "node %u did not send the addresses of its queue pairs: %s; see the messages of that node", l->r.link->node,
+                           base_strerror(err))
+               : 0;
 }
 
 static bool connect_offered(const struct tb_device *d)
@@ -107,7 +109,8 @@ static int check_hello(const struct tb_link *l, const struct hello *mine, const 
     return 0;
 }
 
-/* The number of leading bits that two addresses share. The ends of a cable are usually in one network. */
+/* Returns how many leading bits two addresses have in common. The more, the likelier a cable connects the two ports, because the ends of a
+ * cable are usually in one network. */
 static uint32_t connect_likeness(const uint8_t a[16], const uint8_t b[16])
 {
     uint32_t n = 0;
@@ -147,8 +150,8 @@ static int connect_queue_pairs(struct verbs_qp *qps, uint32_t count, const struc
 }
 
 /* Tries one pair of ports: both nodes make, connect and start their queue pairs. Sets `*out` to NULL if no cable connects these ports.
- * Returns a negative errno if the side connection failed. This thread holds tb->receiving while it calls the device, so that a signal that
- * frees the devices (ending.c) blocks this thread there. */
+ * Returns a negative errno if the side connection failed. This thread holds tb->receiving during calls of the device. When a signal ends
+ * the process, the thread that frees the devices takes this lock (ending.c), and this thread calls the device no more. */
 static int try_pair(struct tb_link *l, struct tb_device *device, int fd, int64_t deadline, struct tb_cable **out, char *why, size_t why_len)
 {
     base_spin *receiving = &l->tb->receiving;
@@ -236,8 +239,8 @@ static int check_told_of(const struct hello *h, const struct hello *other)
             h->towards, h->rank, other->rank, there[0] ? there : "none");
     if ((h->told == TOLD_DEVICE || h->told == TOLD_DOWN) && other->told == TOLD_NONE)
         return base_fail(-EINVAL,
-                         "the hostfile names device %s of node %u towards node %u, and none of node %u towards node %u: a cable has two "
-                         "ends: " REMEDY,
+                         "the hostfile names device %s of node %u for the cable to node %u, but no device of node %u for the cable to node "
+                         "%u; a cable has two ends: " REMEDY,
                          h->towards, h->rank, other->rank, other->rank, h->rank);
     return 0;
 }
@@ -281,8 +284,8 @@ static int find_cables(struct tb_link *l, int fd, const struct hello *mine, cons
                  mine->told == TOLD_DOWN ? mine->towards : theirs->towards, mine->told == TOLD_DOWN ? mine->rank : theirs->rank);
     if (l->cable_count == 0 && !down && (mine->told == TOLD_DEVICE || theirs->told == TOLD_DEVICE))
         return base_fail(-ENETUNREACH,
-                         "the hostfile names device %s of node %u and device %s of node %u for the cable between them, and no "
-                         "cable joins these%s%s: " REMEDY,
+                         "the hostfile names device %s of node %u and device %s of node %u for the cable between them, but no cable joins "
+                         "these two devices%s%s: " REMEDY,
                          low->told == TOLD_DEVICE ? low->towards : "(any)", low->rank, high->told == TOLD_DEVICE ? high->towards : "(any)",
                          high->rank, why[0] ? ": " : "", why);
     return 0;
@@ -326,8 +329,8 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline)
         err = connect_exchange(l, side_fd, &ready, &answer, 1, deadline);
     if (!err && answer != 'r')
         err = base_fail(-EPROTO,
-                        "link to node %u: it sent byte 0x%02x instead of 'r' (ready) after both had exchanged addresses; run the same "
-                        "version of weft on all hosts",
+                        "link to node %u: that node sent byte 0x%02x instead of 'r' (ready) after both nodes had exchanged addresses; run "
+                        "the same version of weft on all hosts",
                         link->node, (unsigned)(unsigned char)answer);
     return err;
 }

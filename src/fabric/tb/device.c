@@ -45,7 +45,7 @@ static int device_make_memory(struct tb *tb)
 static int device_take(struct tb *tb, struct tb_device *dev)
 {
     struct verbs_device *d = dev->d;
-    bool alone = d->traits.link == VERBS_THUNDERBOLT; /* only one cable, and so only one user */
+    bool alone = d->traits.link == VERBS_THUNDERBOLT; /* the port has only one cable, so only one peer uses the device */
     uint32_t users = alone ? 1 : tb->w->founders - 1, a_cable = (TB_SENDS > TB_RECEIVES ? TB_SENDS : TB_RECEIVES) + 8;
     for (uint32_t i = 0; i < tb->lane_count; i++)
         a_cable += tb->lanes[i].depth;
@@ -141,8 +141,8 @@ int tb_devices_take(struct tb *tb, bool thunderbolt)
     return err;
 }
 
-/* relaxed: these words order no other memory, and an unnecessary query does no harm. The link's lock keeps apart a thread that posts and
- * the thread that takes the cable down. */
+/* relaxed: these words order no other memory, and an unnecessary query does no harm. A thread that posts and the thread that takes the
+ * cable down are kept apart by the link's lock. */
 bool tb_device_up(struct tb *tb, struct tb_device *d, int64_t at_most)
 {
     if (atomic_load_explicit(&d->down, memory_order_relaxed))
@@ -181,8 +181,8 @@ void tb_devices_again(struct tb *tb)
         int err = device_take(tb, dev);
         if (!err && tb->segment < segment) {
             err = base_fail(-ENOSPC,
-                            "device %s: its memory regions are smaller than those of the devices that are used already; a node that starts "
-                            "now can use it",
+                            "device %s: its memory regions are smaller than those of the devices that are used already; restart this node "
+                            "to use this device, too",
                             d->name);
             tb->segment = segment; /* the links have agreed on this segment size */
         }
@@ -221,7 +221,7 @@ void tb_regions(struct weft_node *w, uint32_t *used, uint32_t *budget)
     *used = *budget = 0;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* because the progress thread adds a device when a port comes up */
+    base_spin_lock(&tb->receiving); /* keeps the progress thread from adding a device meanwhile, for a port that has come up */
     for (uint32_t i = 0; i < tb->device_count; i++) {
         const struct tb_device *dev = &tb->devices[i];
         if (dev->pool.count + dev->private.count > *used) {

@@ -24,8 +24,8 @@
 
 static const int fatal[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU};
 #define FATAL (sizeof fatal / sizeof fatal[0])
-/* The first FIRST signals of `fatal` ask a process to end. They also end the first process of a container, in which no signal has a default
- * action that ends it. */
+/* The first FIRST signals of `fatal` ask a process to end. With this file's handler they also end the first process of a container, whose
+ * default action for every signal is to ignore it. */
 #define FIRST 3u
 /* How long the thread that frees the devices waits for a lock. The holder may be in a slow call of the device's driver. After this time the
  * node's devices are not freed. `weft run` kills the process after 5 s. */
@@ -54,7 +54,7 @@ static void ending_on_signal(int number)
     errno = was;
 }
 
-/* Takes a lock whose holder may never run again. */
+/* Takes a lock, or gives up after PATIENCE, because the thread that holds the lock may never run again. */
 static bool ending_take_lock(base_spin *spin)
 {
     int64_t end = base_deadline(PATIENCE);
@@ -106,8 +106,8 @@ static void *ending_thread(void *arg)
     _exit(128 + number); /* reached by the first process of a container, which ignores the signal's default action */
 }
 
-/* A destructor, because it must run after all atexit() functions of the program and destructors of static C++ objects: one of these may
- * close the node. If this destructor ran first, it would hold the locks, and that close would block for ever. */
+/* A destructor, because it must run after the program's atexit() functions and the destructors of static C++ objects, which may call
+ * weft_close(). If this function ran first, it would hold the locks, and weft_close() would block for ever. */
 __attribute__((destructor)) static void on_exit_without_close(void)
 {
     if (getpid() != atomic_load_explicit(&owner, memory_order_relaxed))

@@ -4,9 +4,9 @@
  * time, each may rely on the other to forward. So a node that others may send frames through asks all other nodes first, and leaves when
  * all have answered, or after ASK_WAIT.
  *
- * If two nodes ask at the same time, the one with the lower number goes first: it answers the other when it says goodbye. Then the other
- * node checks again whether it is needed. A node that finds that it is needed gives the answers that it has held back, and asks again
- * later. An answer contains the number of its question, so that late answers are ignored.
+ * If two nodes ask at the same time, the one with the lower number leaves first: it holds back its answer, and its goodbye takes the place
+ * of the answer. Then the other node checks again whether it is needed. A node that finds that it is needed itself sends the answers that
+ * it has held back, and asks again later. An answer contains the number of its question, so that late answers are ignored.
  */
 #include "fabric/tb/tb.h"
 
@@ -67,17 +67,18 @@ void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len)
     if (len != sizeof m)
         return;
     memcpy(&m, bytes, sizeof m);
-    bool first = v->question && tb->w->rank < from; /* both want to leave, and this node is first */
+    bool first = v->question && tb->w->rank < from; /* if the peer wants to leave, too, this node leaves first */
     if (m.word == LEAVE_ASK && m.number) {
         p->theirs = m.number;
         p->kept = first;
         if (!first) {
             p->answer = m.number;
-            p->yes = false; /* the peer may leave now, so its earlier agreement no longer holds */
+            p->yes = false; /* this answer lets the peer leave first, so the peer's earlier agreement no longer holds */
         }
     } else if (m.word == LEAVE_YES && v->question && m.number == v->question) {
         p->yes = true;
-        /* If the peer wants to leave, too, it has agreed only for now: this node holds back its own answer, which the peer needs. */
+        /* If the peer wants to leave, too, it has discarded an earlier answer of this node when it sent this one (`yes` above), and waits
+         * for a new answer. Hold the new answer back, because this node leaves first. */
         p->kept = p->kept || (first && p->theirs);
     }
 }
@@ -111,7 +112,7 @@ void tb_leave_tell(struct tb *tb)
     }
 }
 
-/* Gives the answers that were held back, because other nodes still need this node. */
+/* Gives up leaving for now, because other nodes still need this node: sends the answers that were held back. */
 static void leave_withdraw(struct tb *tb)
 {
     struct tb_leave *v = tb->leave;

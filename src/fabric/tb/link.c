@@ -31,7 +31,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     return went;
 }
 
-/* Returns the cable of one of the link's lanes, and converts the lane's number to that on the cable. */
+/* Returns the cable of lane number *lane of the link, and sets *lane to the number of this lane on the cable. */
 static struct tb_cable *link_lane(struct tb_link *l, uint32_t *lane)
 {
     uint32_t i = *lane / l->tb->lane_count;

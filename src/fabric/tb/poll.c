@@ -8,17 +8,17 @@
 
 #define BATCH           32
 #define LOOK            (5 * WEFT_MS)  /* the least time between two queries of a port, each of which may be a system call */
-#define LOOK_BUSY       (WEFT_MS / 20) /* instead of LOOK for a port on which something has arrived, because receives will be posted */
+#define LOOK_BUSY       (WEFT_MS / 20) /* instead of LOOK after frames have arrived, because then receives will be posted on this port */
 #define LOOKS_PER_CLOCK 16u
 #define FETCHED         512u
 #define FETCHED_EARLY   128u
-/* after so long without a completion, possibly no thread has polled */
+/* If there was no completion for this time, perhaps no thread has polled. */
 #define PAUSE     (WEFT_MS / 2)
 #define BUSY_MOST 4u              /* maximum number of rounds in a row with received frames before completions of sends are polled */
 #define WATCH     (100 * WEFT_MS) /* the longest time between two queries of a port */
 
-/* Handles a frame. Returns true if the frame is being forwarded; then its receive is still in use. A frame that arrived alone is answered
- * at once. */
+/* Handles a frame. Returns true if the frame is being forwarded; then its receive is still in use. `alone`: no other frame has arrived with
+ * it, so its link is pumped at once, which sends the answer. */
 static bool poll_on_frame(struct tb *tb, struct tb_cable *c, uint32_t slot, uint32_t bytes, int64_t now, bool alone)
 {
     const uint8_t *frame = c->frames + (uint64_t)slot * TB_FRAME_BYTES;
@@ -68,8 +68,8 @@ static void poll_passed_on(struct tb *tb, uint32_t cable, uint32_t slot)
     poll_receive_again(tb, from, slot);
 }
 
-/* Posts the receives that wait to be posted again. Called when there is nothing else to do: enough receives are posted, and answers to the
- * peer are more urgent. */
+/* Posts the receives that wait to be posted again. Called only when there is nothing else to do, because enough receives are still posted,
+ * and answers to the peer are more urgent. */
 static void poll_receive_owed(struct tb *tb)
 {
     tb->owes_receives = false;
@@ -178,7 +178,8 @@ static void poll_fetch_next(const struct tb *tb)
     }
 }
 
-/* The time of this round. After a pause, timers may expire only when everything that has arrived is handled. */
+/* Returns the time of this round of polling, and notes whether there was a pause before it. After a pause, no link is pumped before
+ * everything that has arrived is handled: otherwise timers could expire although the answer has arrived. */
 static int64_t poll_look_time(struct tb *tb)
 {
     int64_t now = base_recent_ns();
@@ -228,7 +229,7 @@ int tb_poll(struct tb *tb, bool sends)
     tb->busy = sends || n == 0 || tb->paused || tb->busy == BUSY_MOST ? 0 : tb->busy + 1;
     for (uint32_t i = 0; i < tb->device_count && tb->busy == 0; i++)
         n += poll_take_completions(tb, &tb->devices[i], &tb->devices[i].of[TB_SENT], &now);
-    /* Read the clock only now and then: this costs more than polling the queue, and timers need not be exact. */
+    /* Read the clock only now and then: reading it costs more than polling the queue, and timers need not be exact. */
     if (n == 0 && atomic_load_explicit(&tb->due, memory_order_relaxed) != INT64_MAX && ++tb->looks % LOOKS_PER_CLOCK == 0)
         now = base_recent_ns();
     if (n > (tb->answered ? 1 : 0) || (now && now >= atomic_load_explicit(&tb->due, memory_order_relaxed)))
@@ -287,7 +288,7 @@ int64_t tb_upkeep(struct weft_node *w, int64_t now)
     if (!tb->device_count)
         return INT64_MAX;
     if (!base_spin_try(&tb->receiving))
-        return WEFT_MS; /* that thread polls, and runs the timers */
+        return WEFT_MS; /* the thread that holds tb->receiving polls, and runs the timers */
     for (uint32_t i = 0; i < tb->device_count; i++)
         tb_watch(tb, &tb->devices[i], now, LOOK);
     tb_watch_upkeep(tb, now);

@@ -69,16 +69,16 @@ void tb_routes_cable(struct tb *tb, uint32_t node, bool there)
 {
     struct tb_routes *r = tb->routes;
     uint8_t *mine = &r->near[(size_t)tb->w->rank * r->size + node];
-    /* Look at the routes again even if another cable to the node is left, because frames may have used the removed cable, and because
-     * routes_all_heard() does not wait for a node that is gone. */
+    /* Compute the routes again even if another cable to the node is left. Frames may have used the removed cable. And if the node is gone,
+     * routes_all_heard() may now return true, because it does not wait for that node. */
     r->changed = true;
     if (*mine == there)
         return;
     *mine = there;
     r->version++;
     if (there)
-        /* treated as if a frame had been forwarded now: a node that has just learned of a route through this node may not have used it yet
-         * (leave.c) */
+        /* Pretend that a frame was forwarded now, so that this node does not leave at once (leave.c): a node that has just learned of the
+         * route through this node may not have used it yet. */
         tb->passed_at = base_now_ns();
 }
 
@@ -96,7 +96,7 @@ void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len
     uint8_t *row = &r->near[(size_t)from * r->size];
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size && !row[m.node[i]])
-            tb->passed_at = base_now_ns(); /* the new cable may have made a route through this node: as in tb_routes_cable() */
+            tb->passed_at = base_now_ns(); /* as in tb_routes_cable(): with this new cable, a route may lead through this node */
     memset(row, 0, r->size);
     for (uint32_t i = 0; i < m.count; i++)
         if (m.node[i] < r->size)
@@ -236,7 +236,7 @@ bool tb_routes_between(const struct tb *tb)
     return neighbours > 1 && !complete;
 }
 
-/* Frees the receives of frames that were being forwarded over a cable that is taken down. */
+/* When the cable `ending` is taken down: frees the receives of the frames that were being forwarded over it. */
 void tb_routes_release(struct tb *tb, const struct tb_cable *ending)
 {
     for (uint32_t i = 0; i < tb->cable_count; i++) {

@@ -5,7 +5,7 @@
  *
  *   device.c       devices, their memory and completion queues
  *   cable.c        the queue pairs to a neighbour
- *   link.c         creates and breaks links; sends for a link's endpoint
+ *   link.c         creates and breaks links; sends what a link's endpoint emits
  *   routes.c       routes through other nodes
  *   watch.c        cables that are pulled and plugged in again
  *   leave.c        leaving, one node after another
@@ -37,8 +37,8 @@ struct tb_lane_option {
     uint32_t message, depth; /* bytes of a message; maximum number of messages posted */
 };
 
-/* The completion queue of a device's sends, or of its receives. There are two, because different threads poll them, and a shared queue
- * would move between their processors' caches. */
+/* The completion queue of a device's sends, or of its receives. A device has one of each, because different threads poll them, and a common
+ * queue would move between the caches of these threads' processors. */
 struct tb_completions {
     struct ibv_comp_channel *channel;
     int fd; /* the channel's descriptor; a signal may close it (ending.c) while another thread polls it */
@@ -53,7 +53,7 @@ struct tb_device {
     struct verbs_regions pool, private;
     uint32_t cables;           /* cables that use this device; a Thunderbolt port has one */
     _Atomic int64_t looked_at; /* when the port was last queried; any thread that posts may query it */
-    /* the port was down: nothing more is posted, and its cables are taken down even if the port is up again */
+    /* true: the port was found down. Nothing more is posted, and its cables will be taken down, even if the port has come up again */
     _Atomic bool down;
 };
 
@@ -78,8 +78,8 @@ struct tb_cable {
     bool ready;                     /* both nodes are ready: frames may be sent */
     uint32_t flight_in, flight_out; /* numbers of control sends posted and ended; those in between are under way */
     struct {
-        /* own frame: the peer of its link, and the frame's slot in that link; forwarded frame: the cable and the receive in which it
-         * arrived */
+        /* A frame of this node: the peer of its link, and the slot of the frame in that link. A forwarded frame: the cable over which it
+         * arrived, and the receive in which it arrived. */
         uint16_t whose, slot;
         bool passed_on;
     } flight[TB_SENDS];
@@ -111,7 +111,7 @@ struct tb {
     struct weft_node *w;
     struct fab_look look;      /* the result of looking for devices */
     struct verbs_guard *guard; /* the process that owns the devices; NULL: this process */
-    struct verbs_device *all;  /* the devices below point into it */
+    struct verbs_device *all;  /* [all_count] all devices of this host; tb_device.d points to an element */
     uint32_t all_count;
     struct tb_device devices[TB_DEVICES];
     _Atomic uint32_t device_count; /* devices before this index are complete; also read without tb->receiving */
@@ -138,8 +138,8 @@ struct tb {
     bool owes_receives;          /* a cable has receives that wait to be posted again; guarded by `receiving` */
     bool answered;               /* the last frame that arrived was answered; guarded by `receiving` */
     bool paused;                 /* before this round nothing had arrived for long, or no thread had polled; guarded by `receiving` */
-    int64_t looked_at;           /* when something last arrived; guarded by `receiving` */
-    uint32_t looks, busy;        /* rounds in a row without and with completions; guarded by `receiving` */
+    int64_t looked_at;           /* when a completion was last found; guarded by `receiving` */
+    uint32_t looks, busy;        /* looks: rounds without completions; busy: rounds in a row with received frames; guarded by `receiving` */
 };
 
 /* device.c */
@@ -160,7 +160,7 @@ static inline uint32_t tb_lkey(const struct tb_device *d, const void *at)
 
 /* cable.c */
 enum tb_request { TB_REQUEST_FRAME, TB_REQUEST_FORWARD, TB_REQUEST_RECEIVE, TB_REQUEST_LANE_SEND, TB_REQUEST_LANE_RECEIVE };
-/* makes all queue pairs of a cable without any, on this device */
+/* makes all queue pairs of a cable that has none, on this device */
 int tb_cable_remake(struct tb_cable *c, struct tb_device *device);
 void tb_cable_lanes_down(struct tb_cable *c);
 void tb_cable_down(struct tb_cable *c); /* destroys the queue pairs; the sends that were posted stay in `flight` */
@@ -192,7 +192,7 @@ _Static_assert(TB_SLOTS <= 256 && TB_RECEIVES <= 256 && TB_CABLE_LANES <= 256, "
 /* queries the port unless the last query is less than `at_most` ns old */
 void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most);
 void tb_watch_upkeep(struct tb *tb, int64_t now); /* sends messages to the peers, and rebuilds cables */
-/* handles a message from the peer; its bytes may be anything */
+/* handles an untrusted message from the peer */
 void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t len);
 void tb_watch_abandon(struct tb *tb, struct tb_cable *c);              /* takes the cable down, so that its traffic uses another route */
 enum tb_side { TB_SIDE_NEIGHBOURS = 1, TB_SIDE_CABLE, TB_SIDE_LEAVE }; /* the first two bytes of tb's messages on the side connection */
@@ -209,7 +209,7 @@ int tb_connect(struct tb_link *l, int side_fd, int64_t deadline);
 int tb_routes_open(struct tb *tb);
 void tb_routes_close(struct tb *tb);
 void tb_routes_cable(struct tb *tb, uint32_t node, bool there); /* `there`: whether this node has a cable to that node */
-/* handles a message from the peer; its bytes may be anything */
+/* handles an untrusted message from the peer */
 void tb_routes_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
 void tb_routes_apply(struct tb *tb); /* applies changed routes to the links */
 void tb_routes_tell(struct tb *tb);  /* sends changes of this node's cables to the peers */
@@ -218,17 +218,17 @@ bool tb_routes_needed(struct tb *tb);
 bool tb_routes_between(const struct tb *tb);
 void tb_routes_release(struct tb *tb, const struct tb_cable *ending);
 bool tb_routes_told(const struct tb *tb);
-/* Forwards a frame. Returns false if the frame is dropped, and its receive is free. */
+/* Forwards a frame. Returns false if it drops the frame; then the frame's receive is free. */
 bool tb_forward(struct tb *tb, struct tb_cable *from, uint32_t slot, uint32_t bytes, uint32_t to);
 
 /* leave.c: callers hold tb->receiving, except for open and close */
 int tb_leave_open(struct tb *tb);
 void tb_leave_close(struct tb *tb);
-/* handles a message from the peer; its bytes may be anything */
+/* handles an untrusted message from the peer */
 void tb_leave_heard(struct tb *tb, uint32_t from, const void *bytes, size_t len);
-/* sends questions and answers; on the progress thread */
+/* sends questions and answers that were not sent yet; called on the progress thread */
 void tb_leave_tell(struct tb *tb);
-/* returns false if tb_leave_tell() has still something to send */
+/* whether tb_leave_tell() has sent everything */
 bool tb_leave_told(const struct tb *tb);
 /* Call this repeatedly before this node leaves, until it returns false. Returns true if other nodes need this node to forward frames, or
  * have not answered yet. */
@@ -247,7 +247,7 @@ struct tb_cable *tb_link_cable(const struct tb_link *l); /* a cable of this link
 
 /* poll.c; struct fab_transport describes the last six functions */
 int tb_poll(struct tb *tb, bool sends); /* polls for completed receives and, with `sends`, sends; the caller holds tb->receiving */
-void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; hold no lock */
+void tb_make_room(struct weft_node *w); /* polls all completion queues, unless another thread does; call it without a lock */
 int tb_service(struct weft_node *w);
 int tb_progress(struct weft_node *w);
 int64_t tb_upkeep(struct weft_node *w, int64_t now);

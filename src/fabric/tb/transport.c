@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Checks the memory of a link over one cable against docs/thunderbolt-protocol.md: state, frames to send, early frames, messages, receives.
- */
+/* The memory of a link over one cable is at most what docs/thunderbolt-protocol.md says. Adds the link's state, frames to send, early
+ * frames and messages, and the cable's state and receives. */
 _Static_assert(sizeof(struct tb_link) + TB_SLOTS * TB_FRAME_BYTES + TB_WINDOW * TB_PAYLOAD_BYTES +
                        TB_MESSAGES * sizeof(struct records_message) + sizeof(struct tb_cable) + TB_RECEIVES * TB_FRAME_BYTES <
                    1350u << 10,
@@ -58,7 +58,7 @@ static void tb_close(struct weft_node *w)
     struct tb *tb = w->tb;
     if (!tb)
         return;
-    base_spin_lock(&tb->receiving); /* if a signal has begun to free the devices (ending.c), this lock is never released */
+    base_spin_lock(&tb->receiving); /* blocks for ever if a signal has begun to free the devices (ending.c) and to end the process */
     tb_devices_close(tb);
     base_spin_unlock(&tb->receiving);
     tb_ending_forget(tb); /* call this last, because until then a signal must find its handler */
@@ -101,7 +101,7 @@ static int tb_settle(struct weft_node *w, int64_t deadline)
     return 0;
 }
 
-/* Whether other nodes still send frames through this node, so that it must stay. */
+/* Whether this node must stay, because other nodes still send frames through it. */
 static bool tb_needed(struct weft_node *w)
 {
     struct tb *tb = w->tb;
@@ -159,8 +159,8 @@ static void take_all(struct tb *tb)
     } while (n > 0 && most > 0);
 }
 
-/* Handles what a peer sent before it was gone, at most as much as it had credit for. If the peer is alive, it may go on sending, and that
- * is ignored. */
+/* Handles what a peer sent before it was gone, but at most as many messages as it had credit for: a peer that counts as dead may be alive,
+ * and go on sending. */
 static void tb_last_words(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;
@@ -174,8 +174,8 @@ static void tb_last_words(struct weft_node *w, struct fab_link *link)
     } while (n > 0 && left > 0);
 }
 
-/* First stops sending over the peer's cables, also to other nodes. Then destroys the queue pairs, so that the peer writes nothing here any
- * more. Then fails pending operations. */
+/* First makes all links stop using the peer's cables. Then destroys the cables' queue pairs, so that the peer writes nothing here any more.
+ * Then fails pending operations. */
 static void tb_disconnect(struct weft_node *w, struct fab_link *link)
 {
     struct tb *tb = w->tb;

@@ -7,9 +7,10 @@
  * takes another route, or waits.
  *
  * Then the lower-numbered node leads the search, on all ports without a cable, because the cable may have been plugged in elsewhere. It
- * makes queue pairs of the next generation on one of its ports, and sends their addresses. The other node tries its own ports: connecting
- * works only at the other end of the cable. If it works, this node posts its receives, sends its addresses, and reports that it is ready.
- * The leader then does the same, or later tries its next port. A node sends when the other is ready.
+ * makes queue pairs of the next generation on one of its ports, and sends their addresses. The other node tries to connect each of its own
+ * ports, which works only for the port at the other end of the cable. If one works, that node posts its receives, sends its addresses, and
+ * reports that it is ready. The leader then connects, too, posts its receives, and reports that it is ready. If none works, the leader
+ * tries its next port later. A node sends over the cable when the other node is ready.
  */
 #include "fabric/tb/tb.h"
 
@@ -23,7 +24,7 @@ enum cable_word { CABLE_DOWN = 1, CABLE_ADDRESS, CABLE_READY };
 
 struct cable_message {
     uint16_t kind;                     /* TB_SIDE_CABLE */
-    uint8_t word, cable, queue, count; /* CABLE_ADDRESS: the index and the number of queue pairs; index 0 is the control queue pair */
+    uint8_t word, cable, queue, count; /* CABLE_ADDRESS: queue: index of the queue pair (0: control); count: number of queue pairs */
     uint16_t generation;
     struct verbs_address address;
 };
@@ -61,8 +62,8 @@ void tb_watch_abandon(struct tb *tb, struct tb_cable *c)
         base_spin_lock(&c->lock);
         c->ready = false;
         base_spin_unlock(&c->lock);
-        /* Destroy the lanes' queue pairs first, while this thread holds the lock that other threads hold while they post. Afterwards the
-         * device writes nothing into memory whose data is requested again. */
+        /* First destroy the lanes' queue pairs, while this thread holds the link's lock, so that no other thread posts. From then on the
+         * device writes nothing into the memory for pieces that are requested again below. */
         tb_cable_lanes_down(c);
         for (uint32_t i = 0; i < tb->lane_count && had && !l->r.closed; i++)
             tb_endpoint_lane_down(&l->r.endpoint, c->lane_base + i);
@@ -121,7 +122,7 @@ void tb_watch(struct tb *tb, struct tb_device *d, int64_t now, int64_t at_most)
             base_fail(-ENETDOWN, "its port is down");
             watch_fail(c, now);
         } else {
-            joins = joins || c->open; /* connect.c is still making this cable; take the cable down as soon as it is ready */
+            joins = joins || c->open; /* connect.c is still making this cable: keep d->down set, to take it down when it is ready */
         }
     }
     atomic_store_explicit(&d->down, joins, memory_order_relaxed);
@@ -138,13 +139,13 @@ static void watch_later(struct tb_cable *c, int64_t now)
 static void watch_fail(struct tb_cable *c, int64_t now)
 {
     base_log(BASE_LOG_INFO, "the cable on %s to node %u does not connect yet: %s", c->device->d->name, c->node, base_error());
-    /* not only tb_cable_down(), because frames that arrived over this cable may be in the process of being forwarded */
+    /* more than tb_cable_down(), because frames that arrived over this cable may still be held for forwarding */
     tb_watch_abandon(c->tb, c);
     c->say_down = true;
     watch_later(c, now);
 }
 
-/* Whether the cable may be in this port now. If the hostfile names a cable's port, the cable stays there. */
+/* Whether the cable may be plugged into this port now. If the hostfile names the cable's port, only that port is possible. */
 static bool watch_candidate(struct tb *tb, const struct tb_cable *c, struct tb_device *d)
 {
     if (d != c->device && (tb->w->towards || d->d->traits.link != VERBS_THUNDERBOLT || c->device->d->traits.link != VERBS_THUNDERBOLT))
@@ -173,7 +174,8 @@ static void watch_open_up(struct tb *tb, struct tb_link *l, struct tb_cable *c)
     tb_routes_cable(tb, c->node, true);
     tb_routes_apply(tb);
     if (c->was && c->was != c->device)
-        base_log(BASE_LOG_WARN, "the cable to node %u is back, on %s: it was on %s", c->node, c->device->d->name, c->was->d->name);
+        base_log(BASE_LOG_WARN, "the cable to node %u is back: it is now on device %s, and was on %s before", c->node, c->device->d->name,
+                 c->was->d->name);
     else
         base_log(BASE_LOG_WARN, "the cable on %s to node %u is back", c->device->d->name, c->node);
 }
@@ -206,7 +208,7 @@ static void watch_propose(struct tb *tb, struct tb_link *l, struct tb_cable *c, 
         watch_fail(c, now);
 }
 
-/* The other node answers a complete proposal, from whichever of its ports is the other end of the cable. */
+/* Answers a complete proposal of the leader: tries this node's ports until one connects, which is the other end of the cable. */
 static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, int64_t now)
 {
     uint32_t first = (uint32_t)(c->device - tb->devices);
@@ -221,7 +223,7 @@ static void watch_answer(struct tb *tb, struct tb_link *l, struct tb_cable *c, i
                 watch_fail(c, now);
             return;
         }
-        base_log(BASE_LOG_INFO, "the cable to node %u cannot use %s: %s", c->node, d->d->name, base_error());
+        base_log(BASE_LOG_INFO, "the cable to node %u cannot use device %s: %s", c->node, d->d->name, base_error());
         tb_cable_down(c);
     }
     tb_watch_abandon(tb, c);
@@ -310,7 +312,7 @@ void tb_watch_heard(struct tb *tb, struct tb_link *l, const void *bytes, size_t 
     case CABLE_ADDRESS:
         if (newer < 0 || !verbs_address_valid(&m.address) || (newer > 0 && watch_leads(tb, c)) || (watch_leads(tb, c) && !c->building))
             return;
-        if (newer > 0) { /* a new proposal, which replaces earlier ones */
+        if (newer > 0) { /* a new proposal of the leader, which replaces its earlier ones */
             if (c->ready || c->building)
                 tb_watch_abandon(tb, c);
             c->generation = m.generation;
