@@ -5,6 +5,7 @@
  *   read   weft_file_read() of the cached file, one piece after the other; GB/s
  *   map    weft_file_map() of each piece, and a sum of its words; GB/s
  *   get    weft_get() of as many bytes from the gateway's pool: what the transport can do; GB/s
+ *   gets   the same, with as many gets under way as a read from another host has, each copied to the buffer like a read; GB/s
  *   cold   all nodes but node 0 read, at the same time, a file that neither weft nor the system has cached; ms for the slowest
  *   pread, mmap   the same as read and map by the system alone, from its cache
  *   mounted       as cold, but four processes read without weft, by a mount: BENCH_PATH is the file's path below the mount, BENCH_UNDER
@@ -19,6 +20,9 @@
 #include "weft.h"
 
 #define PIECE WEFT_FILE_PIECE
+/* What a read from another host has (src/gateway/file_handle.h): copies of pieces, and how many pieces are got ahead. */
+#define COPIES 14u
+#define AHEAD  8u
 
 static char path[4096];
 static uint8_t *buffer;
@@ -65,11 +69,30 @@ static int by_system(const struct spec *s, int fd)
     return munmap(m, s->bytes);
 }
 
+static int by_gets(weft_node *w, uint64_t pieces, weft_gaddr from)
+{
+    static weft_gaddr copy[COPIES];
+    static weft_op op[COPIES];
+    int rc = 0;
+    for (unsigned i = 0; i < COPIES && !rc && !copy[i]; i++)
+        rc = weft_alloc(w, PIECE, &copy[i]);
+    for (uint64_t i = 0, next = 0; i < pieces && !rc; i++) {
+        for (; next < pieces && next <= i + AHEAD && !rc; next++)
+            rc = weft_get(w, weft_ptr(w, copy[next % COPIES], PIECE), from + next * PIECE, PIECE, &op[next % COPIES]);
+        if (!rc)
+            rc = weft_wait(w, &op[i % COPIES], WEFT_TIMEOUT_DEFAULT);
+        if (!rc)
+            memcpy(buffer, weft_ptr(w, copy[i % COPIES], PIECE), PIECE);
+    }
+    return rc;
+}
+
 static int by_weft(weft_node *w, const struct spec *s, weft_file *f, weft_gaddr at)
 {
-    int rc = 0;
+    bool gets = strcmp(s->test, "gets") == 0;
+    int rc = gets ? by_gets(w, s->bytes / PIECE, at) : 0;
     size_t n;
-    for (uint64_t i = 0; !rc && i < s->bytes; i += PIECE) {
+    for (uint64_t i = 0; !rc && !gets && i < s->bytes; i += PIECE) {
         weft_file_view v;
         if (strcmp(s->test, "get") == 0) {
             rc = weft_get_blocking(w, buffer, at + i, PIECE);
@@ -178,7 +201,7 @@ int main(int argc, char **argv)
     struct spec s;
     const char *folder = getenv("TMPDIR");
     if (argc < 2 || spec_parse(&s, argv[1]) || s.bytes % PIECE || !s.bytes) {
-        fprintf(stderr, "usage: %s read|map|get|cold|pread|mmap|mounted:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n",
+        fprintf(stderr, "usage: %s read|map|get|gets|cold|pread|mmap|mounted:BYTES:ITERATIONS:WARMUP, with BYTES a multiple of 1 MiB\n",
                 argv[0]);
         return 2;
     }

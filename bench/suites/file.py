@@ -158,14 +158,14 @@ class WideGets(WidePuts):
 
 
 class Gets(Far):
-    """The same bytes by one blocking get after the other."""
-    peer = "weft_get, far"
+    """The same bytes by gets from the gateway's pool: what is left of that bandwidth without the file service."""
+    peer = "gets like a read"
     limit = True
 
     def measure(self, group, scale):
         if group not in FAR:
             return {}
-        out, _ = self.spread(group, 2, [self.program, f"get:{TESTS[group][2]}:{scaled(TESTS[group][3], scale, 1)}:2"])
+        out, _ = self.spread(group, 2, [self.program, f"gets:{TESTS[group][2]}:{scaled(TESTS[group][3], scale, 1)}:{TESTS[group][4]}"])
         return values(out, lambda line: group)
 
 

@@ -128,6 +128,40 @@ static int networks_lines(const struct networks *n)
     return cli_table_end("devices", t, rc, "networks");
 }
 
+/* The names of all providers in the list, with commas between them. */
+static void networks_names(const struct networks *n, char *out, size_t room)
+{
+    const char *before = "";
+    out[0] = '\0';
+    for (uint32_t i = 0; i < n->count; before = n->list[i++].provider) { /* the list is sorted by provider */
+        size_t at = strlen(out);
+        if (strcmp(n->list[i].provider, before) != 0)
+            snprintf(out + at, room - at, "%s%s", at ? ", " : "", n->list[i].provider);
+    }
+}
+
+/* Says which providers in WEFT_OFI_PROVIDER libfabric does not have. Returns the exit status: 1 if it has none of them. */
+static int networks_unknown(const struct networks *n)
+{
+    char name[OFI_PROVIDER_NAME], names[USE];
+    bool any = false, known = false;
+    networks_names(n, names, sizeof names);
+    for (const char *p = n->provider; *p; p += strcspn(p, ","), p += *p == ',') {
+        size_t len = strcspn(p, ",");
+        snprintf(name, sizeof name, "%.*s", (int)len, p);
+        bool has = len == 0 || (len < sizeof name && ofi_has(n->lib, name));
+        if (!has)
+            (void)cli_error(
+                "devices",
+                "WEFT_OFI_PROVIDER: this libfabric has no provider '%.*s' that weft could use: name one of %s, or another libfabric in "
+                "WEFT_OFI_LIBRARY",
+                (int)len, p, names);
+        any = any || len;
+        known = known || (len && has);
+    }
+    return any && !known ? CLI_FAILED : 0;
+}
+
 json_t *cli_networks_json(void)
 {
     struct networks n = {.count = 0}; /* the settings are not read: doctor has them in another fact (DOCTOR_LIMITS) */
@@ -142,8 +176,9 @@ int cli_networks(bool as_json)
     if (networks_settings(&n) || networks_find(&n))
         return cli_error("devices", "%s", base_error());
     int status = as_json ? cli_json_print("devices", networks_json(&n)) : networks_lines(&n);
+    int unknown = networks_unknown(&n);
     free(n.list);
-    return status;
+    return status ? status : unknown;
 }
 
 void cli_networks_better(char *out, size_t len)

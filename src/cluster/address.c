@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -20,6 +21,7 @@
 
 #include "cluster/join.h"
 
+#define LOCK_WAIT      WEFT_SECOND
 #define RETRY_FIRST_NS (2 * WEFT_MS)
 #define RETRY_LAST_NS  (100 * WEFT_MS)
 #define EACH_FIRST_NS  WEFT_SECOND       /* if there are several addresses: time-out for each in the first round */
@@ -158,14 +160,39 @@ static bool is_stale(const struct sockaddr_un *un, socklen_t len)
     return stale;
 }
 
-static int listen_unix(const char *text, const struct address *a, char *bound, size_t bound_len)
+/* Locks the folder of a socket file. Without the lock, a node could take a socket file for stale, and remove it when another node has just
+ * replaced it, or has bound it and does not listen yet; then that node would listen where nobody can connect. Returns the descriptor to
+ * close; -1: the folder cannot be locked, or another program has locked it for long. Then the caller goes on without a lock. */
+static int lock_folder(const char *path)
+{
+    char folder[256];
+    const char *end = strrchr(path, '/');
+    snprintf(folder, sizeof folder, "%.*s", end ? (int)(end - path) + 1 : 1, end ? path : ".");
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int64_t until = base_deadline(LOCK_WAIT);
+    while (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
+        if ((errno != EWOULDBLOCK && errno != EINTR) || base_now_ns() >= until) {
+            close(fd);
+            return -1;
+        }
+        base_sleep_ns(WEFT_MS);
+    }
+    return fd;
+}
+
+static void unlock_folder(int fd)
+{
+    if (fd < 0)
+        return;
+    flock(fd, LOCK_UN); /* closing is not enough, because a process that another thread has forked may still have the descriptor */
+    close(fd);
+}
+
+/* Binds the socket, and listens. Replaces a stale socket file. */
+static int bind_unix(int fd, const struct address *a)
 {
     struct sockaddr_un un;
     socklen_t len = unix_address(a, &un);
-    int fd = new_socket(AF_UNIX);
-    if (fd < 0)
-        return base_fail(fd, "cannot listen at '%s': the socket cannot be created: %s" BASE_FILES_HINT, text, base_strerror(fd));
-    fchmod(fd, 0600); /* before bind(): Linux creates the socket file with this mode */
     int rc = bind(fd, (struct sockaddr *)&un, len);
     if (rc && errno == EADDRINUSE) {
         if (!a->abstract && is_stale(&un, len) && unlink(un.sun_path) == 0)
@@ -177,10 +204,21 @@ static int listen_unix(const char *text, const struct address *a, char *bound, s
         chmod(un.sun_path, 0600); /* needed on macOS, where fchmod() has no effect on a socket */
     if (rc == 0)
         rc = listen(fd, SOMAXCONN);
+    return rc ? -errno : 0;
+}
+
+static int listen_unix(const char *text, const struct address *a, char *bound, size_t bound_len)
+{
+    int fd = new_socket(AF_UNIX);
+    if (fd < 0)
+        return base_fail(fd, "cannot listen at '%s': the socket cannot be created: %s" BASE_FILES_HINT, text, base_strerror(fd));
+    fchmod(fd, 0600); /* before bind(): Linux creates the socket file with this mode */
+    int lock = a->abstract ? -1 : lock_folder(a->name);
+    int rc = bind_unix(fd, a);
+    unlock_folder(lock);
     if (rc) {
-        int error = errno;
         close(fd);
-        return base_fail(-error, "cannot listen at '%s': %s; choose another address", text, base_strerror(error));
+        return base_fail(rc, "cannot listen at '%s': %s; choose another address", text, base_strerror(rc));
     }
     snprintf(bound, bound_len, "%s", text);
     return fd;

@@ -166,6 +166,12 @@ void file_line_begin(weft_file *f, struct file_line *line);
 void file_line_end(struct file_line *line);
 /* Waits until a slot has a lease of the piece, or a copy of the piece. `keeps`: prefer a copy, if there is room. */
 int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out);
+/* Call this before file_slot_get(). If the piece was not requested in advance, requests it, and calls file_slot_ahead() without waiting for
+ * the answer. So the network does not idle between the first pieces. */
+int file_slot_begin(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end, int64_t deadline);
+/* Whether the program that uses the first piece now will probably use the whole file of another host: the line is new, or has been used up
+ * to the end of the file. */
+bool file_line_begins(const weft_file *f, const struct file_line *line);
 /* Requests the pieces after `index`, up to offset `end`, in advance. Does so only if this call needs more than piece `index` (`more`), or
  * if the previous call was for the piece before. `keeps`: prefer copies. */
 void file_slot_ahead(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end);

@@ -225,7 +225,10 @@ static int map_line(weft_file *f, uint64_t index, int64_t deadline, struct file_
     if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_MAP], false, memory_order_relaxed))
         file_slots_expire(f, line);
     file_line_begin(f, line);
-    int rc = file_slot_get(f, line, index, true, deadline, &s);
+    const bool begins = index == 0 && file_line_begins(f, line);
+    int rc = file_slot_begin(f, line, index, begins, true, file_size(f), deadline);
+    if (!rc)
+        rc = file_slot_get(f, line, index, true, deadline, &s);
     if (!rc) {
         *out = s->kept;
         s->kept = NULL;

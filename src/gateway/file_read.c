@@ -3,7 +3,7 @@
  * The asker's side of reading: weft_file_read(). Bytes of a file of this host are copied from the gateway's pool, and used only if the
  * lease of their piece has not ended. Whole pieces of a file of another host are first copied to this node's pool (file_slot.c); parts of
  * pieces are fetched directly into the program's buffer. Pieces are requested in advance only if the program reads in order: the call
- * begins where the previous call ended, or in the next piece.
+ * begins where the previous call ended, or in the next piece, or reads the whole first piece (file_line_begins()).
  */
 #include "gateway/file_handle.h"
 
@@ -34,7 +34,8 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
     left = left < len ? left : len;
     /* A call that reads a few MiB in the middle of a file must not transfer more than these few MiB over the network. */
     const bool follows = offset == f->ends, next = line->last != UINT64_MAX && line->last + 1 == offset / WEFT_FILE_PIECE;
-    const uint64_t end = follows || next ? f->info.bytes : offset + left;
+    const bool begins = offset == 0 && left >= file_piece_bytes(f->info.bytes, 0) && file_line_begins(f, line);
+    const uint64_t end = follows || next || begins ? f->info.bytes : offset + left;
     while (!rc && left) {
         if (atomic_exchange_explicit(&f->changed[FILE_CHANGED_READ], false, memory_order_relaxed))
             file_slots_expire(f, line);
@@ -42,9 +43,10 @@ int file_read(weft_file *f, void *buf, size_t len, uint64_t offset, size_t *got,
         uint64_t bytes = file_piece_bytes(f->info.bytes, index), n = bytes - within < left ? bytes - within : left;
         bool keeps = f->far && (n == bytes || follows);
         struct file_slot *s = NULL;
-        if ((rc = file_slot_get(f, line, index, keeps, deadline, &s)))
+        const bool more = n < left || (begins && index == 0);
+        if ((rc = file_slot_begin(f, line, index, more, keeps, end, deadline)) || (rc = file_slot_get(f, line, index, keeps, deadline, &s)))
             break;
-        file_slot_ahead(f, line, index, n < left, keeps, end);
+        file_slot_ahead(f, line, index, more, keeps, end);
         rc = copy_out(f, s, to, within, (size_t)n, deadline);
         if (rc == -EAGAIN) {
             rc = 0; /* request the piece again */

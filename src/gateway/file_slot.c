@@ -199,6 +199,31 @@ void file_slot_ahead(weft_file *f, struct file_line *line, uint64_t index, bool 
     }
 }
 
+/* Requests the piece that the program needs now. */
+static int slot_ask_now(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline)
+{
+    int64_t before = fab_limit(deadline);
+    int rc = slot_ask(f, line, index, index, keeps ? FILE_KEEPS : 0, false);
+    fab_limit(before);
+    return rc;
+}
+
+int file_slot_begin(weft_file *f, struct file_line *line, uint64_t index, bool more, bool keeps, uint64_t end, int64_t deadline)
+{
+    line->full = line->cramped = false;
+    if (slot_of(line, index))
+        return 0;
+    int rc = slot_ask_now(f, line, index, keeps, deadline);
+    if (!rc)
+        file_slot_ahead(f, line, index, more, keeps, end);
+    return rc;
+}
+
+bool file_line_begins(const weft_file *f, const struct file_line *line)
+{
+    return f->far && (line->last == UINT64_MAX || line->last + 1 == file_pieces(file_size(f)));
+}
+
 /* --- copies in this node's pool --- */
 
 static bool slot_from_other(const weft_file *f, const struct file_slot *s)
@@ -371,7 +396,6 @@ static int slots_wait(weft_file *f, struct file_line *line, int64_t deadline)
 int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool keeps, int64_t deadline, struct file_slot **out)
 {
     line->wanted = index;
-    line->full = line->cramped = false;
     for (;;) {
         int64_t before = fab_limit(deadline);
         int rc = slots_move(f, line);
@@ -400,10 +424,7 @@ int file_slot_get(weft_file *f, struct file_line *line, uint64_t index, bool kee
                 return rc;
             continue;
         }
-        fab_limit(deadline);
-        rc = slot_ask(f, line, index, index, keeps ? FILE_KEEPS : 0, false);
-        fab_limit(before);
-        if (rc)
+        if ((rc = slot_ask_now(f, line, index, keeps, deadline)))
             return rc;
     }
 }

@@ -7,6 +7,7 @@
 
 #include "file_test.h"
 
+#include <signal.h>
 #include <stdatomic.h>
 
 #include "gateway/file_handle.h"
@@ -22,6 +23,7 @@ static const char *const HOSTS[] = {"WEFT_SERVE=file", "WEFT_POOL=128M", "WEFT_F
 struct hosts_board {
     _Atomic uint32_t opened, half, done, pid, gone;
     uint64_t given, passed;
+    bool by_device; /* the copies of the silent node were read by its device */
 };
 
 /* Reads some pieces and checks them. */
@@ -42,6 +44,52 @@ static inline weft_file *open_together(weft_node *w, struct hosts_board *b)
     OK(weft_file_open(w, 0, in_folder("file"), 0, &f, DEFAULT_TIME));
     meet(&b->opened, weft_size(w) - 1);
     return f;
+}
+
+/* Copies that a silent node has: an RDMA device reads them while the node's process is stopped. No bytes come if the process is needed for
+ * them, as over TCP, or if the device has no cable. */
+enum silence { STOPPED, CUT_OFF };
+
+/* The silent node must not count as dead. */
+static const char *const SILENCE[] = {"WEFT_SERVE=file", "WEFT_POOL=128M",     "WEFT_FILE_CACHE=64M",
+                                      "WEFT_LOG=error",  "WEFT_RECONNECT=60s", NULL};
+
+static inline void make_silent(enum silence how, const struct hosts_board *b)
+{
+    if (how == STOPPED)
+        stop_asleep((pid_t)atomic_load(&b->pid));
+    else
+        softverbs("fault pull 1:sv0");
+}
+
+static inline void end_silence(enum silence how, const struct hosts_board *b)
+{
+    if (how == STOPPED)
+        CHECK(kill((pid_t)atomic_load(&b->pid), SIGCONT) == 0);
+    else
+        softverbs("fault plug 1:sv0");
+}
+
+/* Node 2 has read the file while node 1, which has copies of the first FEW pieces at least, was silent. */
+static inline void note_silence(weft_node *w, enum silence how, struct hosts_board *b)
+{
+    b->by_device = how == STOPPED && strcmp(stats(w, 1).transport, "rc") == 0 && stats(w, 1).fetched_bytes >= FEW * PIECE;
+}
+
+static inline void check_silence(enum silence how, const struct hosts_board *b)
+{
+    assert_int_equal(b->by_device, how == STOPPED && !getenv("TEST_NAMESPACES"));
+    if (!b->by_device) /* the gateway has given to node 2 what node 1 has, too */
+        assert_true(b->given >= BYTES + FEW * PIECE);
+}
+
+/* Only an emulated device can lose its cable. */
+static inline bool can_cut_off(void)
+{
+    bool can = getenv("SOFTVERBS_FABRIC");
+    if (!can)
+        print_message("no device here has a cable to pull\n");
+    return can;
 }
 
 /* On a busy machine, too, everybody waits for copies that are under way. */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT
  *
  * libfabric, but with providers that can do less: without RMA, or with small messages and without copies of what is sent (inject). Or with
- * a provider efa, which is in truth `net`, or cannot be opened. Or with one that needs memory registered as efa, cxi or a mixture of both
- * does; this file then checks what libfabric's util layer does not. The environment variable POOR_LIBRARY says which: "messages", "small",
- * "efa", "efa closed", "regions of efa", "regions of cxi" or "regions of both".
+ * a provider efa, which is in truth `net`, or cannot be opened. Or with one whose queues have no descriptor to sleep on. Or with one that
+ * needs memory registered as efa, cxi or a mixture of both does; this file then checks what libfabric's util layer does not. The
+ * environment variable POOR_LIBRARY says which: "messages", "small", "efa", "efa closed", "polled", "regions of efa", "regions of cxi" or
+ * "regions of both".
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -185,15 +186,21 @@ static ssize_t endpoint_send(struct fid_ep *ep, const void *at, size_t bytes, vo
     return its.msg.send(ep, at, bytes, descriptor, to, context);
 }
 
+static void check_each(const struct fi_msg_rma *m, uint64_t access)
+{
+    for (size_t i = 0; i < m->iov_count; i++)
+        check_local(m->msg_iov[i].iov_base, m->msg_iov[i].iov_len, m->desc[i], access);
+}
+
 static ssize_t endpoint_read(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t flags)
 {
-    check_local(m->msg_iov->iov_base, m->msg_iov->iov_len, m->desc[0], FI_READ);
+    check_each(m, FI_READ);
     return its.rma.readmsg(ep, m, flags);
 }
 
 static ssize_t endpoint_write(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t flags)
 {
-    check_local(m->msg_iov->iov_base, m->msg_iov->iov_len, m->desc[0], FI_WRITE);
+    check_each(m, FI_WRITE);
     return its.rma.writemsg(ep, m, flags);
 }
 
@@ -226,6 +233,11 @@ static int domain_endpoint(struct fid_domain *domain, struct fi_info *info, stru
     return 0;
 }
 
+static int domain_cq(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **cq, void *context)
+{
+    return attr->wait_obj == FI_WAIT_NONE ? its.domain.cq_open(domain, attr, cq, context) : -FI_ENOSYS;
+}
+
 static int fabric_domain(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain, void *context)
 {
     info->domain_attr->mr_mode &= ~FI_MR_PROV_KEY; /* region_register() chooses the keys */
@@ -234,15 +246,19 @@ static int fabric_domain(struct fid_fabric *fabric, struct fi_info *info, struct
     if (rc)
         return rc;
     its.domain = ours.domain = *(*domain)->ops;
+    (*domain)->ops = &ours.domain;
+    if (is("polled")) {
+        ours.domain.cq_open = domain_cq;
+        return 0;
+    }
     its.mr = ours.mr = *(*domain)->mr;
     ours.domain.endpoint = domain_endpoint;
     ours.mr.reg = region_register;
-    (*domain)->ops = &ours.domain;
     (*domain)->mr = &ours.mr;
     return 0;
 }
 
-static void watch_regions(struct fid_fabric *fabric)
+static void watch_domains(struct fid_fabric *fabric)
 {
     its.fabric = ours.fabric = *fabric->ops;
     ours.fabric.domain = fabric_domain;
@@ -260,8 +276,8 @@ int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *con
         attr->prov_name = strdup("net");
     }
     int rc = REAL(fi_fabric)(attr, fabric, context);
-    if (!rc && regions_mode())
-        watch_regions(*fabric);
+    if (!rc && (regions_mode() || is("polled")))
+        watch_domains(*fabric);
     return rc;
 }
 

@@ -194,6 +194,19 @@ static uint32_t endpoints(weft_node *w)
     return count;
 }
 
+static uint32_t frames_of_links(weft_node *w)
+{
+    struct ofi *o;
+    uint32_t count = 0;
+    for (uint32_t i = 0; w->ofi && (o = ofi_device_at(w, i)); i++) {
+        base_spin_lock(&o->calls);
+        for (const struct ofi_frames *f = o->frames; f; f = f->next)
+            count++;
+        base_spin_unlock(&o->calls);
+    }
+    return count;
+}
+
 void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
@@ -243,6 +256,7 @@ void live(weft_node *w, struct place *place)
             place->obeyed = RENEW;
         }
         place->renewed = endpoints(w);
+        place->frames = frames_of_links(w);
         usleep(500);
     }
     _exit(weft_close(w) ? 1 : 0);

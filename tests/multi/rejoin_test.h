@@ -31,6 +31,7 @@ struct board {
         _Atomic uint32_t refused;       /* operations on old addresses that have failed, as they must */
         _Atomic uint32_t here;          /* how many nodes of its host this node counts */
         _Atomic uint32_t renewed;       /* ofi: how many endpoints it has had */
+        _Atomic uint32_t frames;        /* ofi: for how many links to nodes that joined later it has memory for frames */
     } place[SLOTS];
     _Atomic uint64_t area[NUMBERS]; /* by number */
     _Atomic uint32_t dead[NUMBERS]; /* [number]: 1: the test has killed it, and all others have noticed */

@@ -281,8 +281,9 @@ static uint32_t leases_of(weft_node *w)
     return c.leases;
 }
 
-/* Maps all pieces in order. After each of them, from the second one on, the handle has requested as many in advance as it wants to. Their
-   number grows with each piece that comes soon: returns the greatest. `kept`: NULL, or stays mapped, with the piece in the middle. */
+/* Maps all pieces in order. After each of them the next one is requested, and from the second piece on, the handle has requested as many in
+   advance as it wants to. Their number grows with each piece that comes soon: returns the greatest. `kept`: NULL, or stays mapped, with the
+   piece in the middle. */
 static uint32_t map_in_order(weft_file *f, weft_file_view *kept)
 {
     uint32_t most = 0;
@@ -290,7 +291,7 @@ static uint32_t map_in_order(weft_file *f, weft_file_view *kept)
         weft_file_view v;
         OK(weft_file_map(f, i * PIECE + 9, &v, DEFAULT_TIME));
         CHECK(v.bytes == PIECE - 9 && right((const uint8_t *)v.at - 9, SEED, i * PIECE, PIECE));
-        CHECK(comes_ahead(f, i + 1) == (i > 0 && i + 1 < PIECES));
+        CHECK(comes_ahead(f, i + 1) == (i + 1 < PIECES));
         uint32_t ahead = f->maps_far.ahead;
         for (uint64_t k = i + 1; i > 0 && k <= i + ahead && k < PIECES; k++)
             CHECK(comes_ahead(f, k));

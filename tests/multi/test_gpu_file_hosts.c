@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Kernels on several hosts, on the GPU `host`, that read a file of node 0: they get pieces from each other. A holder is spoilt, stopped or
- * killed; there is no room for copies; the file changes.
+ * Kernels on several hosts, on the GPU `host`, that read a file of node 0: they get pieces from each other. A holder is spoilt,
+ * stopped, cut off or killed; there is no room for copies; the file changes.
  */
 #include <errno.h>
 
@@ -225,13 +225,14 @@ static void test_tight(void **state)
 
 /* --- a holder is of no use --- */
 
-enum ill { SPOILT, STOPPED, KILLED };
+enum ill { SPOILT, SILENT, KILLED };
 struct ill_plan {
     struct hosts_board *b;
     enum ill how;
+    enum silence silence;
 };
 
-/* Node 1 gets the first pieces. Then its copies are spoilt, or it is stopped, or killed in the middle of node 2's reading. */
+/* Node 1 gets the first pieces. Then its copies are spoilt, or it becomes silent, or is killed in the middle of node 2's reading. */
 static void is_ill(weft_node *w, void *arg)
 {
     const struct ill_plan *p = arg;
@@ -244,8 +245,8 @@ static void is_ill(weft_node *w, void *arg)
         wait_for(&b->done, 1);
         b->given = cache_of(w).given_bytes;
         b->passed = cache_of(w).passed_bytes;
-        if (p->how == STOPPED)
-            CHECK(kill((pid_t)atomic_load(&b->pid), SIGCONT) == 0);
+        if (p->how == SILENT)
+            end_silence(p->silence, b);
         return;
     }
     uint32_t space;
@@ -269,45 +270,58 @@ static void is_ill(weft_node *w, void *arg)
         wait_for(&b->done, 1);
     } else {
         wait_for(&b->pid, 1);
-        if (p->how != SPOILT)
+        if (p->how == KILLED)
             stop_asleep((pid_t)atomic_load(&b->pid));
+        if (p->how == SILENT)
+            make_silent(p->silence, b);
         atomic_store(&b->half, 1);
         read_range(g, job, 0, BYTES);
+        if (p->how == SILENT)
+            note_silence(w, p->silence, b);
         atomic_store(&b->done, 1);
     }
     run(g, close_kernel, job);
     OK(weft_gpu_close(g));
 }
 
-static void one_is_ill(enum ill how)
+static void one_is_ill(enum ill how, enum silence silence)
 {
-    struct ill_plan p = {shared_words(sizeof *p.b), how};
+    struct ill_plan p = {shared_words(sizeof *p.b), how, silence};
     int status[NODES_MAX];
     write_file(in_folder("file"), SEED, BYTES, O_TRUNC);
-    nodes_run(3, is_ill, &p, HOSTS, status);
+    nodes_run(3, is_ill, &p, SILENCE, status);
     assert_true(status[0] == 0 && status[2] == 0);
     assert_int_equal(how == KILLED ? WIFSIGNALED(status[1]) : status[1] == 0, 1);
     assert_true(p.b->passed > 0);
     if (how == SPOILT) /* what was spoilt was given twice */
         assert_true(p.b->given > BYTES);
+    if (how == SILENT)
+        check_silence(silence, p.b);
 }
 
 static void test_spoilt(void **state)
 {
     (void)state;
-    one_is_ill(SPOILT);
+    one_is_ill(SPOILT, STOPPED);
 }
 
 static void test_stopped(void **state)
 {
     (void)state;
-    one_is_ill(STOPPED);
+    one_is_ill(SILENT, STOPPED);
+}
+
+static void test_cut_off(void **state)
+{
+    (void)state;
+    if (can_cut_off())
+        one_is_ill(SILENT, CUT_OFF);
 }
 
 static void test_killed(void **state)
 {
     (void)state;
-    one_is_ill(KILLED);
+    one_is_ill(KILLED, STOPPED);
 }
 
 /* --- the file changes --- */
@@ -369,9 +383,11 @@ static void test_changes(void **state)
 
 #define ONE(name) cmocka_unit_test_setup_teardown(test_##name, folder_make, folder_remove)
 
-int main(void)
+int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {ONE(once),   ONE(handles), ONE(parts),  ONE(straight), ONE(tight),
-                                       ONE(spoilt), ONE(stopped), ONE(killed), ONE(changes)};
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {ONE(once),   ONE(handles), ONE(parts),   ONE(straight), ONE(tight),
+                                       ONE(spoilt), ONE(stopped), ONE(cut_off), ONE(killed),   ONE(changes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

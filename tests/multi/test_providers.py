@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Nodes whose libfabrics have different providers: each pair uses one that both have, or says that there is none.
 
-Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER POOR_LIBRARY WEFT MULTI_REJOIN    (poor_library.c)
+Usage: over_network.py tcp,4,3 test_providers.py MULTI_PEER POOR_LIBRARY WEFT MULTI_REJOIN MULTI_POLLED    (poor_library.c)
 
 The providers of each node are named in WEFT_OFI_PROVIDER, as if its libfabric had no others.
 """
@@ -16,7 +16,7 @@ import unittest
 sys.dont_write_bytecode = True
 from processes import clean_env, patience  # noqa: E402
 
-PEER, POOR, WEFT, REJOIN = (os.path.abspath(path) for path in sys.argv[1:5])
+PEER, POOR, WEFT, REJOIN, POLLED = (os.path.abspath(path) for path in sys.argv[1:6])
 LIMIT = patience(60)
 HOSTS = os.environ["TEST_NAMESPACES"].split(":")
 COORD = os.environ["TEST_COORD"]
@@ -25,11 +25,11 @@ BOTH = f"{NET},{RXM}"
 
 
 class Providers(unittest.TestCase):
-    def nodes(self, lists, end="leave", seconds=60, **more):
+    def nodes(self, lists, end="leave", seconds=60, program=None, **more):
         """(stdout, stderr, status) of each node; lists[i]: the providers of node i."""
         env = clean_env(WEFT_SIZE=str(len(lists)), WEFT_COORD=f"{COORD}:7654", WEFT_TRANSPORT="ofi", WEFT_POOL="16M", WEFT_LOG="debug",
                         WEFT_LIVENESS=os.environ["WEFT_LIVENESS"], WEFT_JOIN_TIMEOUT=f"{patience(seconds):.0f}s", **more)
-        nodes = [subprocess.Popen(["nsenter", f"--net={HOSTS[i]}", "--", PEER, "1", end],
+        nodes = [subprocess.Popen(["nsenter", f"--net={HOSTS[i]}", "--", *([program] if program else [PEER, "1", end])],
                                   env=dict(env, WEFT_RANK=str(i), **({"WEFT_OFI_PROVIDER": list} if list else {})),
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                  for i, list in enumerate(lists)]
@@ -102,6 +102,14 @@ class Providers(unittest.TestCase):
                                       text=True, timeout=2 * LIMIT, check=False)
                 self.assertEqual(done.returncode, 0, done.stdout)
 
+    def test_polled(self):
+        """A provider that wakes nobody. Readers, who sleep elsewhere while the progress thread works for them, poll."""
+        poor = {"WEFT_OFI_LIBRARY": POOR, "POOR_LIBRARY": "polled"}
+        self.check([NET, NET], [{1: NET}, {0: NET}], **poor)
+        for way, more in (("polls", poor), ("sleeps", {})):
+            for i, (out, err, status) in enumerate(self.nodes([NET, NET], program=POLLED, **more)):
+                self.assertEqual((out, status), (f"node {i} {way}\n", 0), err)
+
     def test_slow_path(self):
         """One node has a provider for a faster network that the other has not; or cannot open it."""
         def first_only(how):
@@ -158,4 +166,4 @@ class Providers(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[5:]], verbosity=2)
+    unittest.main(argv=[sys.argv[0], *sys.argv[6:]], verbosity=2)

@@ -758,6 +758,41 @@ class Exec(Up):
         self.assertIn("cannot be used with --hostfile", self.weft("run", "--cluster", "default", "--hostfile", "x", "true", code=2).stderr)
         self.assertIn("cluster 'none' is not up", self.weft("run", "--cluster", "none", "true", code=1).stderr)
 
+    def test_map_reads_once(self):
+        """A map over the cluster: all its nodes work on a file of one host, most pieces fail once, and the node of that host has read the file
+        once, for all."""
+        pieces = 20
+        path, done, begun, counted = (os.path.join(self.tmp.name, name) for name in ("lines", "done", "begun", "counted"))
+        with open(path, "w", encoding="ascii") as f:
+            f.writelines(f"{k:07}\n" for k in range(1_000_000))
+        size = os.path.getsize(path)
+        got = self.status()
+        here = got["control_node"]
+        nodes = [n["node"] for n in got["nodes"]]  # in the order of the map's nodes, once the node of this host is the first
+        k = nodes.index(here)
+        nodes[0], nodes[k] = nodes[k], nodes[0]
+        for home in 0, 2:
+            for file in done, begun, counted:
+                open(file, "w", encoding="ascii").close()
+            # The node with the file has one piece, and ends it last: all others get their pieces from it. Where a piece was tried first, it fails.
+            command = f"""
+                if [ {{node}} = {home} ]; then
+                    echo >>{begun}; wc -c
+                    until [ $(grep -c + {done}) -ge {pieces - 1} ]; do sleep 0.02; done
+                    grep rchar: /proc/$PPID/io >{counted}
+                else
+                    until [ -s {begun} ]; do sleep 0.02; done
+                    if grep -qx "{{#}}" {done}; then wc -c; echo {{#}}+ >>{done}; else echo {{#}} >>{done}; exit 1; fi
+                fi"""
+            out = self.weft("map", "--cluster", "default", "--block", str(size // pieces), "--slots", "1", "--retries", "5",
+                            f"{nodes[home]}:{path}", "--", "sh", "-c", command).stdout
+            self.assertEqual(len(out.splitlines()), pieces)
+            self.assertEqual(sum(int(line) for line in out.splitlines()), size)
+            with open(counted, encoding="ascii") as f:
+                count = int(f.read().split()[1])
+            self.assertGreater(count, size - 3 * size // pieces)
+            self.assertLess(count, size * 5 // 4)
+
     def metrics_address(self):
         """Finds the port where the node serves HTTP, because the test asked for any free port. libfabric listens at other ports, where it
         accepts a connection and may never answer: all are asked at once."""

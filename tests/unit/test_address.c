@@ -6,8 +6,10 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +22,6 @@
 #if defined(__linux__)
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #endif
@@ -236,12 +237,82 @@ static void waits_for_the_network(void **state)
 }
 #endif
 
+/* --- several nodes of a host listen at one address: exactly one of them does, also if a killed node has left the socket file --- */
+
+enum { RIVALS = 4, RACES = 300 };
+
+struct race {
+    const char *address;
+    _Atomic int round, ready;
+    int fd[RIVALS];
+};
+
+struct rival {
+    struct race *race;
+    int k;
+};
+
+static void *listens(void *arg)
+{
+    const struct rival *r = arg;
+    char bound[128];
+    for (int i = 1; i <= RACES; i++) {
+        while (atomic_load(&r->race->round) < i)
+            sched_yield();
+        r->race->fd[r->k] = cluster_listen(r->race->address, bound, sizeof bound);
+        atomic_fetch_add(&r->race->ready, 1);
+    }
+    return NULL;
+}
+
+/* Begins a round, and returns whether one thread listens and can be reached. */
+static bool one_listens(struct race *race, int round)
+{
+    atomic_store(&race->round, round);
+    while (atomic_load(&race->ready) < round * RIVALS)
+        sched_yield();
+    int listeners = 0, others = 0;
+    for (int k = 0; k < RIVALS; k++) {
+        listeners += race->fd[k] >= 0;
+        others += race->fd[k] == -EADDRINUSE;
+    }
+    int fd = cluster_connect(race->address, base_deadline(WEFT_SECOND));
+    close(fd);
+    for (int k = 0; k < RIVALS; k++)
+        close(race->fd[k]); /* as killed processes would: the file stays */
+    return fd >= 0 && listeners == 1 && others == RIVALS - 1;
+}
+
+static void one_of_several_listens(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/address-test-XXXXXX", address[96];
+    assert_non_null(mkdtemp(dir));
+    snprintf(address, sizeof address, "unix:%s/s", dir);
+    struct race race = {.address = address};
+    struct rival rival[RIVALS];
+    pthread_t thread[RIVALS];
+    int wrong = 0;
+    for (int k = 0; k < RIVALS; k++) {
+        rival[k] = (struct rival){&race, k};
+        assert_int_equal(pthread_create(&thread[k], NULL, listens, &rival[k]), 0);
+    }
+    for (int round = 1; round <= RACES; round++)
+        wrong += !one_listens(&race, round);
+    for (int k = 0; k < RIVALS; k++)
+        pthread_join(thread[k], NULL);
+    unlink(address + strlen("unix:"));
+    assert_int_equal(rmdir(dir), 0);
+    assert_int_equal(wrong, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(knows_a_well_formed_address),
         cmocka_unit_test(listens_and_connects),
         cmocka_unit_test(replaces_only_a_dead_socket),
+        cmocka_unit_test(one_of_several_listens),
         cmocka_unit_test(says_when_nobody_listens),
         cmocka_unit_test(waits_for_the_listener),
 #if defined(__linux__)

@@ -245,6 +245,14 @@ static void test_list_of_named(void **state)
     unsetenv("FI_OFI_RXM_USE_SRX");
 }
 
+static void test_has(void **state)
+{
+    (void)state;
+    assert_true(ofi_has(&library, "tcp"));
+    assert_true(ofi_has(&library, "new")); /* without RMA */
+    assert_false(ofi_has(&library, "absent"));
+}
+
 /* As ofi_choose() does: a provider without IP addresses is only used if those before it have no address there. */
 static void test_list_at_interface(void **state)
 {
@@ -262,8 +270,9 @@ static void test_list_at_interface(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_traits), cmocka_unit_test(test_list),
-                                       cmocka_unit_test(test_list_of_named), cmocka_unit_test(test_list_at_interface)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_traits),
+                                       cmocka_unit_test(test_list),  cmocka_unit_test(test_list_of_named),
+                                       cmocka_unit_test(test_has),   cmocka_unit_test(test_list_at_interface)};
     for (uint32_t i = 0; i < ADDRESSES; i++)
         addresses[i] = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + i)};
     return cmocka_run_group_tests(tests, NULL, NULL);

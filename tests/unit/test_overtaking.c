@@ -45,9 +45,9 @@ static bool on_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     return true;
 }
 
-static bool on_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie)
+static bool on_move(void *ctx, bool get, bool whole, uint8_t *local, uint64_t remote, uint64_t len, void *cookie)
 {
-    (void)ctx, (void)get, (void)local, (void)remote, (void)len;
+    (void)ctx, (void)get, (void)whole, (void)local, (void)remote, (void)len;
     if (!t.room || t.moving)
         return false;
     t.moving = cookie;

@@ -122,6 +122,14 @@ class Generic(Base):
         for n in listed(WEFT_OFI_PROVIDER=other["provider"]):
             self.assertEqual(n["used"], n["provider"] == other["provider"])
             self.assertEqual("not used: WEFT_OFI_PROVIDER is " + other["provider"] in n["use"], not n["used"])
+        names = list(dict.fromkeys(n["provider"] for n in networks))
+        missing = "WEFT_OFI_PROVIDER: this libfabric has no provider 'nope' that weft could use: name one of " + ", ".join(names) + ", or"
+        for more in ((), ("--json",)):
+            self.assertIn(missing, self.weft("devices", "--networks", *more, code=1, WEFT_OFI_PROVIDER="nope"))
+            both = subprocess.run([WEFT, "devices", "--networks", *more], capture_output=True, text=True, timeout=LIMIT, check=False,
+                                  env={**self.env, "WEFT_OFI_PROVIDER": "nope," + here["provider"]})
+            self.assertEqual((both.returncode, both.stderr.count("no provider"), missing in both.stderr), (0, 1, True), both.stderr)
+        self.assertEqual([n["provider"] for n in listed(WEFT_OFI_PROVIDER=",".join(names))], [n["provider"] for n in networks])
         for n in listed(WEFT_OFI_INTERFACE="lo"):
             self.assertEqual(n["used"], n["by_itself"] and n["address"] == "127.0.0.1", n)
             self.assertEqual("not used: WEFT_OFI_INTERFACE is lo" in n["use"], n["by_itself"] and not n["used"])

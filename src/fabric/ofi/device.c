@@ -191,7 +191,7 @@ struct ofi_request *ofi_request_take_locked(struct ofi *o, enum ofi_request_kind
     q->node = (uint16_t)node;
     q->busy = true;
     q->given_up = false;
-    q->cookie = NULL;
+    q->pieces = 0;
     return q;
 }
 

@@ -89,7 +89,8 @@ void ofi_ended_locked(struct ofi_link *l, const struct ofi_request *q, int error
     l->moved += error == 0;
     if (error == 0)
         link_moved(l, q, now);
-    tb_endpoint_moved(&l->r.endpoint, q->cookie, error ? -EAGAIN : 0);
+    for (uint32_t i = 0; i < q->pieces; i++)
+        tb_endpoint_moved(&l->r.endpoint, q->cookies[i], error ? -EAGAIN : 0);
 }
 
 void ofi_refused_locked(struct ofi_link *l, int err, const char *what, int64_t now)
@@ -125,6 +126,17 @@ static void *link_descriptor(const struct ofi_link *l, const void *frame)
     return l->frames->mr ? fi_mr_desc(l->frames->mr) : NULL;
 }
 
+/* Takes `calls`, before threads that poll. They hold it nearly all the time while the provider sends bytes that a peer gets, so that a
+ * thread with a frame to send would wait for milliseconds. */
+static void link_lock_calls(struct ofi *o)
+{
+    if (BASE_LIKELY(base_spin_try(&o->calls)))
+        return;
+    atomic_fetch_add_explicit(&o->senders, 1, memory_order_relaxed);
+    base_spin_lock(&o->calls);
+    atomic_fetch_sub_explicit(&o->senders, 1, memory_order_relaxed);
+}
+
 static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
 {
     struct ofi_link *l = ctx;
@@ -132,7 +144,7 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     ssize_t rc = -FI_EAGAIN;
     if (link_pauses(l))
         return link_no_room(l);
-    base_spin_lock(&o->calls);
+    link_lock_calls(o);
     bool inject = bytes <= o->info->tx_attr->inject_size;
     if (!o->ep) {
         inject = false;
@@ -158,40 +170,41 @@ static bool link_emit(void *ctx, uint32_t slot, void *frame, uint32_t bytes)
     return link_no_room(l);
 }
 
-static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie)
+/* Passes a request to the provider. Returns 0, or libfabric's error. */
+static ssize_t link_request(struct ofi_link *l, const struct ofi_pieces *p)
 {
-    struct ofi_link *l = ctx;
     struct ofi *o = l->ofi;
+    void *descriptors[OFI_TOGETHER];
+    struct fi_msg_rma m = {.msg_iov = p->here, .desc = descriptors, .iov_count = p->count, .rma_iov = p->there, .rma_iov_count = p->count};
     ssize_t rc = -FI_EAGAIN;
-    if (l->moves == OFI_MOVES || (l->moves && l->moving + len > l->window.size))
-        return false; /* when a move ends, the link is pumped again */
-    if (link_pauses(l))
-        return link_no_room(l);
-    struct iovec here = {.iov_base = local, .iov_len = len};
-    uint64_t offset = l->base ? l->base + remote : remote & ((UINT64_C(1) << l->shift) - 1);
-    struct fi_rma_iov there = {.addr = offset, .len = len, .key = l->keys[remote >> l->shift]};
-    void *descriptor = NULL;
-    if (!l->fixed)
-        there.key = ofi_key(there.key, l->keys_shift);
-    struct fi_msg_rma m = {.msg_iov = &here, .desc = &descriptor, .iov_count = 1, .rma_iov = &there, .rma_iov_count = 1};
-    base_spin_lock(&o->calls);
-    struct ofi_request *q = o->ep ? ofi_request_take_locked(o, get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
+    link_lock_calls(o);
+    struct ofi_request *q = o->ep ? ofi_request_take_locked(o, p->get ? OFI_GET : OFI_PUT, l->r.link->node) : NULL;
     if (q) {
-        descriptor = ofi_descriptor_locked(o, local);
-        q->cookie = cookie;
-        q->bytes = (uint32_t)len;
-        q->used = l->moving + len >= l->window.size / 2;
+        for (uint32_t i = 0; i < p->count; i++) {
+            descriptors[i] = ofi_descriptor_locked(o, p->here[i].iov_base);
+            q->cookies[i] = p->cookies[i];
+        }
+        q->pieces = p->count;
+        q->bytes = p->bytes;
+        q->used = l->moving + p->bytes >= l->window.size / 2;
         q->began = base_recent_ns();
         m.addr = l->peer;
         m.context = &q->context;
-        rc = get ? fi_readmsg(o->ep, &m, FI_COMPLETION) : fi_writemsg(o->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE);
+        rc = p->get ? fi_readmsg(o->ep, &m, FI_COMPLETION) : fi_writemsg(o->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE);
         if (rc)
             ofi_request_free_locked(o, q);
     }
     base_spin_unlock(&o->calls);
+    return rc;
+}
+
+static bool link_start(struct ofi_link *l, const struct ofi_pieces *p)
+{
+    const struct ofi *o = l->ofi;
+    ssize_t rc = link_request(l, p);
     if (rc == 0) {
         l->moves++;
-        l->moving += (uint32_t)len;
+        l->moving += p->bytes;
         return true;
     }
     if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
@@ -204,6 +217,65 @@ static bool link_move(void *ctx, bool get, uint8_t *local, uint64_t remote, uint
         ofi_refused_locked(l, (int)rc, "the provider refuses a read or write of that node's memory (RMA)", base_now_ns());
     }
     return link_no_room(l);
+}
+
+static void link_add(const struct ofi_link *l, struct ofi_pieces *p, uint8_t *local, uint64_t remote, uint64_t len, void *cookie)
+{
+    uint64_t offset = l->base ? l->base + remote : remote & ((UINT64_C(1) << l->shift) - 1), key = l->keys[remote >> l->shift];
+    uint32_t i = p->count++;
+    p->here[i] = (struct iovec){.iov_base = local, .iov_len = len};
+    p->there[i] = (struct fi_rma_iov){.addr = offset, .len = len, .key = l->fixed ? key : ofi_key(key, l->keys_shift)};
+    p->cookies[i] = cookie;
+    p->bytes += (uint32_t)len;
+}
+
+/* Starts the operations that wait in `together`. If the provider does not accept them, they begin again later. */
+static void link_post(void *ctx)
+{
+    struct ofi_link *l = ctx;
+    struct ofi_pieces *p = &l->together;
+    struct tb_endpoint *e = &l->r.endpoint;
+    if (!p->count)
+        return;
+    if (!link_start(l, p)) {
+        *(p->get ? &e->counts.fetched_bytes : &e->counts.sent_bytes) -= p->bytes;
+        while (p->count)
+            tb_endpoint_moved(e, p->cookies[--p->count], -EAGAIN);
+    }
+    p->count = p->bytes = 0;
+}
+
+/* Whether another move may begin. If not, none begins until a quarter of what may be under way is free: then several small operations
+ * begin together. */
+static bool link_has_room(struct ofi_link *l, uint64_t len)
+{
+    uint32_t moves = l->moves + (l->together.count != 0), most = l->full ? OFI_MOVES - OFI_MOVES / 4 : OFI_MOVES;
+    uint64_t least = l->full ? l->window.size / 4 : 0, needs = l->together.bytes + (len > least ? len : least);
+    l->full = moves && (moves >= most || l->moving + needs > l->window.size);
+    return !l->full; /* if false: when a move ends, the link is pumped again */
+}
+
+static bool link_move(void *ctx, bool get, bool whole, uint8_t *local, uint64_t remote, uint64_t len, void *cookie)
+{
+    struct ofi_link *l = ctx;
+    if (!link_has_room(l, len))
+        return false;
+    if (link_pauses(l))
+        return link_no_room(l);
+    if (!whole || len > OFI_TOGETHER_BYTES / 2 || l->most_together == 1) {
+        struct ofi_pieces one = {.get = get};
+        link_add(l, &one, local, remote, len, cookie);
+        return link_start(l, &one);
+    }
+    struct ofi_pieces *p = &l->together;
+    if (p->count == l->most_together || (p->count && (p->get != get || p->bytes + len > OFI_TOGETHER_BYTES))) {
+        if (!link_start(l, p))
+            return false; /* they are posted again by link_post() */
+        p->count = p->bytes = 0;
+    }
+    p->get = get;
+    link_add(l, p, local, remote, len, cookie);
+    return true;
 }
 
 /* Whether an RMA request can use this local memory. If the provider needs local memory to be registered, the memory must be in one segment
@@ -233,6 +305,14 @@ static int link_own_frames(struct ofi_link *l)
     return rc ? base_context(rc, "link to node %u", l->r.link->node) : 0;
 }
 
+/* How many operations may share an RMA request. More than one only with the providers over TCP, with which this was tested. */
+static uint32_t link_together(const struct ofi *o)
+{
+    const struct fi_tx_attr *t = o->info->tx_attr;
+    size_t most = t->iov_limit < t->rma_iov_limit ? t->iov_limit : t->rma_iov_limit;
+    return !o->traits.tcp || most < 1 ? 1 : most < OFI_TOGETHER ? (uint32_t)most : OFI_TOGETHER;
+}
+
 int ofi_link_ready(struct ofi_link *l, uint32_t session)
 {
     struct ofi *o = l->ofi;
@@ -248,6 +328,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
                                   .message = records_message_keep,
                                   .complete = link_completed,
                                   .move = link_move,
+                                  .post = link_post,
                                   .movable = link_movable};
     struct tb_endpoint_config config = {
         .here = (uint16_t)w->rank,
@@ -275,6 +356,7 @@ int ofi_link_ready(struct ofi_link *l, uint32_t session)
     l->window = (struct records_window){.size = OFI_MOVES_FIRST, .least = OFI_MOVES_LEAST, .most = OFI_MOVES_BYTES};
     l->move_most = most < OFI_MOVE_BYTES ? most : OFI_MOVE_BYTES;
     link_share(l);
+    l->most_together = link_together(o);
     if (o->fd < 0)
         atomic_store_explicit(&w->polled, true, memory_order_relaxed);
     /* release: a thread that polls sees a complete link (acquire in ofi_link_of) */

@@ -42,13 +42,16 @@
 #define OFI_MOVE_BYTES (1u << 20)
 #define OFI_MOVES      32u /* the most RMA requests under way to a peer */
 /* maximum number of bytes of RMA requests under way to a peer; small, because frames wait behind these bytes */
-#define OFI_MOVES_BYTES   (4u * OFI_MOVE_BYTES)
-#define OFI_MOVES_FIRST   (16u << 10) /* this maximum at first, until it is known how fast the network is */
-#define OFI_MOVES_LEAST   (16u << 10) /* the smallest maximum, on a slow network */
-#define OFI_MOVE_LEAST    8192u       /* a smaller put or get is faster in frames than by RMA */
-#define OFI_SEGMENT_SHIFT 30u         /* a memory region has at most 1 GiB */
-#define OFI_ADDRESS       256u
-#define OFI_LINK_FRAMES   ((size_t)TB_SLOTS * TB_FRAME_BYTES) /* bytes of the frames that a link sends */
+#define OFI_MOVES_BYTES (4u * OFI_MOVE_BYTES)
+/* Small puts or gets share an RMA request: it is one call of the kernel at each node, and the target confirms it once. */
+#define OFI_TOGETHER       4u           /* maximum number of operations of a request */
+#define OFI_TOGETHER_BYTES (256u << 10) /* maximum number of bytes of a request with several operations */
+#define OFI_MOVES_FIRST    (16u << 10)  /* the maximum of RMA bytes under way at first, until it is known how fast the network is */
+#define OFI_MOVES_LEAST    (16u << 10)  /* the smallest maximum, on a slow network */
+#define OFI_MOVE_LEAST     8192u        /* a smaller put or get is faster in frames than by RMA */
+#define OFI_SEGMENT_SHIFT  30u          /* a memory region has at most 1 GiB */
+#define OFI_ADDRESS        256u
+#define OFI_LINK_FRAMES    ((size_t)TB_SLOTS * TB_FRAME_BYTES) /* bytes of the frames that a link sends */
 /* If the provider had no room for a frame, the progress thread tries again after this time. */
 #define OFI_RETRY (WEFT_MS)
 
@@ -67,7 +70,17 @@ struct ofi_request {
     bool used; /* at least half of the link's window was under way when this request began */
     uint32_t bytes;
     int64_t began;
-    void *cookie; /* the argument `cookie` of move() (struct tb_endpoint_env) */
+    uint32_t pieces;
+    void *cookies[OFI_TOGETHER]; /* [pieces] the arguments `cookie` of move() (struct tb_endpoint_env) */
+};
+
+/* What becomes one RMA request: a piece of an operation, or several small operations. */
+struct ofi_pieces {
+    bool get;
+    uint32_t count, bytes;
+    struct iovec here[OFI_TOGETHER];
+    struct fi_rma_iov there[OFI_TOGETHER];
+    void *cookies[OFI_TOGETHER];
 };
 
 /* The pool, registered for one peer or for all peers: one region for each segment. Under `calls`. */
@@ -86,6 +99,9 @@ struct ofi_link {
     fi_addr_t peer;               /* under ofi->calls */
     uint32_t moves;               /* RMA requests under way; under the link's lock, with the next fields */
     uint32_t moving;              /* bytes of RMA requests under way */
+    bool full;                    /* too much was under way for another move; see link_has_room() */
+    uint32_t most_together;       /* the most operations of a request */
+    struct ofi_pieces together;   /* operations that wait for link_post(); empty when the link's lock is released */
     uint64_t moved;               /* RMA requests that have succeeded */
     struct records_window window; /* of bytes of RMA requests under way */
     uint64_t move_most;           /* bytes that one RMA request may have */
@@ -154,7 +170,7 @@ struct ofi {
     struct fid_wait *wait;       /* the wait set that the queue signals; NULL: none, since fi_trywait() works (device_wait_set()) */
     struct fid_ep *ep;           /* NULL: there is none; written under `receiving` and `calls`, like the objects above */
     int fd;                      /* the completion queue's descriptor, written like `ep`; -1: there is none, so the queue is polled */
-    bool armed;                  /* ofi_idle() has found no completion, so the progress thread may sleep on fd; written like `ep` */
+    _Atomic bool armed;          /* ofi_idle() has found no completion, so the progress thread may sleep on fd; written like `ep` */
     struct ofi_regions pool;     /* the pool, registered once for all peers, if registering is expensive */
     struct ofi_regions *regions; /* list of all registrations of the pool; under `calls` */
     uint32_t shift;
@@ -175,7 +191,8 @@ struct ofi {
     uint8_t address[OFI_ADDRESS];
     size_t address_bytes;
     base_spin receiving, calls;
-    _Atomic int64_t due; /* when the earliest timer of all links expires, or a time before that */
+    _Atomic uint32_t senders; /* threads that wait for `calls` to send something; ofi_poll() lets them go first */
+    _Atomic int64_t due;      /* when the earliest timer of all links expires, or a time before that */
     uint32_t looks;
     _Atomic bool used;   /* a peer has, or had, a link of this device, so the device must be polled */
     uint32_t generation; /* counts the endpoints that this node has had */

@@ -4,12 +4,14 @@
  */
 #include "fabric/ofi/ofi.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define BATCH  16
 #define ROUNDS 8u  /* the most batches of completions read in one call */
 #define CLOCK  16u /* one in this many polls that find nothing reads the clock */
+#define TURNS  64u /* how often to pause, and then to yield, for threads that send */
 
 /* A completion, copied out of the queue so that it can be handled without the lock `calls`. */
 struct event {
@@ -105,12 +107,23 @@ void ofi_pump_all(struct ofi *o, int64_t now)
     records_timer(&o->due, due);
 }
 
+/* Waits until the threads that have something to send have had the lock `calls`. Not for long, because they may not be running. */
+static void poll_after_senders(const struct ofi *o)
+{
+    for (unsigned i = 0; i < 2 * TURNS && atomic_load_explicit(&o->senders, memory_order_relaxed); i++)
+        if (i < TURNS)
+            base_relax();
+        else
+            sched_yield();
+}
+
 int ofi_poll(struct ofi *o)
 {
     struct event events[BATCH];
     uint32_t n = 0, got, alone = 0;
     int64_t now = 0;
     do {
+        poll_after_senders(o);
         base_spin_lock(&o->calls);
         got = o->ep ? poll_take(o, events) : 0;
         base_spin_unlock(&o->calls);
@@ -214,9 +227,12 @@ bool ofi_idle(struct weft_node *w)
 }
 
 /* Returns the queue's descriptor if ofi_idle() was called just before; otherwise -1. Without a call of ofi_idle(), a thread of the program
- * polls, and each frame would needlessly wake the progress thread, too. */
+ * polls, and each frame would needlessly wake the progress thread, too. In this case no lock is taken: that thread holds `calls` most of
+ * the time, while the kernel copies bytes. */
 static int poll_armed(struct ofi *o)
 {
+    if (!atomic_load_explicit(&o->armed, memory_order_relaxed)) /* set by this thread itself, in ofi_idle() */
+        return -1;
     base_spin_lock(&o->calls); /* another thread may be replacing the completion queue and its descriptor */
     int fd = o->armed ? o->fd : -1;
     o->armed = false;

@@ -386,6 +386,15 @@ static int by_rank(const void *a, const void *b)
     return p ? p : strcmp(x->address, y->address);
 }
 
+bool ofi_has(const struct ofi_library *lib, const char *provider)
+{
+    struct fi_info *all;
+    int err = provider_ask(lib, provider, NULL, &all);
+    if (!err)
+        lib->freeinfo(all);
+    return !err;
+}
+
 int ofi_list(const struct ofi_library *lib, const struct ofi_want *want, struct ofi_listed **list)
 {
     struct listing l = {.lib = lib, .want = want};

@@ -76,6 +76,8 @@ struct ofi_listed {
 /* Lists every provider that weft could use, best first, with each of its addresses. `want` has the settings; its address is not used. The
  * caller frees *list. Returns how many, at least 1, or a negative errno with base_fail(). */
 int ofi_list(const struct ofi_library *lib, const struct ofi_want *want, struct ofi_listed **list);
+/* Whether libfabric has a provider of this name that weft could use. */
+bool ofi_has(const struct ofi_library *lib, const char *provider);
 /* Prints an address as text, such as "tcp over eth0 10.0.0.1". */
 void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room);
 

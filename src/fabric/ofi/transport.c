@@ -146,7 +146,7 @@ static void ofi_last_words(struct weft_node *w, struct fab_link *link)
 
 /* RMA requests to a peer that were still under way when the peer was given up. */
 struct ending {
-    void *cookies[OFI_MOVES];
+    void *cookies[OFI_MOVES * OFI_TOGETHER];
     uint32_t count;
 };
 
@@ -160,8 +160,8 @@ static uint32_t transport_give_up(struct ofi *o, const struct ofi_link *l, struc
         if (!q->busy || q->node != l->r.link->node)
             continue;
         left += q->kind != OFI_FRAME;
-        if (q->kind != OFI_FRAME && !q->given_up && e->count < OFI_MOVES)
-            e->cookies[e->count++] = q->cookie;
+        for (uint32_t p = 0; q->kind != OFI_FRAME && !q->given_up && p < q->pieces && e->count < OFI_MOVES * OFI_TOGETHER; p++)
+            e->cookies[e->count++] = q->cookies[p];
         q->given_up = true;
     }
     base_spin_unlock(&o->calls);

@@ -40,9 +40,11 @@ struct tb_endpoint_env {
     bool (*message)(void *ctx, uint32_t id, const void *header, uint32_t header_len, const void *payload, uint32_t payload_len);
     void (*complete)(void *ctx, weft_op *op, int status);
     /* A move copies bytes to or from (`get`) the peer's pool without records. move() starts a move, or returns false if there is no room
-     * now; tb_endpoint_moved() is called later, not from inside move(). movable(): whether a move can use this local memory. Both functions
-     * may be NULL. */
-    bool (*move)(void *ctx, bool get, uint8_t *local, uint64_t remote, uint64_t len, void *cookie);
+     * now; tb_endpoint_moved() is called later, not from inside move(). A `whole` operation, which is not one piece of several, may also
+     * wait for others to start together; post() starts those that wait, and may call tb_endpoint_moved(). movable(): whether a move can use
+     * this local memory. The three functions may be NULL. */
+    bool (*move)(void *ctx, bool get, bool whole, uint8_t *local, uint64_t remote, uint64_t len, void *cookie);
+    void (*post)(void *ctx);
     bool (*movable)(void *ctx, const uint8_t *local, uint64_t len);
 };
 

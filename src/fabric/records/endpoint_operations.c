@@ -267,7 +267,7 @@ static void operation_pass_fence(struct tb_endpoint *e)
 
 static bool push_move(struct tb_endpoint *e, struct tb_work *k, bool get, uint64_t n)
 {
-    if (!operation_unfenced(e) || !e->env.move(e->env.ctx, get, k->local + k->begun, k->remote + k->begun, n, k))
+    if (!operation_unfenced(e) || !e->env.move(e->env.ctx, get, n == k->len, k->local + k->begun, k->remote + k->begun, n, k))
         return false;
     *(get ? &e->counts.fetched_bytes : &e->counts.sent_bytes) += n;
     k->begun += n;
@@ -371,7 +371,7 @@ void tb_endpoint_push_messages(struct tb_endpoint *e)
     }
 }
 
-void tb_endpoint_push_works(struct tb_endpoint *e)
+static void push_works(struct tb_endpoint *e)
 {
     while (e->works) {
         struct tb_work *k = e->works;
@@ -403,6 +403,13 @@ void tb_endpoint_push_works(struct tb_endpoint *e)
             tb_endpoint_push_messages(e);
         }
     }
+}
+
+void tb_endpoint_push_works(struct tb_endpoint *e)
+{
+    push_works(e);
+    if (e->env.post)
+        e->env.post(e->env.ctx);
 }
 
 /* --- operations --- */
