@@ -3,7 +3,6 @@
  * Where the threads of a GPU run, and where the memory that it shares with the node is first touched: on the processors of its NUMA node.
  * The GPU is that of a CUDA driver for tests. The linker replaces the function that reads those processors from sysfs.
  */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -47,7 +46,7 @@ static void processors_of(int thread, uint64_t set[BASE_CPU_WORDS])
     memset(set, 0, sizeof near);
     CHECK(sched_getaffinity(thread, sizeof cpus, &cpus) == 0);
     for (int i = 0; i < BASE_CPU_WORDS * 64 && i < CPU_SETSIZE; i++)
-        set[i / 64] |= (uint64_t)(CPU_ISSET(i, &cpus) != 0) << i % 64;
+        set[i / 64] |= (uint64_t)(CPU_ISSET((size_t)i, &cpus) != 0) << i % 64;
 }
 
 #define THREADS_MOST 64u
