@@ -153,8 +153,8 @@ WEFT_API int weft_net_send(weft_socket *s, const void *buf, size_t len, size_t *
  * gone; -ENOMEM no memory; -EDEADLK the call would wait in a handler. If the socket could not be opened: the error of opening it. */
 WEFT_API int weft_net_send_to(weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
 
-/* Receives a datagram, and stores the sender's address in `from` (may be NULL). Otherwise as weft_net_receive() with datagrams, but this
- * call does not check that only one thread receives.
+/* Receives a datagram, and stores the sender's address in `from` (may be NULL). Otherwise as weft_net_receive() with datagrams. Here, too,
+ * only one thread at a time may receive, but this is not checked.
  * Errors: -EINVAL the socket is not one for datagrams; -EMSGSIZE the next datagram is larger than `len`: it stays, and `*got` is its size;
  * -ETIMEDOUT nothing arrived before the deadline; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent invalid data; -EDEADLK the
  * call would wait in a handler. If the socket could not be opened: the error of opening it. */

@@ -28,7 +28,7 @@ struct reader {
     struct sv_why *why;
 };
 
-/* Checks that an object has only known keys: an unknown key is a typing error. */
+/* Checks that an object has only known keys, so that a misspelt key is not ignored. */
 static int check_keys(struct reader *r, const json_t *object, const char *where, const char *const *keys)
 {
     const char *name;

@@ -42,8 +42,8 @@ static void tell_source(struct target *t, enum cast_kind kind, uint64_t a, uint6
     cast_send(t->c, t->c->config.head.source, kind, t->round, a, b, payload, bytes);
 }
 
-/* Aborts the round, and tells the source so once. May also be called after this target has ended the round, because even then the next node
- * may wait for a block. */
+/* Marks the round as broken, and tells the source once, which then begins another round. Also called after this target has handled the end
+ * of the round: then the target may still have to send blocks to the next node, and that can fail. */
 static void break_round(struct target *t)
 {
     if (!t->broken)

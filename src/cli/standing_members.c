@@ -81,8 +81,10 @@ json_t *members_answer(weft_node *w, struct jobs *jobs)
     cluster_settings_clear(&s);
     if (!fits) {
         json_decref(secret);
-        base_fail(-EINVAL, "the cluster's secret is not a text of UTF-8 without zero bytes, so it cannot be passed on: use WEFT_JOIN and "
-                           "`weft up --here` on the other host");
+        base_fail(
+            -EINVAL,
+            "the cluster's secret cannot be passed on to new nodes, because it contains a zero byte or is not UTF-8: copy the secret's "
+            "file to the new host, set WEFT_SECRET_FILE, WEFT_JOIN and WEFT_GROW there, and run `weft up --here` (see weft-up(1))");
         return NULL;
     }
     return json_pack("{so ss ss ss ss ss sI sb so}", "secret", secret, "members", list, "door", door ? door : "", "coord",

@@ -153,7 +153,7 @@ static int share_guard(const struct standing_place *p, uint32_t slot)
     int n = snprintf(path, sizeof path, "%s/guard.%u", p->folder, slot);
     if (n >= STANDING_PATH)
         return base_fail(-ENAMETOOLONG, "%s: the path of a socket can have at most %d bytes: set XDG_RUNTIME_DIR to a shorter path", path,
-                         STANDING_PATH);
+                         STANDING_PATH - 1);
     setenv("WEFT_GUARD_SOCKET", path, 1);
     if (!command)
         setenv("WEFT_GUARD", self_path(self, sizeof self), 1);

@@ -319,8 +319,8 @@ static BASE_COLD int fence_arenas(struct weft_node *w, uint32_t node)
         return 0;
     int rc = fab_wait_for_room(w, arenas_flushed, &a);
     return rc == -ETIMEDOUT                   ? base_fail(rc,
-                                                          "fence to node %u: operations on GPUs' memory were not complete before the deadline; set the fence "
-                                                                            "again, or allow more time",
+                                                          "fence to node %u: operations on GPUs' memory were not complete before the default deadline; "
+                                                                            "call weft_fence() again, or set a longer WEFT_DEADLINE",
                                                           node)
            : rc == -ENOBUFS || rc == -EDEADLK ? base_fail(-EDEADLK,
                                                           "fence to node %u: it would wait for operations on GPUs' memory, and a handler "

@@ -47,6 +47,8 @@ int fab_patience_check(struct fab_patience *p)
         bool lost = alone(p->w) ? p->whom != FAB_KNOWN : dead != p->dead;
         if (p->lasting && lost && p->lost_at == INT64_MAX)
             p->lost_at = base_deadline(p->w->options.deadline_ns);
+        if (p->whom == FAB_LAST && !alone(p->w))
+            p->lost_at = INT64_MAX; /* another node has joined */
         p->epoch = epoch;
         p->dead = dead;
     }

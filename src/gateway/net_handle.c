@@ -56,7 +56,8 @@ static void opened(struct gateway *g, const struct gateway_ask *a, const struct 
     struct weft_socket *s = a->arg;
     if (r->status) {
         if (r->answered)
-            s->served = false; /* the handle is still open: closing it would have cancelled this request */
+            s->served = false; /* without socket_unserved(), because the handle is open: had it been closed, opened_late() would handle the
+                                  answer */
         s->text = r->len ? strndup((const char *)r->payload, r->len) : NULL;
         socket_over(s, r->status == -EINPROGRESS ? -EPROTO : r->status); /* -EINPROGRESS is not a valid answer */
         return;

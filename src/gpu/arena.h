@@ -210,12 +210,13 @@ struct arenas {
     _Atomic uint64_t low, high;
     _Atomic(struct arena_other *) other; /* [size * ARENA_SPACES]; NULL until this node has an open GPU and the host has a second node */
     _Atomic uint32_t news;               /* counts changes of `other` that the thread must handle */
-    pthread_mutex_t gpus_lock;           /* protects `gpus` and `gpu_ends`; taken with or without share_lock */
-    struct gpu_place gpus[ARENA_GPUS];   /* the open GPUs; an entry without back end is free */
-    bool gpu_ends[ARENA_GPUS];           /* this GPU is being closed */
-    _Atomic bool leaving;                /* the node is being closed */
-    pthread_mutex_t share_lock;          /* protects the following members and `other` */
-    bool sharing;                        /* the thread has more work with `other` */
+    pthread_mutex_t gpus_lock; /* protects `gpus` and `gpu_ends`; may be taken while share_lock is held, but not the other way round */
+    struct gpu_place gpus[ARENA_GPUS]; /* the open GPUs; an entry without back end is free */
+    bool gpu_ends[ARENA_GPUS];         /* this GPU is being closed */
+    _Atomic bool leaving;              /* the node is being closed */
+    pthread_mutex_t
+        share_lock; /* protects the elements of `other` (see struct arena_other), and the members from `sharing` to `share_name` */
+    bool sharing;   /* the thread has more work with `other` */
     /* share_place: the socket by which owners hand over memory, or a negative errno; share_came: a connection on which nothing has arrived
      * yet, or -1 */
     int share_place, share_came;

@@ -226,7 +226,8 @@ int ofi_register_locked(struct ofi *o,
                         struct ofi_regions *r); /* registers the pool, with new keys; under `calls`, like the next function */
 int ofi_register_again_locked(struct ofi *o, struct ofi_regions *r, uint64_t shift); /* registers the pool again, with other keys */
 void ofi_unregister_locked(struct ofi *o, struct ofi_regions *r);
-/* The present key of a region: its first key plus a shift from ofi_key_shift(). */
+/* The key that a region has now: `key`, which was sent to the peer when the nodes connected, plus the shift of the endpoint that uses the
+ * memory (ofi_key_shift()). */
 static inline uint64_t ofi_key(uint64_t key, uint64_t shift)
 {
     return (key + shift) & (UINT64_MAX >> 1);

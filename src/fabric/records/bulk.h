@@ -158,7 +158,8 @@ void tb_bulk_lane_up(struct tb_bulk *b, uint32_t lane, uint16_t generation);
 /* The smallest size of a put or get that uses lanes now; UINT64_MAX if no lane is up. */
 uint64_t tb_bulk_least(const struct tb_bulk *b);
 
-/* Begins a put or a get of at most TB_TRANSFER_MAX bytes. Returns false if no transfer number is free, or if a record finds no room now. */
+/* Begins a put or a get of at most TB_TRANSFER_MAX bytes. Returns false if it cannot begin now: no transfer number
+ * is free, records about given-up transfers must be sent first, or the stream has no room for the record that begins the transfer. */
 bool tb_bulk_put(struct tb_bulk *b, uint64_t from, uint64_t to, uint64_t length, uint64_t word, uint64_t add, uint32_t what, void *cookie);
 bool tb_bulk_get(struct tb_bulk *b, uint64_t to, uint64_t from, uint64_t length, void *cookie);
 

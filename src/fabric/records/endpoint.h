@@ -69,7 +69,7 @@ struct tb_ask {
     uint8_t *to;          /* get: where to store the bytes */
     uint32_t left;
     bool used, get, bulk; /* bulk: the request belongs to a bulk transfer */
-    uint8_t turn;         /* turn in which the request began; see tb_endpoint.turn */
+    uint8_t turn;         /* turn of the operation to which the request belongs; see tb_endpoint.turn */
     uint16_t transfer, generation;
     uint16_t next_free; /* 1 + index of the next free element; 0: this element was never used, and the next one is free, too */
 };
@@ -100,8 +100,9 @@ struct tb_endpoint {
     bool works_first;                             /* the next pump begins with `works`, because in the last one messages took all room */
     bool fenced;                                  /* moves wait until the peer has executed all frames before `fenced_at` */
     uint32_t fenced_at;                           /* number of a frame */
-    /* For flushes. Each operation, and each request to the peer, belongs to the turn in which it began. under_way[turn & 1] counts those of
-     * the current turn, the other element those of earlier turns. A flush ends the current turn, but only when all earlier turns are over.
+    /* For flushes. Each operation belongs to the turn in which it began, and each request to the peer to the turn of its operation.
+     * under_way[turn & 1] counts those of the current turn, the other element those of earlier turns. A flush ends the current turn, but
+     * only when all earlier turns are over.
      */
     uint32_t turn, under_way[2];
     uint16_t free_ask; /* the first free element of `asks`; TB_ASKS: none is free */

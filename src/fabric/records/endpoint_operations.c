@@ -545,8 +545,9 @@ int tb_endpoint_fence(struct tb_endpoint *e)
     return 0;
 }
 
-/* Whether every operation and every request to the peer that began in this turn or before has ended. A new turn begins only when all turns
- * before the current one are over, so two counters are enough. */
+/* Whether all operations of the turn `turn` and of earlier turns have ended, with their requests to the peer. If `turn` is the current
+ * turn, this function first begins the next turn, but only when all turns before `turn` are over. So operations of at most two turns are
+ * under way, and two counters are enough. */
 static bool turn_over(struct tb_endpoint *e, uint32_t turn)
 {
     if (e->turn == turn && e->under_way[1 - (turn & 1)] == 0)
