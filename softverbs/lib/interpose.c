@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Finds the functions of libc that this library replaces. All are looked up when the library is loaded, so that no signal handler needs to
- * look one up. An earlier call looks up its own function.
+ * look one up. If another library calls one of them before that, the call looks up this one function.
  */
 #include "interpose.h"
 

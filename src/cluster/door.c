@@ -123,7 +123,7 @@ static void door_later(struct door *d, int64_t now)
     d->next_at = now + TRY_AGAIN + more * (TRY_AGAIN / 256);
 }
 
-/* Chooses a rank for the newcomer and asks the first member. */
+/* Chooses a rank for the newcomer, and asks the first member whether it agrees that the newcomer joins. */
 static void door_begin(struct door *d, int64_t now)
 {
     struct grow *g = d->g;

@@ -106,9 +106,9 @@ struct weft_file {
 };
 
 /* --- file_keep.c --- */
-/* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses. `bytes`: the size
- * of the copy if it is for a view, which is exempt from the limit FILE_KEPT_PART; 0 for all other copies. Returns NULL if there is no
- * memory. */
+/* Takes memory for a copy of a piece of a file of `node`: new memory, or the memory of the oldest copy that nobody uses. `bytes`: 0
+ * for a copy that counts for the limit FILE_KEPT_PART. Copies for views do not count: then `bytes` is the copy's size. Returns NULL if
+ * there is no memory. */
 struct file_kept *file_keep(struct gateway *g, uint32_t node, uint32_t bytes);
 /* Call this when a copy was checked and is right. Tells the gateway that this node has the copy, and ends the lease. `there`: the number of
  * the handle at the gateway. */

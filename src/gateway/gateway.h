@@ -193,8 +193,8 @@ enum gateway_message_type {
                            fits */
     GATEWAY_ANSWER,     /* `to`: the request; words: defined by the service; payload: an error text, or defined by the service */
     GATEWAY_CANCEL,     /* word 0: the request's number at the sender */
-    GATEWAY_DATA,    /* `to`: the stream; word 0: the sender's number of the stream; word 1: position; word 2: number of bytes; word 3: 1 if
-                        these bytes are the last; payload: the bytes, or nothing if the bytes are in the ring; status: how the stream ended */
+    GATEWAY_DATA, /* `to`: the receiver's stream; word 0: the sender's number of it; word 1: position; word 2: number of bytes; word 3: 1 if
+                     these bytes are the last; payload: the bytes, or nothing if the bytes are in the ring; status: how the stream ended */
     GATEWAY_CREDIT,  /* `to`: the stream; word 0: how many bytes the reader has taken so far */
     GATEWAY_SHUT,    /* `to`: the stream; its reader reads no more */
     GATEWAY_END,     /* `to`: the asker's number of the process that has ended; payload: struct gateway_end */

@@ -59,7 +59,7 @@ struct net_target {
      * known. */
     const char *canonical;
     const struct net_address *to; /* an address of the host */
-    bool near;                    /* the asker may reach this node's loopback (WEFT_NET_LOOPBACK), so the default rules do not apply */
+    bool near; /* the asking node may connect to this node's loopback addresses (WEFT_NET_LOOPBACK): the default rules do not apply */
 };
 /* Returns whether an asker may reach the target. If not, `why` names the rule that forbids it. */
 bool net_rules_allow(const struct net_rules *all, const struct net_target *t, char *why, size_t len);

@@ -62,8 +62,9 @@ int socket_wait(struct weft_socket *s, fab_ready_fn ready, void *arg, int64_t de
 /* --- net_datagrams.c: for sockets with WEFT_NET_DATAGRAMS. `from` may be NULL; `to` NULL: the socket's peer --- */
 int socket_receive_datagram(struct weft_socket *s, char from[WEFT_NET_ADDRESS], void *buf, size_t len, size_t *got, int64_t timeout_ns);
 int socket_send_datagram(struct weft_socket *s, const char *to, const void *buf, size_t len, int64_t timeout_ns);
-/* For requests by record; these functions do not wait. socket_next_datagram() reads the head of the next datagram. The bytes stay in the
- * ring, from s->in->first + sizeof *d on. Returns -EAGAIN if there is no datagram. socket_datagram_taken() removes the datagram. */
+/* For requests that a kernel makes by a record (weft/request.h). These functions do not wait. socket_next_datagram() reads the head of the
+ * next datagram. The bytes stay in the ring, from s->in->first + sizeof *d on. Returns -EAGAIN if there is no datagram.
+ * socket_datagram_taken() removes the datagram. */
 int socket_next_datagram(struct weft_socket *s, struct net_datagram *d);
 void socket_datagram_taken(struct weft_socket *s, const struct net_datagram *d);
 /* socket_datagram_room() finds room for a datagram of `len` bytes; its head begins `*skip` bytes after s->out->last. Returns -EAGAIN if

@@ -122,7 +122,7 @@ static int cuda_open(uint32_t index, void **device)
     return 0;
 }
 
-/* Memory that this process has registered with CUDA, for all devices that use it. */
+/* Memory that this process has registered with CUDA: once, however many devices use it. */
 struct registered {
     void *memory;
     uint32_t users;

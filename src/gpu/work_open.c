@@ -18,7 +18,8 @@
 #define RENEWALS      4 /* by default, the number of renewals within one lease; so a late renewal does no harm */
 #define LINE          128u
 
-/* How often leases are renewed by default. Other nodes may have opened the queue with another lease, which this node does not know. */
+/* How often leases are renewed by default: a part of the lease with which this node has opened the queue. Other nodes may have opened it
+ * with a shorter lease, which this node does not know. */
 static int64_t renew_default(weft_queue *q)
 {
     weft_queue_stats stats;

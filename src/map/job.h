@@ -79,7 +79,7 @@
 struct map_input {
     const char *name;
     const char *path;     /* path of the file at its home: `name` without HOST: */
-    uint32_t home;        /* the node that has the file; always the owner if all nodes are on one host */
+    uint32_t home;        /* the node that has the file; the job's owner, unless the file is on another host */
     bool cached;          /* nodes on other hosts read the file through the file service of its home */
     int fd;               /* -1: map_input_fd() opens it when it is needed */
     bool stream;          /* can only be read from front to back */

@@ -35,7 +35,7 @@ struct map_options {
     const char *kernel;      /* NAME[:TEXT]; with kernel_file: the name of a symbol in that file */
     const char *kernel_file; /* shared object with the kernel; NULL: a built-in kernel */
     const char *gpu; /* run the kernel on GPUs. "": each node on one GPU; a number: all nodes on the GPU of that number; "host": on the
-                        processor, as GPU `host`. NULL: no GPUs */
+                        GPU `host`, whose blocks are threads of the processor. NULL: no GPUs */
     uint32_t nodes, slots; /* 0: chosen from the number of processors */
     uint64_t memory_bytes; /* of all pools together; 0: chosen from the machine's memory */
     const char *memory;    /* the option's text, for messages */

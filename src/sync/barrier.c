@@ -309,8 +309,8 @@ static bool news(void *arg)
     return weft_epoch(n->w) != n->epoch;
 }
 
-/* Begins a new set: the nodes that are alive now. `gone` gets the beginning of an error text (barrier_failed()), such as "node 3 is", which
- * names the nodes of the former set that are gone. */
+/* Begins a new set: the nodes that are alive now. `gone` gets the names of the nodes of the former set that are gone, such as
+ * "node 3 is". barrier_failed() makes an error text of them. */
 static void barrier_shrink(struct weft_node *w, struct sync *s, char gone[GONE_TEXT])
 {
     bool in[WEFT_MAX_NODES] = {false};

@@ -297,8 +297,8 @@ void ofi_renew(struct ofi *o, const char *why);
 bool ofi_side_valid(const void *bytes, size_t len);
 
 /* connect.c */
-/* The providers that a node can use. Two nodes first send each other these lists. They use the first provider in the list of the node with
- * the lower number that is in the other list, too. */
+/* The providers that a node can use. Two nodes first send each other these lists. Of the providers that are in both lists, they use the one
+ * that comes first in the list of the node with the lower number. */
 struct ofi_offer {
     uint64_t magic;
     uint32_t count, reserved;
