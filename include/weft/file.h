@@ -102,7 +102,7 @@ WEFT_API int weft_file_stat(weft_file *f, weft_file_info *out, size_t bytes, int
 /* Reads `len` bytes from `offset` on, or fewer if the file ends before. `*got` is the number of bytes read, also after an error; 0 without
  * an error: `offset` is not below the file's size. If a program reads a file in order, weft reads the next 4 pieces ahead. If the file is
  * on another host, weft requests the next 12 pieces and gets 8 of them. A call that does not begin where the last call ended reads nothing
- * ahead.
+ * ahead, except a call that reads the whole first piece of a file on another host.
  * Errors: -ESTALE the file has changed since it was opened; -EIO and other errors of pread(2): the gateway could not read the file; -EBUSY
  * another call reads or writes through this handle; -ENOMEM no memory at this node or at the gateway; -EAGAIN too many requests are
  * outstanding; -ECONNRESET the gateway is gone; -EPROTO the gateway has sent an invalid answer; -ETIMEDOUT not all bytes arrived before the

@@ -440,7 +440,7 @@ static void door_listen(struct door *d, int64_t now)
     if (!g->address[0] || d->at.fd >= 0 || now < d->listen_at)
         return;
     d->at.fd = cluster_listen(g->address, d->at.bound, sizeof d->at.bound);
-    d->listen_at = door_listen_later(g, now);
+    d->listen_at = door_listen_later(g, base_now_ns()); /* cluster_listen() may have waited for another process */
     if (d->at.fd >= 0)
         base_log(BASE_LOG_INFO, "nodes can join at %s", d->at.bound);
 }

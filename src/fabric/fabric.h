@@ -512,7 +512,7 @@ enum fab_whom {
 struct fab_patience {
     struct weft_node *w;
     enum fab_whom whom;
-    bool lasting;     /* the wait has no deadline of its own */
+    bool lasting, lonely; /* the wait has no deadline of its own; `lost_at` was set because no other node was alive */
     int64_t deadline; /* INT64_MAX: none */
     int64_t say_at;   /* when to print whom this node waits for; INT64_MAX: printed already, or never */
     int64_t lost_at;  /* the node that should end the wait is gone, so the wait fails at this time; INT64_MAX: no node is gone */

@@ -32,8 +32,23 @@ void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_wh
         .epoch = weft_epoch(w),
         .dead = whom == FAB_ANY ? fab_count_dead(w, w->size) : 0,
     };
-    if (lasting && whom != FAB_KNOWN && alone(w))
+    p->lonely = lasting && whom != FAB_KNOWN && alone(w);
+    if (p->lonely)
         p->lost_at = base_deadline(w->options.deadline_ns);
+}
+
+/* Handles a new epoch: nodes have died or joined. */
+static void patience_look(struct fab_patience *p)
+{
+    uint32_t dead = p->whom == FAB_ANY ? fab_count_dead(p->w, p->w->size) : 0;
+    bool lonely = p->whom != FAB_KNOWN && alone(p->w);
+    bool died = dead != p->dead || (p->lost_at != INT64_MAX && !p->lonely); /* now, or earlier during this wait */
+    if (p->lonely && !lonely && !died)
+        p->lost_at = INT64_MAX; /* a node has joined, and it can end the wait */
+    if (p->lasting && (lonely || died) && p->lost_at == INT64_MAX)
+        p->lost_at = base_deadline(p->w->options.deadline_ns);
+    p->lonely = lonely && !died;
+    p->dead = dead;
 }
 
 int fab_patience_check(struct fab_patience *p)
@@ -43,14 +58,8 @@ int fab_patience_check(struct fab_patience *p)
         return -ETIMEDOUT;
     uint64_t epoch = weft_epoch(p->w);
     if (epoch != p->epoch) {
-        uint32_t dead = p->whom == FAB_ANY ? fab_count_dead(p->w, p->w->size) : 0;
-        bool lost = alone(p->w) ? p->whom != FAB_KNOWN : dead != p->dead;
-        if (p->lasting && lost && p->lost_at == INT64_MAX)
-            p->lost_at = base_deadline(p->w->options.deadline_ns);
-        if (p->whom == FAB_LAST && !alone(p->w))
-            p->lost_at = INT64_MAX; /* another node has joined */
+        patience_look(p);
         p->epoch = epoch;
-        p->dead = dead;
     }
     return now >= p->lost_at ? -ECONNRESET : 0;
 }

@@ -85,7 +85,7 @@ static bool by_fabric(const struct arena_piece *p)
  * GPU is short. Only the last one is, because a piece costs the owner about as much time as the copy of 1 MiB. */
 static uint64_t granted_most(uint64_t left, uint64_t slot)
 {
-    uint64_t most = left > TAIL_MOST ? base_round_up(left - left / TAIL_PARTS, TAIL_UNIT) : left;
+    uint64_t most = left > TAIL_MOST ? (left - left / TAIL_PARTS) / TAIL_UNIT * TAIL_UNIT : left;
     return most < slot ? most : slot;
 }
 
@@ -312,7 +312,7 @@ static int fabric_step(struct arenas *c, struct arena_job *j, struct arena_piece
     if (!p->started) {
         rc = fabric_start(c, j, p);
         p->started = rc == 0;
-        c->put_begun |= p->started;
+        c->put_begun |= p->started && p->grant;
     }
     return p->started ? weft_test(c->w, &p->op) : rc;
 }

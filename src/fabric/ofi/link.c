@@ -207,7 +207,10 @@ static bool link_start(struct ofi_link *l, const struct ofi_pieces *p)
         l->moving += p->bytes;
         return true;
     }
-    if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL) {
+    bool refused = rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP || rc == -FI_EBADFLAGS || rc == -FI_EINVAL;
+    if (refused && p->count > 1) {
+        l->most_together = 1; /* the operations begin again, each with a request of its own */
+    } else if (refused) {
         base_log(BASE_LOG_INFO,
                  "provider %s of libfabric refuses to read and write the memory of other nodes (RMA): %s; large puts and gets are sent in "
                  "frames instead",
