@@ -513,11 +513,11 @@ struct fab_patience {
     struct weft_node *w;
     enum fab_whom whom;
     bool lasting, lonely; /* the wait has no deadline of its own; `lost_at` was set because no other node was alive */
-    int64_t deadline; /* INT64_MAX: none */
-    int64_t say_at;   /* when to print whom this node waits for; INT64_MAX: printed already, or never */
-    int64_t lost_at;  /* the node that should end the wait is gone, so the wait fails at this time; INT64_MAX: no node is gone */
-    uint64_t epoch;   /* the epoch in which the members were last checked */
-    uint32_t dead;    /* how many nodes were dead in that epoch */
+    int64_t deadline;     /* INT64_MAX: none */
+    int64_t say_at;       /* when to print whom this node waits for; INT64_MAX: printed already, or never */
+    int64_t lost_at;      /* the node that should end the wait is gone, so the wait fails at this time; INT64_MAX: no node is gone */
+    uint64_t epoch;       /* the epoch in which the members were last checked */
+    uint32_t dead;        /* how many nodes were dead in that epoch */
 };
 void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_whom whom, int64_t timeout_ns);
 /* When to call fab_patience_check() again at the latest: the deadline to pass to fab_wait(). */
