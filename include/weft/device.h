@@ -153,9 +153,9 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
 
 /* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can access three kinds of
  * memory: pools of nodes on its host, as far as its GPU can access them; the arenas of its own GPU; and arenas of other nodes on its host
- * that its GPU has mapped (weft_link_stats.arena_way). Also NULL if the `bytes` bytes do not lie inside a single pool or arena. The kernel
- * may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of a
- * microsecond. Make this call before a wait rather than after it, so that both overlap. */
+ * that its GPU has mapped (weft_link_stats.arena_way). Also NULL if the `bytes` bytes do not lie inside a single pool or arena, or the
+ * address is WEFT_NULL. The kernel may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory,
+ * which takes some tenths of a microsecond. Make this call before a wait rather than after it, so that both overlap. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
@@ -170,7 +170,7 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 #else
     uint64_t most = weft_device_load(entry + 1);
 #endif
-    if (!known || offset > most || bytes > most - offset || most == 0)
+    if (!known || offset < WEFT_DEVICE_FIRST || offset > most || bytes > most - offset)
         return NULL;
 #if defined(__CUDACC__)
     return (void *)(uintptr_t)(base + offset);

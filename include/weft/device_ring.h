@@ -77,6 +77,7 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_RENEW    17u /* low: address of the leases */
 #define WEFT_DEVICE_KINDS    18u
 
+#define WEFT_DEVICE_FIRST        65536u /* no buffer of a pool or an arena begins at a lower offset; so 0 (WEFT_NULL) is no memory */
 #define WEFT_DEVICE_RECORD_BYTES 256u
 #define WEFT_DEVICE_TASKS        64u /* maximum number of tasks of one request */
 
