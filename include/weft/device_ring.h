@@ -188,7 +188,8 @@ WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR
     return weft_device_late_after(d, p, -1);
 }
 
-/* Whether that node has left or died. The kernel's node reports it within about 1 ms. */
+/* Whether that node has left or died. The kernel's node reports it within about 1 ms. Also true for nodes that joined after the GPU was
+ * opened. */
 WEFT_DEVICE_CALL bool weft_device_gone(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     return node >= d->size || (weft_device_load(d->notice + 1 + node / 64) >> node % 64 & 1);
