@@ -13,7 +13,8 @@
  * An operation with a weft_device_op is complete when weft_device_test() or weft_device_wait() returns its result. Until then it occupies a
  * place in the ring: call weft_device_test() again and again, or give the operation up by weft_device_leave(). An operation without an op
  * is complete after the block's next weft_device_flush() to the same node, which also returns the first error of such operations.
- * Operations of one block to one node begin in the order of the calls. Operations of different blocks are not ordered.
+ * Operations of one block to one node begin in the order of the calls. Operations of different blocks are not ordered. The answers of a
+ * ring come in the order of its requests: if a node does not answer, later answers wait, also those about other nodes.
  *
  * If the ring is full, a call waits for room. A thread that must not wait makes its calls with a copy of the weft_device:
  *     weft_device now = *d;
