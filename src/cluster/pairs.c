@@ -322,7 +322,7 @@ static int say_who_is_missing(struct join *j, int rc)
                          "WEFT_JOIN_TIMEOUT",
                          i, j->cards[i].pid, j->cards[i].host, away ? " at " : "", away ? j->away.bound : "",
                          (double)j->settings->join_timeout_ns / 1e9,
-                         away ? ": does a firewall block TCP at that address (man weft-networks)?" : "");
+                         away ? ": check whether a firewall blocks TCP to that address (man weft-networks)" : "");
     return base_fail(rc, "node %u (pid %u on %s) joined, but did not connect to this node: it may have ended; see its messages", i,
                      j->cards[i].pid, j->cards[i].host);
 }
