@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fabric/ofi/provider.h"
+#include "fabric/ofi/ofi.h"
 
 #define RMA (FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 
@@ -268,11 +268,27 @@ static void test_list_at_interface(void **state)
     assert_int_equal(ofi_list(&library, &nowhere, &list), -ENODEV);
 }
 
+/* Peers' addresses have the length of this node's address; names, such as those of `shm`, may have any. */
+static void test_address_fits(void **state)
+{
+    struct fi_info info = {.addr_format = FI_ADDR_STR};
+    struct ofi o = {.info = &info, .address_bytes = sizeof "fi_shm://9999"};
+    const uint8_t name[] = "fi_shm://10000";
+    (void)state;
+    assert_true(ofi_address_fits(&o, name, sizeof name));
+    assert_false(ofi_address_fits(&o, name, sizeof name - 1)); /* without its end */
+    assert_false(ofi_address_fits(&o, name, 0));
+    info.addr_format = FI_SOCKADDR_IN;
+    assert_false(ofi_address_fits(&o, name, sizeof name));
+    assert_true(ofi_address_fits(&o, name, o.address_bytes));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_traits),
-                                       cmocka_unit_test(test_list),  cmocka_unit_test(test_list_of_named),
-                                       cmocka_unit_test(test_has),   cmocka_unit_test(test_list_at_interface)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order),       cmocka_unit_test(test_traits),
+                                       cmocka_unit_test(test_list),        cmocka_unit_test(test_list_of_named),
+                                       cmocka_unit_test(test_has),         cmocka_unit_test(test_list_at_interface),
+                                       cmocka_unit_test(test_address_fits)};
     for (uint32_t i = 0; i < ADDRESSES; i++)
         addresses[i] = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + i)};
     return cmocka_run_group_tests(tests, NULL, NULL);
