@@ -223,7 +223,7 @@ WEFT_API int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number);
 
 typedef struct weft_gpu_stats {
     uint64_t requests; /* requests that the node has taken from kernels */
-    uint64_t failed;   /* how many of these requests have failed */
+    uint64_t failed;   /* how many of these requests have failed, attempts that found no task or no bytes included */
     uint64_t waits;    /* how often a request had to wait for room in the queue to its target node */
 } weft_gpu_stats;
 

@@ -346,6 +346,7 @@ static void wrong_grants(struct arenas *c)
     struct arena_room wrong[] = {
         {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(OWNER, 0, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(1, 1, 1 << 16)}},
+        {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(1, 0, 0)}},
         {.kind = ROOM_GRANT, .count = GRANTS_MOST + 1, .bytes = 4096, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = 1, .bytes = 0, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = 1, .bytes = ARENA_PIECE + 1, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
