@@ -149,6 +149,7 @@ static int host_copy(void *device, void *to, const void *from, size_t bytes, uin
     (void)device;
     *ticket = 0;
     fab_copy_little(to, from, bytes);
+    fab_fence_after_get();
     return 0;
 }
 

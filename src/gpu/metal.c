@@ -266,6 +266,7 @@ static int metal_copy(void *device, void *to, const void *from, size_t bytes, ui
     (void)device;
     *ticket = 0;
     fab_copy_little(to, from, bytes);
+    fab_fence_after_get();
     return 0;
 }
 

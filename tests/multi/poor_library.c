@@ -2,9 +2,10 @@
  *
  * libfabric, but with providers that can do less: without RMA, or with small messages and without copies of what is sent (inject). Or with
  * a provider efa, which is in truth `net`, or cannot be opened. Or with one whose queues have no descriptor to sleep on. Or with one that
- * needs memory registered as efa, cxi or a mixture of both does; this file then checks what libfabric's util layer does not. Or with one
- * whose queue reports completions twice, and errors of requests that are not the program's. The environment variable POOR_LIBRARY says
- * which: "messages", "small", "efa", "efa closed", "polled", "regions of efa", "regions of cxi", "regions of both" or "confused".
+ * refuses RMA requests with several pieces of memory. Or with one that needs memory registered as efa, cxi or a mixture of both does; this
+ * file then checks what libfabric's util layer does not. Or with one whose queue reports completions twice, and errors of requests that are
+ * not the program's. The environment variable POOR_LIBRARY says which: "messages", "small", "efa", "efa closed", "polled", "single",
+ * "regions of efa", "regions of cxi", "regions of both" or "confused".
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -193,16 +194,21 @@ static void check_each(const struct fi_msg_rma *m, uint64_t access)
         check_local(m->msg_iov[i].iov_base, m->msg_iov[i].iov_len, m->desc[i], access);
 }
 
+static bool refuses(const struct fi_msg_rma *m)
+{
+    return is("single") && (m->iov_count > 1 || m->rma_iov_count > 1);
+}
+
 static ssize_t endpoint_read(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t flags)
 {
     check_each(m, FI_READ);
-    return its.rma.readmsg(ep, m, flags);
+    return refuses(m) ? -FI_EINVAL : its.rma.readmsg(ep, m, flags);
 }
 
 static ssize_t endpoint_write(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t flags)
 {
     check_each(m, FI_WRITE);
-    return its.rma.writemsg(ep, m, flags);
+    return refuses(m) ? -FI_EINVAL : its.rma.writemsg(ep, m, flags);
 }
 
 static int endpoint_close(struct fid *endpoint)
@@ -319,7 +325,7 @@ int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *con
         attr->prov_name = strdup("net");
     }
     int rc = REAL(fi_fabric)(attr, fabric, context);
-    if (!rc && (regions_mode() || is("polled") || is("confused")))
+    if (!rc && (regions_mode() || is("polled") || is("single") || is("confused")))
         watch_domains(*fabric);
     return rc;
 }

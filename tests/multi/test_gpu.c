@@ -331,6 +331,7 @@ static void node_wrong(weft_node *w, void *arg)
     OK(weft_gpu_run(g, nothing_comes, 1, &j));
     OK(weft_gpu_close(g));
     CHECK(weft_gpu_close(g) == -EINVAL && strstr(weft_error(), "closed already"));
+    CHECK(weft_gpu_run(g, add_one, 1, &j) == -EINVAL && weft_gpu_arena(g, 4096, &n) == -EINVAL && strstr(weft_error(), "closed already"));
     OK(weft_gpu_close(NULL));
     g = open_host(w, 1, 8); /* opens the same GPU twice */
     weft_gpu *again = open_host(w, 1, 8);

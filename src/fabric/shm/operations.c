@@ -44,6 +44,7 @@ int shm_get(struct weft_node *w, struct fab_link *l, void *dst, uint64_t from, s
 {
     struct shm_link *s = l->impl;
     copy(w, dst, s->pool + from, len);
+    fab_fence_after_get();
     fab_complete(op, 0);
     return 0;
 }
