@@ -156,7 +156,7 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
         return base_fail(
             -EPROTO, "node %u uses %.47s of libfabric, although both nodes had agreed on %s; run the same version of weft on both hosts",
             node, h->provider, o->info->fabric_attr->prov_name);
-    if (h->format != o->info->addr_format || h->address_bytes != o->address_bytes)
+    if (h->format != o->info->addr_format || !ofi_address_fits(o->info, o->address_bytes, h->address, h->address_bytes))
         return base_fail(-EINVAL,
                          "node %u and this node have addresses of different families (IPv4 and IPv6) for %s: set WEFT_OFI_INTERFACE on "
                          "both nodes to addresses of one family",

@@ -139,7 +139,7 @@ struct ofi_link {
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    /* when this node replaces its endpoint, because the peer's new endpoint has the same address as its former one; 0: it has not */
+    /* when this node replaces its endpoint, because the peer has replaced its own; 0: it need not, see watch_moved() */
     int64_t renew_at;
     int64_t renewed_for; /* when this node last replaced its endpoint because of renew_at; 0: never */
     int64_t gone_at;     /* when this node replaces its endpoint, if the former connection still exists */

@@ -36,6 +36,8 @@ struct ofi_traits {
     bool wakes;        /* the completion queue's descriptor becomes readable when something arrives; false: the queue must be polled */
     bool tcp;          /* uses connections over TCP: the kernel sends a connection's bytes even after it was closed */
     bool tried;        /* weft was run with this provider */
+    bool loses;        /* RMA requests to an endpoint that is gone never end, and later requests, also to other nodes, wait for them */
+    bool locks;        /* nodes hold locks in each other's memory: if a node is killed while it holds one, the other node hangs */
     uint32_t rank;     /* the smallest rank is the best; OFI_NEVER: used only if the user names the provider */
 };
 #define OFI_NEVER 1000u
@@ -80,5 +82,8 @@ int ofi_list(const struct ofi_library *lib, const struct ofi_want *want, struct 
 bool ofi_has(const struct ofi_library *lib, const char *provider);
 /* Prints an address as text, such as "tcp over eth0 10.0.0.1". */
 void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room);
+/* Whether another node's address has the form of this node's, which has `own` bytes. Addresses that are text, such as those of shm, end
+ * with a null and have different lengths: shm's contain a process number and a count. */
+bool ofi_address_fits(const struct fi_info *info, size_t own, const void *address, size_t len);
 
 #endif
