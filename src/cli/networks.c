@@ -84,7 +84,7 @@ static void networks_use(const struct networks *n, const struct ofi_listed *e, c
     snprintf(out + at, USE - at, "%s%s%s%s%s%s", used && networks_near(e) && !n->interface[0] ? ", if they join by this address" : "",
              name ? "; or with WEFT_OFI_PROVIDER=" : "", name ? e->provider : "",
              e->traits.plain && (used || e->use == OFI_BY_NAME) ? "; in the clear" : "",
-             e->traits.locks ? "; a node that is killed may make others hang" : "",
+             e->traits.locks ? "; a node that is killed may make others hang or crash" : "",
              e->traits.tried ? "" : "; weft supports it, but was never run with it");
 }
 

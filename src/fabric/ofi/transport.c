@@ -34,7 +34,8 @@ static int transport_open_device(struct ofi_node *n, uint32_t choice)
     base_log(BASE_LOG_INFO, "this node uses libfabric's provider %s at address %s%s", o->info->fabric_attr->prov_name, o->name,
              o->traits.plain ? ": data travels in the clear, and only joining is authenticated (man weft-networks)" : "");
     if (o->traits.locks)
-        base_log(BASE_LOG_WARN, "if a node is killed, others may hang, because of a defect of libfabric's provider %s (man weft-networks)",
+        base_log(BASE_LOG_WARN,
+                 "if a node is killed, others may hang or crash, because of defects of libfabric's provider %s (man weft-networks)",
                  o->info->fabric_attr->prov_name);
     return 0;
 }
