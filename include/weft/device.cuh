@@ -281,9 +281,10 @@ static __device__ __forceinline__ int weft_device_watch_by(const weft_device *d,
     {                                                                                                                             \
         return weft_device_watch_by<group>(d, node, word, WEFT_GE, value, seen, -1);                                              \
     }                                                                                                                             \
-    static __device__ inline int weft_device_wait_at_least_##name(const weft_device *d, uint64_t word, uint64_t value)            \
+    static __device__ inline int weft_device_wait_at_least_##name(const weft_device *d, uint64_t word, uint64_t value,            \
+                                                                  uint64_t *seen = NULL)                                          \
     {                                                                                                                             \
-        return weft_device_watch_by<group>(d, d->rank, word, WEFT_GE, value, NULL, -1);                                           \
+        return weft_device_watch_by<group>(d, d->rank, word, WEFT_GE, value, seen, -1);                                           \
     }
 WEFT_DEVICE_TOGETHER(warp, weft_device_warp)
 WEFT_DEVICE_TOGETHER(block, weft_device_whole_block)

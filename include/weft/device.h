@@ -13,7 +13,8 @@
  * An operation with a weft_device_op is complete when weft_device_test() or weft_device_wait() returns its result. Until then it occupies a
  * place in the ring: call weft_device_test() again and again, or give the operation up by weft_device_leave(). An operation without an op
  * is complete after the block's next weft_device_flush() to the same node, which also returns the first error of such operations.
- * Operations of one block to one node begin in the order of the calls. Operations of different blocks are not ordered.
+ * Operations of one block to one node begin in the order of the calls. Operations of different blocks are not ordered. The answers of a
+ * ring come in the order of its requests: if a node does not answer, later answers wait, also those about other nodes.
  *
  * If the ring is full, a call waits for room. A thread that must not wait makes its calls with a copy of the weft_device:
  *     weft_device now = *d;
@@ -153,9 +154,9 @@ WEFT_DEVICE_CALL int weft_device_nothing(WEFT_NEAR const weft_device *d, bool an
 
 /* The kernel's pointer to the memory at an address; NULL if the kernel cannot load and store there. A kernel can access three kinds of
  * memory: pools of nodes on its host, as far as its GPU can access them; the arenas of its own GPU; and arenas of other nodes on its host
- * that its GPU has mapped (weft_link_stats.arena_way). Also NULL if the `bytes` bytes do not lie inside a single pool or arena. The kernel
- * may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory, which takes some tenths of a
- * microsecond. Make this call before a wait rather than after it, so that both overlap. */
+ * that its GPU has mapped (weft_link_stats.arena_way). Also NULL if the `bytes` bytes do not lie inside a single pool or arena, or the
+ * address is WEFT_NULL. The kernel may keep the pointer while the memory is mapped (weft_gpu_arena()). The call reads the GPU's memory,
+ * which takes some tenths of a microsecond. Make this call before a wait rather than after it, so that both overlap. */
 WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, uint64_t addr, uint64_t bytes)
 {
     uint32_t node = (uint32_t)(addr >> 48), space = (uint32_t)(addr >> 44) & 0xfu;
@@ -170,7 +171,7 @@ WEFT_DEVICE_CALL WEFT_FAR void *weft_device_ptr(WEFT_NEAR const weft_device *d, 
 #else
     uint64_t most = weft_device_load(entry + 1);
 #endif
-    if (!known || offset > most || bytes > most - offset || most == 0)
+    if (!known || offset < WEFT_DEVICE_FIRST || offset > most || bytes > most - offset)
         return NULL;
 #if defined(__CUDACC__)
     return (void *)(uintptr_t)(base + offset);

@@ -77,6 +77,7 @@ typedef struct weft_device_slot {
 #define WEFT_DEVICE_RENEW    17u /* low: address of the leases */
 #define WEFT_DEVICE_KINDS    18u
 
+#define WEFT_DEVICE_FIRST        65536u /* no buffer of a pool or an arena begins at a lower offset; so 0 (WEFT_NULL) is no memory */
 #define WEFT_DEVICE_RECORD_BYTES 256u
 #define WEFT_DEVICE_TASKS        64u /* maximum number of tasks of one request */
 
@@ -187,7 +188,8 @@ WEFT_DEVICE_CALL bool weft_device_late(WEFT_NEAR const weft_device *d, WEFT_NEAR
     return weft_device_late_after(d, p, -1);
 }
 
-/* Whether that node has left or died. The kernel's node reports it within about 1 ms. */
+/* Whether that node has left or died. The kernel's node reports it within about 1 ms. Also true for nodes that joined after the GPU was
+ * opened. */
 WEFT_DEVICE_CALL bool weft_device_gone(WEFT_NEAR const weft_device *d, uint32_t node)
 {
     return node >= d->size || (weft_device_load(d->notice + 1 + node / 64) >> node % 64 & 1);

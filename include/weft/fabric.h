@@ -61,7 +61,7 @@ typedef struct weft_op {
 } weft_op;
 
 /* Copy `len` bytes to (put) or from (get) the memory of any node. Any length and alignment is allowed. Local memory may be anywhere in the
- * process.
+ * process. Source and destination must not overlap.
  * Errors: -EFAULT no such node, space or range; -ECONNRESET the node is gone; -ENETDOWN no route (tb); -ECONNABORTED a device refused the
  * operation, which may or may not have happened (rc); -ETIMEDOUT no room in the queue before the deadline; -ENOBUFS in a handler, 64 MiB
  * are queued; -ENOMEM no memory to queue it. */

@@ -114,8 +114,8 @@ WEFT_API void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes);
  * The call tells all nodes about the arena and waits for their answers, at most until the default deadline. weft_gpu_open() waits until
  * this node has mapped the existing arenas, at most 10 s. weft_fence() to a node waits for operations on its GPU memory, or fails with
  * -EDEADLK in a handler.
- * Errors: -EINVAL `bytes` is 0 or too large for an address; -ENOMEM the GPU has not so much memory; -ENOSPC this node has 15 arenas
- * already; -EIO the GPU's driver has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
+ * Errors: -EINVAL `bytes` is 0 or too large for an address, or the GPU is closed; -ENOMEM the GPU has not so much memory; -ENOSPC this node
+ * has 15 arenas already; -EIO the GPU's driver has failed; -EAGAIN no thread can be started; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space);
 
 /* Allocate in an arena of this node, as weft_alloc() does in the pool; weft_free() frees it.
@@ -185,9 +185,9 @@ typedef struct weft_gpu_worker_config {
 } weft_gpu_worker_config;
 
 /* Open a worker for the queue `q`, which must stay open until the worker is closed. `config` may be NULL.
- * Errors: -EINVAL a setting or `config->bytes` is wrong; -E2BIG `config` has fields set that this library does not know; -ENOSPC the GPU
- * has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's driver has failed; -EAGAIN no thread can be started for
- * the worker; -ENOTSUP the GPU's kernels take turns with the node; -EDEADLK called from a handler. */
+ * Errors: -EINVAL a setting or `config->bytes` is wrong, or the GPU is closed; -E2BIG `config` has fields set that this library does not
+ * know; -ENOSPC the GPU has had 64 workers; -ENOMEM no memory, on the GPU or on the host; -EIO the GPU's driver has failed; -EAGAIN no
+ * thread can be started for the worker; -ENOTSUP the GPU's kernels take turns with the node; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_config *config, weft_gpu_worker **out);
 
 /* The pointer that the program passes to the kernels of this worker. It leads to memory of the GPU, and is valid until the GPU is closed.
@@ -217,13 +217,13 @@ WEFT_API int weft_gpu_worker_stat(weft_gpu_worker *k, weft_gpu_worker_stats *out
  * weft_device_renew() and weft_device_complete(). The number is valid until the GPU is closed. Another call for the same queue returns the
  * same number. One thread of the node carries out these calls for all queues of a GPU. After the queue is closed, they fail with
  * WEFT_DEVICE_EBADF.
- * Errors: -EINVAL `q` is NULL; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be started; -EDEADLK called
- * from a handler. */
+ * Errors: -EINVAL `q` is NULL, or the GPU is closed; -ENOSPC the GPU has had 64 queues; -ENOMEM no memory; -EAGAIN no thread can be
+ * started; -EDEADLK called from a handler. */
 WEFT_API int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number);
 
 typedef struct weft_gpu_stats {
     uint64_t requests; /* requests that the node has taken from kernels */
-    uint64_t failed;   /* how many of these requests have failed */
+    uint64_t failed;   /* how many of these requests have failed, attempts that found no task or no bytes included */
     uint64_t waits;    /* how often a request had to wait for room in the queue to its target node */
 } weft_gpu_stats;
 

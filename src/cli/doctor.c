@@ -69,10 +69,14 @@ static int print_people(const struct doctor_finding *all, unsigned count, unsign
         printf("\nWhich RDMA devices can be used is not known.\n");
         return cli_flush("doctor");
     }
-    printf("%s%u RDMA device%s can be used.%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
-           usable
-               ? ""
-               : " Nodes on this host can still use shared memory and, to other hosts, the networks that `weft devices --networks` lists.");
+    bool networks = true;
+    for (unsigned i = 0; i < count; i++)
+        networks = networks && strcmp(all[i].id, "no-network") != 0;
+    printf("%s%u RDMA device%s can be used.%s%s\n", count ? "\n" : "", usable, usable == 1 ? "" : "s",
+           usable ? "" : " Nodes on this host can still use shared memory",
+           usable     ? ""
+           : networks ? " and, to other hosts, the networks that `weft devices --networks` lists."
+                      : ", but cannot reach other hosts.");
     gpus_print(gpus, n);
     return cli_flush("doctor");
 }

@@ -234,8 +234,10 @@ static void check_presence(struct doctor *d)
         SAY(f->remedy,
             "If it has an RDMA adapter, check that its driver is loaded (mlx5_ib, irdma, bnxt_re, ...; `lsmod`, `dmesg`). With plain "
             "Ethernet, use the kernel's software device: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev "
-            "INTERFACE. Without either, nodes on this host can still use shared memory, and TCP to other hosts, which is slower (`weft "
-            "devices --networks`)");
+            "INTERFACE%s",
+            has(d, "no-network") ? ""
+                                 : ". Without either, nodes on this host can still use shared memory, and TCP to other hosts, which is "
+                                   "slower (`weft devices --networks`)");
 }
 
 static void check_port(struct doctor *d, const json_t *device)

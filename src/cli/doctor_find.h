@@ -23,6 +23,7 @@ enum rank {
     DEVICE_ERROR,
     NO_CONNECTIONS,
     BRIDGE,
+    NO_NETWORK,
     SLOW_PATH,
     MEMLOCK,
     GPU,

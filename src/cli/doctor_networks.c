@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * Finds out why nodes use TCP although this host has a faster network that libfabric drives: this host's libfabric has no provider for the
+ * Finds out why nodes cannot use libfabric at all: it is missing, or a setting names what this host does not have. Finds out why nodes use
+ * TCP although this host has a faster network that libfabric drives: this host's libfabric has no provider for the
  * adapter, or a setting leaves the provider unused. If the other host lacks something, the nodes report that when they connect
  * (fabric/ofi/connect.c).
  */
+#include <arpa/inet.h>
 #include <string.h>
 
 #include "cli/doctor_find.h"
@@ -85,6 +87,68 @@ static bool names_provider(const char *setting, const char *name)
     return false;
 }
 
+/* Whether the list has one of the providers in WEFT_OFI_PROVIDER. There, "tcp" also means "tcp;ofi_rxm". */
+static bool has_named(const json_t *list, const char *setting)
+{
+    char name[64];
+    for (size_t n; *setting; setting += n + (setting[n] == ',')) {
+        n = strcspn(setting, ",");
+        snprintf(name, sizeof name, "%.*s", (int)n, setting);
+        if (name[0] && provider_in(list, name))
+            return true;
+    }
+    return false;
+}
+
+/* Whether WEFT_OFI_INTERFACE is an interface or an address of the list. All addresses that begin with 127. are this host's. */
+static bool has_interface(const json_t *list, const char *setting)
+{
+    size_t i;
+    const json_t *entry;
+    uint8_t bytes[16];
+    char usual[INET6_ADDRSTRLEN]; /* an IPv6 address may be written in several ways */
+    bool found = strncmp(setting, "127.", 4) == 0;
+    setting = inet_pton(AF_INET6, setting, bytes) == 1 ? inet_ntop(AF_INET6, bytes, usual, sizeof usual) : setting;
+    size_t n = strlen(setting);
+    json_array_foreach (list, i, entry) {
+        const char *address = doctor_text_of(entry, "address");
+        address += *address == '[';
+        found = found || strcmp(doctor_text_of(entry, "interface"), setting) == 0 ||
+                (strncmp(address, setting, n) == 0 && (address[n] == '\0' || address[n] == ']' || address[n] == '%'));
+    }
+    return found;
+}
+
+/* Report that nodes cannot use libfabric. Returns true if they can. */
+static bool check_usable(struct doctor *d, const json_t *list, const char *failed)
+{
+    char provider[256] = "", interface[256] = "";
+    const char *limits = doctor_fact(d, DOCTOR_LIMITS);
+    doctor_value_of(limits, "provider", provider, sizeof provider);
+    doctor_value_of(limits, "interface", interface, sizeof interface);
+    bool unknown = !*failed && provider[0] && !has_named(list, provider);
+    bool nowhere = !*failed && !unknown && interface[0] && !has_interface(list, interface);
+    if (!*failed && !unknown && !nowhere)
+        return true;
+    struct doctor_finding *f = doctor_add(d, "no-network", NO_NETWORK, false);
+    const char *setting = unknown ? "WEFT_OFI_PROVIDER" : "WEFT_OFI_INTERFACE";
+    SAY(f->what, "Nodes on this host cannot reach other hosts, because %s%s", *failed ? "libfabric cannot be used" : "of ",
+        *failed ? "" : setting);
+    if (*failed)
+        SAY(f->seen, "%.390s", failed);
+    else
+        SAY(f->seen, "%s is %.200s; this host has no such %s", setting, unknown ? provider : interface,
+            unknown ? "provider of libfabric" : "network interface or address");
+    if (*failed)
+        SAY(f->remedy,
+            "Install libfabric 1.17 or newer (Debian, Ubuntu: libfabric1; Fedora, Homebrew: libfabric), or set WEFT_OFI_LIBRARY to "
+            "its file. Then `weft devices --networks` lists the networks of this host");
+    else
+        SAY(f->remedy, "Unset %s, or set it to %s that `weft devices --networks` lists when it is not set", setting,
+            unknown ? "a provider" : "an interface or an address");
+    return false;
+}
+
 /* Report a setting that leaves a better provider than TCP unused. Returns true if there is no such setting. */
 static bool check_settings(struct doctor *d, const json_t *list)
 {
@@ -120,7 +184,7 @@ static void check_adapter(struct doctor *d, const struct adapter *a, const char 
     doctor_word_of(line, "driver", driver);
     bool no_driver = strcmp(driver, "-") == 0;
     struct doctor_finding *f = doctor_add(d, "slow-network", SLOW_PATH, false);
-    SAY(f->what, "This host has %s, but nodes use TCP, which is slower, because %s", a->name,
+    SAY(f->what, "This host has %s, but nodes %s, because %s", a->name, *failed ? "do not use it" : "use TCP, which is slower",
         no_driver ? "the adapter has no driver" : "libfabric has no provider for it");
     snprintf(library, sizeof library, *failed ? "%.390s" : "libfabric has no provider %.20s", *failed ? failed : a->provider);
     SAY(f->seen, "%.*s on PCI, %s%.60s; %s", (int)strcspn(line, " "), line, no_driver ? "without a driver" : "driver ",
@@ -171,7 +235,7 @@ void doctor_check_networks(struct doctor *d)
     if (list && (transport[0] ? strcmp(transport, "ofi") == 0 : !has_rdma(d->devices))) {
         const json_t *best = better_than_tcp(list);
         /* "clear": others could read the data, as with psm3 on Ethernet; such a provider does not count as better than TCP */
-        d->by_libfabric = check_settings(d, list) && json_is_false(json_object_get(best, "clear"));
+        d->by_libfabric = check_usable(d, list, failed) && check_settings(d, list) && json_is_false(json_object_get(best, "clear"));
         check_adapters(d, list, failed);
     }
     json_decref(list);

@@ -100,8 +100,8 @@ static void variable_of(const struct cluster_pair *setting, char *name, size_t l
     name[n] = '\0';
 }
 
-/* Pass this host's settings, with those of the hostfile, to nodes on other hosts. The secret, and settings that differ between nodes, are
- * not passed. */
+/* Pass this host's settings, with those of the hostfile and those of libfabric (FI_*), to nodes on other hosts. The secret, and settings
+ * that differ between nodes, are not passed. */
 static int tell_settings(struct hosts *r, const struct launch *l, const struct cluster_hostfile *h)
 {
     static const char *const not_these[] = {"WEFT_RANK",   "WEFT_SIZE",        "WEFT_COORD", "WEFT_HOSTFILE",
@@ -109,7 +109,7 @@ static int tell_settings(struct hosts *r, const struct launch *l, const struct c
     int status = 0;
     for (char **e = environ; *e && !status; e++) {
         size_t n = strcspn(*e, "=");
-        bool pass = strncmp(*e, "WEFT_", 5) == 0 && (*e)[n];
+        bool pass = (strncmp(*e, "WEFT_", 5) == 0 || strncmp(*e, "FI_", 3) == 0) && (*e)[n];
         for (size_t i = 0; i < sizeof not_these / sizeof not_these[0] && pass; i++)
             pass = strlen(not_these[i]) != n || memcmp(*e, not_these[i], n) != 0;
         char name[64];

@@ -250,9 +250,11 @@ static int cli_map_take_option(struct map_options *o, struct launch *l, char **o
     case KERNEL_FROM: return kernel_from(o, optarg);
     case GPU: {
         int64_t n;
-        if (optarg && strcmp(optarg, "host") && base_parse_number(optarg, 0, GPU_NUMBER_MAX, &n))
-            return cli_usage("map", "--gpu=%s: expected the number of a GPU, from 0 to %u, or host", optarg, GPU_NUMBER_MAX);
-        o->gpu = optarg ? optarg : "";
+        const char *which = optarg && !strncmp(optarg, "cuda:", 5) ? optarg + 5 : optarg; /* a name that `weft gpus` prints */
+        if (which && strcmp(optarg, "host") && base_parse_number(which, 0, GPU_NUMBER_MAX, &n))
+            return cli_usage("map", "--gpu=%s: expected the number of a GPU, from 0 to %u, or its name as in `weft gpus`: cuda:0, host",
+                             optarg, GPU_NUMBER_MAX);
+        o->gpu = which ? which : "";
         return 0;
     }
     case LITERAL: o->literal = true; return 0;

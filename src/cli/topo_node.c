@@ -18,12 +18,13 @@
 #include "weft/sync.h"
 
 #define BLOCK    (1u << 20)
-#define WINDOW   4u             /* blocks in flight */
-#define SAMPLES  4096u          /* maximum number of round trips that are recorded */
-#define WARM     16u            /* the first round trips do not count, because connections are made at first use */
-#define FLOOR    64u            /* the fewest round trips */
-#define NUMBERS  16u            /* puts that may be incomplete: a number's answer may arrive before its put is complete */
-#define SPIN     (20 * WEFT_US) /* after waiting for this time, yield the processor, because the peer may need it */
+#define WINDOW   4u                /* blocks in flight */
+#define SLOW     (2 * WEFT_SECOND) /* if the first block takes longer, no others are put, because they could take minutes */
+#define SAMPLES  4096u             /* maximum number of round trips that are recorded */
+#define WARM     16u               /* the first round trips do not count, because connections are made at first use */
+#define FLOOR    64u               /* the fewest round trips */
+#define NUMBERS  16u               /* puts that may be incomplete: a number's answer may arrive before its put is complete */
+#define SPIN     (20 * WEFT_US)    /* after waiting for this time, yield the processor, because the peer may need it */
 #define LAST     UINT32_MAX
 #define PATIENCE (60 * WEFT_SECOND)
 #define AWAY     (5 * WEFT_SECOND) /* how long to wait for a route between two measurements */
@@ -167,19 +168,27 @@ static int round_trips(struct measurer *m, uint32_t peer, int64_t *median)
     return 0;
 }
 
+static int block(struct measurer *m, uint32_t peer, uint64_t n, weft_op *op)
+{
+    uint64_t place = n % WINDOW * BLOCK;
+    return weft_put(m->w, m->desks[peer] + offsetof(struct desk, to) + place, m->desk->from + place, BLOCK, op);
+}
+
 static int blocks(struct measurer *m, uint32_t peer, uint64_t *bytes_per_second)
 {
     weft_op ops[WINDOW];
     int64_t start = base_now_ns(), end = start + m->time_ns;
-    uint64_t n = 0;
-    int rc = 0;
-    for (; !rc && (n < 2 * WINDOW || base_now_ns() < end); n++) {
-        uint64_t place = n % WINDOW * BLOCK;
+    uint64_t n = 1;
+    int rc = block(m, peer, 0, &ops[0]);
+    if (!rc)
+        rc = weft_wait(m->w, &ops[0], PATIENCE);
+    bool slow = base_now_ns() - start > SLOW;
+    for (; !rc && !slow && (n < 2 * WINDOW || base_now_ns() < end); n++) {
         rc = whole(m);
         if (!rc && n >= WINDOW)
             rc = weft_wait(m->w, &ops[n % WINDOW], PATIENCE);
         if (!rc)
-            rc = weft_put(m->w, m->desks[peer] + offsetof(struct desk, to) + place, m->desk->from + place, BLOCK, &ops[n % WINDOW]);
+            rc = block(m, peer, n, &ops[n % WINDOW]);
     }
     for (uint64_t i = n < WINDOW ? 0 : n - WINDOW; !rc && i < n; i++)
         rc = weft_wait(m->w, &ops[i % WINDOW], PATIENCE);
@@ -203,6 +212,7 @@ static int topo_node_answer(struct measurer *m, uint32_t leader)
             rc = topo_node_tell(m, leader, now);
             seen = now;
             since = base_now_ns();
+            deadline = base_deadline(2 * m->time_ns + PATIENCE);
         }
         if (!rc)
             rc = pass(m, &turns, leader, since, deadline);

@@ -290,7 +290,8 @@ static int coordinate(struct join *j)
     if (listener < 0)
         listener = place->listener = cluster_listen(place->addresses[0], place->bound, sizeof place->bound);
     if (listener < 0)
-        return base_context(listener, "node 0 cannot listen for the other nodes");
+        return base_context(listener,
+                            "node 0 cannot listen for the other nodes at the address of WEFT_COORD, or \"coord\" in the hostfile");
     struct guest *g = calloc(PENDING_MAX, sizeof *g);
     struct pollfd *fds = calloc(PENDING_MAX + 1, sizeof *fds);
     if (!g || !fds) {

@@ -315,10 +315,14 @@ static int say_who_is_missing(struct join *j, int rc)
         i++;
     if (i == j->w->size)
         return rc;
+    bool away = !pairs_is_here(j, i);
     if (rc == -ETIMEDOUT)
-        return base_fail(
-            rc, "node %u (pid %u on %s) joined, but did not connect to this node within %.1f s; to wait longer, raise WEFT_JOIN_TIMEOUT", i,
-            j->cards[i].pid, j->cards[i].host, (double)j->settings->join_timeout_ns / 1e9);
+        return base_fail(rc,
+                         "node %u (pid %u on %s) joined, but did not connect to this node%s%s within %.1f s%s; to wait longer, raise "
+                         "WEFT_JOIN_TIMEOUT",
+                         i, j->cards[i].pid, j->cards[i].host, away ? " at " : "", away ? j->away.bound : "",
+                         (double)j->settings->join_timeout_ns / 1e9,
+                         away ? ": check whether a firewall blocks TCP to that address (man weft-networks)" : "");
     return base_fail(rc, "node %u (pid %u on %s) joined, but did not connect to this node: it may have ended; see its messages", i,
                      j->cards[i].pid, j->cards[i].host);
 }
@@ -370,13 +374,17 @@ static int pairs_check(struct join *j, uint32_t i)
                          "host can reach: set %s to HOST:PORT",
                          i, c->host, j->settings->join[0] ? "that node" : "node 0", j->settings->join[0] ? "WEFT_GROW" : "WEFT_COORD");
     base_error_clear();
-    if (!fab_choose(w, c->host_id) && w->options.transport[0] && strcmp(w->options.transport, "shm") == 0)
+    const char *only = w->options.transport;
+    if (!fab_choose(w, c->host_id) && strcmp(only, "shm") == 0)
         return base_fail(-EHOSTUNREACH,
                          "node %u (on %s) is on another host or in another container, which shm (WEFT_TRANSPORT) does not reach: set "
                          "another transport, or unset WEFT_TRANSPORT",
                          i, c->host);
     if (!fab_choose(w, c->host_id))
-        return base_context(-EHOSTUNREACH, "this host cannot reach node %u (on %s)", i, c->host);
+        return only[0] && strcmp(only, "ofi") != 0
+                   ? base_context(-EHOSTUNREACH, "this host cannot reach node %u (on %s) by %s (unset WEFT_TRANSPORT to let weft choose)",
+                                  i, c->host, only)
+                   : base_context(-EHOSTUNREACH, "this host cannot reach node %u (on %s)", i, c->host);
     return 0;
 }
 

@@ -302,7 +302,8 @@ static bool rule_fits(const struct rule *r, const struct net_target *t, bool *be
 static void refuse(const struct rule *r, const char *behind, char *why, size_t len)
 {
     if (r->preset)
-        snprintf(why, len, "a default rule of the gateway forbids %s; a rule allow=ADDRESS at the gateway permits it", r->text);
+        snprintf(why, len, "a default rule of the gateway forbids %s; a rule allow=ADDRESS in WEFT_NET_RULES of the gateway permits it",
+                 r->text);
     else if (behind)
         snprintf(why, len, "rule %s of the gateway forbids it, because the name stands for %s", r->text, behind);
     else

@@ -142,6 +142,19 @@ static struct gpu_arena *own_open(struct arenas *c, uint32_t space)
     return a && !atomic_load_explicit(&a->closing, memory_order_relaxed) ? a : NULL;
 }
 
+_Static_assert(WEFT_DEVICE_FIRST == MEM_EXTENT_BYTES, "kernels and this node refuse the same offsets");
+
+static int no_room(const struct gpu_arena *a, uint64_t bytes)
+{
+    struct mem_stats st;
+    mem_stat(a->books, &st);
+    return base_fail(-ENOMEM,
+                     "no room for a buffer of %llu bytes in the arena in space %u, which has %llu bytes: the largest that fits now is %llu "
+                     "bytes; free buffers, or open a larger arena (weft_gpu_arena())",
+                     (unsigned long long)bytes, a->space, (unsigned long long)(a->memory.bytes - MEM_EXTENT_BYTES),
+                     (unsigned long long)st.largest_free_bytes);
+}
+
 int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *out)
 {
     uint64_t offset;
@@ -151,6 +164,8 @@ int arena_alloc(struct arenas *c, uint32_t space, uint64_t bytes, weft_gaddr *ou
                : base_fail(-EFAULT, "this node has no arena in space %u; call weft_gpu_arena() first", space);
     if (!rc)
         *out = weft_gaddr_make(c->w->rank, space, offset);
+    else if (rc == -ENOMEM)
+        rc = no_room(a, bytes);
     pthread_rwlock_unlock(&c->table_lock);
     return rc;
 }
@@ -166,7 +181,11 @@ int arena_free(struct arenas *c, weft_gaddr addr)
                       "before the arena is closed",
                       (unsigned long long)addr, weft_gaddr_space(addr));
     pthread_rwlock_unlock(&c->table_lock);
-    return rc;
+    return a && rc ? base_fail(rc,
+                               "cannot free address %#llx: no buffer of the arena in space %u starts there, because it was freed already "
+                               "or was never allocated; free each buffer once, by its start",
+                               (unsigned long long)addr, weft_gaddr_space(addr))
+                   : rc;
 }
 
 static bool within(const struct gpu_arena *a, uint64_t offset, uint64_t bytes)
@@ -196,8 +215,8 @@ static int enter(struct arenas *c, weft_gaddr addr, uint64_t bytes, struct gpu_a
                          (unsigned long long)addr, space);
     if (a && !within(a, offset, bytes))
         return base_fail(-EFAULT,
-                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of this node (%u), which has the "
-                         "offsets from %llu to below %llu",
+                         "address %#llx: %llu bytes at offset %llu are outside the arena in space %u of node %u, which has the offsets "
+                         "from %llu to below %llu",
                          (unsigned long long)addr, (unsigned long long)bytes, (unsigned long long)offset, space, node,
                          (unsigned long long)MEM_EXTENT_BYTES, (unsigned long long)a->memory.bytes);
     if (a) {

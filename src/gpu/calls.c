@@ -14,6 +14,12 @@ void weft_gpu_device_copy(weft_gpu *g, weft_device *out, size_t bytes)
     base_give_struct(out, bytes, &g->here, sizeof g->here);
 }
 
+/* Begins a call that uses the GPU. Closing the GPU waits for gpu_exit(). */
+static int enter(weft_gpu *g, const char *call)
+{
+    return gpu_enter(g) ? 0 : base_fail(-EINVAL, "%s: this GPU is closed already; open it again with weft_gpu_open()", call);
+}
+
 static int64_t run_deadline(const weft_gpu *g)
 {
     return fab_timeout(g->w, WEFT_TIMEOUT_DEFAULT);
@@ -56,13 +62,14 @@ int weft_gpu_run(weft_gpu *g, weft_gpu_kernel kernel, uint32_t blocks, void *arg
         return base_fail(-EDEADLK, "weft_gpu_run() must not be called from a handler: call it in another thread");
     if (!kernel || !blocks)
         return base_fail(-EINVAL, "weft_gpu_run(): kernel must not be NULL, and blocks must not be 0");
-    if (!gpu_enter(g))
-        return base_fail(-EINVAL, "weft_gpu_run(): this GPU is closed already; open it again with weft_gpu_open()");
-    int rc = g->backend->run ? run_begin(g)
-                             : base_fail(-ENOTSUP,
-                                         "weft_gpu_run() runs C functions, and GPU %s cannot run these: use the GPU `host`, or start the "
-                                         "kernel as weft_gpu_run(3) says for this kind of GPU",
-                                         g->workers.name);
+    int rc = enter(g, "weft_gpu_run()");
+    if (rc)
+        return rc;
+    rc = g->backend->run ? run_begin(g)
+                         : base_fail(-ENOTSUP,
+                                     "weft_gpu_run() runs C functions, and GPU %s cannot run these: use the GPU `host`, or start the "
+                                     "kernel as weft_gpu_run(3) says for this kind of GPU",
+                                     g->workers.name);
     if (g->backend->run)
         rc = run_end(g, rc ? rc : g->backend->run(g->device, &g->here, kernel, blocks, arg));
     gpu_exit(g);
@@ -76,12 +83,13 @@ int weft_gpu_run_text(weft_gpu *g, const char *text, const char *kernel, uint32_
     if (!text || !kernel || !blocks || !threads || (bytes && !arg))
         return base_fail(-EINVAL, "weft_gpu_run_text(): text and kernel must not be NULL, blocks and threads must not be 0, and arg must "
                                   "not be NULL unless bytes is 0");
-    if (!gpu_enter(g))
-        return base_fail(-EINVAL, "weft_gpu_run_text(): this GPU is closed already; open it again with weft_gpu_open()");
-    int rc = g->backend->run_text
-                 ? run_begin(g)
-                 : base_fail(-ENOTSUP, "weft_gpu_run_text() runs kernels of Metal, and GPU %s cannot run these: use a GPU of Metal",
-                             g->workers.name);
+    int rc = enter(g, "weft_gpu_run_text()");
+    if (rc)
+        return rc;
+    rc = g->backend->run_text
+             ? run_begin(g)
+             : base_fail(-ENOTSUP, "weft_gpu_run_text() runs kernels of Metal, and GPU %s cannot run these: use a GPU of Metal",
+                         g->workers.name);
     if (g->backend->run_text)
         rc = run_end(g, rc ? rc : g->backend->run_text(g->device, g->there, text, kernel, blocks, threads, arg, bytes));
     gpu_exit(g);
@@ -92,7 +100,12 @@ int weft_gpu_arena(weft_gpu *g, size_t bytes, uint32_t *space)
 {
     if (fab_in_handler())
         return base_fail(-EDEADLK, "weft_gpu_arena() must not be called from a handler: call it in another thread");
-    return gpu_arena_open(gpu_arenas_of(g->w), &g->place, bytes, space);
+    int rc = enter(g, "weft_gpu_arena()");
+    if (rc)
+        return rc;
+    rc = gpu_arena_open(gpu_arenas_of(g->w), &g->place, bytes, space);
+    gpu_exit(g);
+    return rc;
 }
 
 int weft_gpu_alloc(weft_gpu *g, uint32_t space, size_t bytes, weft_gaddr *out)
@@ -140,12 +153,16 @@ int weft_gpu_worker_open(weft_gpu *g, weft_queue *q, const weft_gpu_worker_confi
         return base_fail(-EDEADLK, "weft_gpu_worker_open() must not be called from a handler: call it in another thread");
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_worker_open(): q must not be NULL");
-    if (g->turns)
-        return base_fail(-ENOTSUP,
-                         "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, but with GPU %s the node "
-                         "waits while a kernel runs: use another GPU",
-                         g->workers.name);
-    return gpu_work_open(&g->workers, q, config, out);
+    int rc = enter(g, "weft_gpu_worker_open()");
+    if (rc)
+        return rc;
+    rc = !g->turns ? gpu_work_open(&g->workers, q, config, out)
+                   : base_fail(-ENOTSUP,
+                               "weft_gpu_worker_open(): a worker needs kernels that run at the same time as the node, but with GPU %s the "
+                               "node waits while a kernel runs: use another GPU",
+                               g->workers.name);
+    gpu_exit(g);
+    return rc;
 }
 
 int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
@@ -154,7 +171,12 @@ int weft_gpu_queue(weft_gpu *g, weft_queue *q, uint32_t *number)
         return base_fail(-EDEADLK, "weft_gpu_queue() must not be called from a handler: call it in another thread");
     if (!q)
         return base_fail(-EINVAL, "weft_gpu_queue(): q must not be NULL");
-    return gpu_tasks_queue(&g->workers, q, number);
+    int rc = enter(g, "weft_gpu_queue()");
+    if (rc)
+        return rc;
+    rc = gpu_tasks_queue(&g->workers, q, number);
+    gpu_exit(g);
+    return rc;
 }
 
 int weft_gpu_stat(weft_gpu *g, weft_gpu_stats *out, size_t bytes)

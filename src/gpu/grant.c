@@ -301,7 +301,7 @@ static bool offer_right(uint32_t from, const struct arena_room *m)
 {
     bool right = m->count <= GRANTS_MOST && m->bytes >= 1 && m->bytes <= ARENA_PIECE;
     for (uint32_t i = 0; right && i < m->count; i++)
-        right = weft_gaddr_node(m->at[i]) == from && weft_gaddr_space(m->at[i]) == 0;
+        right = weft_gaddr_node(m->at[i]) == from && weft_gaddr_space(m->at[i]) == 0 && weft_gaddr_offset(m->at[i]) != 0;
     return right;
 }
 

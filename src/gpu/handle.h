@@ -27,7 +27,7 @@ struct weft_gpu {
     bool notice_attached;
     void **pool_attached;     /* [nodes]: pools that the device can access, or NULL */
     uint64_t *pool_at;        /* [nodes]: the addresses of these pools for the device */
-    _Atomic uint32_t running; /* number of running kernels of weft_gpu_run(); increased only under open_lock */
+    _Atomic uint32_t running; /* number of running kernels of weft_gpu_run() and other calls; increased only under open_lock */
     struct gpu_place place;
     bool turns;                  /* kernels and the node take turns */
     pthread_mutex_t server_lock; /* with `turns`: protects `server` */
@@ -35,7 +35,8 @@ struct weft_gpu {
     weft_gpu *next;
 };
 
-/* Counts a kernel that is about to start. Closing the GPU waits for the kernel's end. False: the GPU is not open. */
+/* Counts a kernel that is about to start, or another call that uses the GPU. Closing the GPU waits for its end. False: the GPU is not open.
+ */
 bool gpu_enter(weft_gpu *g);
 void gpu_exit(weft_gpu *g);
 

@@ -28,13 +28,11 @@ void rdma_open(struct arenas *c, struct gpu_arena *a)
     atomic_store_explicit(&a->rdma_why, rc, memory_order_relaxed);
     if (rc) {
         base_log(BASE_LOG_INFO,
-                 "the arena in space %u (%llu bytes) is not registered with an RDMA device: %s; its data goes to and from other hosts "
-                 "through the pool",
-                 a->space, (unsigned long long)a->memory.bytes, base_error());
+                 "an arena of %llu bytes is not registered with an RDMA device: %s; its data goes to and from other hosts through the pool",
+                 (unsigned long long)a->memory.bytes, base_error());
         base_error_clear(); /* clear the error, because the arena can be used without the RDMA device */
     } else {
-        base_log(BASE_LOG_INFO, "the arena in space %u (%llu bytes) is registered with the RDMA device", a->space,
-                 (unsigned long long)a->memory.bytes);
+        base_log(BASE_LOG_INFO, "an arena of %llu bytes is registered with the RDMA device", (unsigned long long)a->memory.bytes);
     }
 }
 

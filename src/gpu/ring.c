@@ -28,6 +28,9 @@ int gpu_ring_open(struct gpu_ring *r, uint32_t slots, uint32_t nodes)
     r->answers = (weft_device_cell *)(r->slots + slots);
     r->taken = (_Atomic uint64_t *)((uint8_t *)r->answers + answer_bytes);
     r->mask = slots - 1;
+    /* A zeroed place looks like the answer to request 2^32 - 1, which has the last place. A number that belongs to another place does not.
+     */
+    r->answers[r->mask].high = 1ull << 32;
     while (r->spares < slots) {
         r->spare[r->spares] = &r->requests[r->spares];
         r->spares++;

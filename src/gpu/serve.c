@@ -32,7 +32,7 @@ struct gpu_server {
     bool all_done;              /* written by the serving thread; read after that thread was joined */
     int (*check)(void *device); /* NULL: the back end has no check(), or the check has failed already */
     void *device;
-    uint32_t failed_now;        /* requests that have failed since the last log line */
+    uint32_t failed_now;        /* requests that have failed and are not in `failed` yet */
     struct gpu_records records; /* records in arenas, of requests that are not complete */
     _Atomic uint64_t *notice;
     uint64_t epoch; /* the membership epoch at which `notice` was last written */
@@ -107,7 +107,7 @@ static int start_send(struct weft_node *w, struct gpu_request *q)
 static int start_fence(struct weft_node *w, struct gpu_ring *r, const struct gpu_request *q)
 {
     if (q->low[0] > UINT32_MAX)
-        return -EFAULT;
+        return base_fail(-EFAULT, "node %#llx does not exist", (unsigned long long)q->low[0]);
     if (r->fenced != r->head + 1)
         r->fence = (struct fab_flush){0};
     r->fenced = r->head + 1;
@@ -126,9 +126,10 @@ static int start_record(struct gpu_server *s, struct gpu_request *q)
     struct gpu_service *service = q->low[1] < WEFT_GPU_SERVICES ? &s->workers->services[q->low[1]] : NULL;
     weft_gpu_service_fn fn = service ? atomic_load_explicit(&service->fn, memory_order_acquire) : NULL;
     if (!fn)
-        return -ENOENT;
+        return base_fail(-ENOENT, "the program has no service %llu (weft_gpu_service())", (unsigned long long)q->low[1]);
     if (q->low[0] % 8 || q->high[0] != WEFT_DEVICE_RECORD_BYTES)
-        return -EINVAL;
+        return base_fail(-EINVAL, "the record at %#llx has %llu bytes: it must have %u, at a multiple of 8", (unsigned long long)q->low[0],
+                         (unsigned long long)q->high[0], WEFT_DEVICE_RECORD_BYTES);
     if (in_arena)
         return gpu_record_begin(s->w, &s->records, q, service);
     q->op.status = 1;
@@ -193,6 +194,26 @@ static int server_look(struct weft_node *w, struct gpu_ring *r, struct gpu_reque
     return failure ? failure : rc;
 }
 
+/* Logs why a request has failed, because a kernel gets only the error number. Attempts that may succeed later are not logged. */
+static BASE_COLD void server_say(const struct gpu_server *s, const struct gpu_ring *r, const struct gpu_request *q, int status,
+                                 const char *why)
+{
+    static const char *const kinds[WEFT_DEVICE_KINDS] = {"",          "nothing", "put",          "put_value", "get",      "put_signal",
+                                                         "fetch_add", "swap",    "compare_swap", "send",      "fence",    "flush",
+                                                         "task_done", "record",  "submit",       "claim",     "complete", "renew"};
+    if (status != -EAGAIN)
+        base_log(BASE_LOG_DEBUG, "GPU %s: a kernel's request %s(%#llx) in ring %u has failed: %s", s->workers->name, kinds[q->kind],
+                 (unsigned long long)q->low[0], (unsigned)(r - s->rings), why);
+}
+
+/* Counts a request that has failed. `begun`: it failed after it had begun; otherwise the reason is logged already. */
+static BASE_COLD void server_failed(struct gpu_server *s, const struct gpu_ring *r, const struct gpu_request *q, int status, bool begun)
+{
+    s->failed_now++;
+    if (begun)
+        server_say(s, r, q, status, base_strerror(status));
+}
+
 /* Begins a request. Many requests, such as those within a host, are complete when this returns. */
 static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_request *q)
 {
@@ -200,6 +221,8 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     int rc = server_start(s, r, q);
     if (rc == -EAGAIN)
         return rc;
+    if (BASE_UNLIKELY(rc))
+        server_say(s, r, q, rc, base_error());
     if (q->kind == WEFT_DEVICE_FLUSH) {
         q->flush = (struct fab_flush){0};
         q->status = -EINPROGRESS;
@@ -209,7 +232,7 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
     }
     if (r->done == r->head && (q->status = server_look(s->w, r, q)) != -EINPROGRESS) {
         if (BASE_UNLIKELY(q->status))
-            s->failed_now++;
+            server_failed(s, r, q, q->status, !rc);
         gpu_ring_end(r, q);
     } else {
         gpu_ring_keep(r, q);
@@ -220,13 +243,13 @@ static int server_begin(struct gpu_server *s, struct gpu_ring *r, struct gpu_req
 /* A ring has an invalid request, so nothing more is read from this ring. */
 static BASE_COLD void server_refuse(struct gpu_server *s, struct gpu_ring *r, int why)
 {
-    if (r->errors[r->nodes])
-        return;
+    if (r->errors[r->nodes] == why)
+        return; /* this was logged already */
     base_log(BASE_LOG_ERROR,
              "GPU %s: a kernel wrote an invalid request into ring %u (weft knows no request of that kind): weft ignores this request and "
              "all later ones in that ring; correct the kernel, or build it with the header of this version of weft",
              s->workers->name, (unsigned)(r - s->rings));
-    gpu_ring_fail(r, r->nodes, why);
+    r->errors[r->nodes] = why; /* replaces the error of an earlier request for no node */
 }
 
 /* Begins the requests that have arrived, in order. Returns their number. */
@@ -261,7 +284,8 @@ static uint32_t server_end(struct gpu_server *s, struct gpu_ring *r)
         int status = server_look(s->w, r, q);
         if (status == -EINPROGRESS)
             break;
-        s->failed_now += status < 0;
+        if (BASE_UNLIKELY(status < 0))
+            server_failed(s, r, q, status, q->status == -EINPROGRESS);
         gpu_ring_done(r, status);
     }
     return n;

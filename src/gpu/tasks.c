@@ -37,6 +37,8 @@ int gpu_pool_memory(struct weft_node *w, uint64_t addr, uint64_t bytes, void **o
 
 static void tasks_answer(struct gpu_request *q, int rc)
 {
+    if (rc < 0 && rc != -ETIMEDOUT)
+        base_log(BASE_LOG_DEBUG, "a kernel's request to a queue has failed: %s", base_error());
     int status = rc == -ETIMEDOUT ? -EAGAIN : rc < 0 ? rc : 0; /* -ETIMEDOUT: no task is ready, or there is no room */
     q->value = rc > 0 && q->kind < WEFT_DEVICE_COMPLETE ? (uint64_t)rc : q->value;
     __atomic_store_n(&q->op.status, status, __ATOMIC_RELEASE); /* release: server_look() sees what was written */
@@ -225,9 +227,9 @@ int gpu_tasks_ask(struct gpu_workers *all, struct gpu_request *q)
 {
     struct gpu_tasks *t = atomic_load_explicit(&all->tasks, memory_order_acquire);
     if (!t || q->high[1] >= GPU_QUEUES || !atomic_load_explicit(&all->queue[q->high[1]], memory_order_acquire))
-        return -ENOENT;
+        return base_fail(-ENOENT, "no queue has the number %llu on this GPU (weft_gpu_queue())", (unsigned long long)q->high[1]);
     if (q->high[0] == 0 || q->high[0] > WEFT_DEVICE_TASKS)
-        return -EINVAL;
+        return base_fail(-EINVAL, "the call is for %llu tasks: it must be for 1 to %u", (unsigned long long)q->high[0], WEFT_DEVICE_TASKS);
     q->op.status = 1;
     q->next = NULL;
     pthread_mutex_lock(&t->lock);

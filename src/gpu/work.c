@@ -89,16 +89,17 @@ int gpu_work_done(struct gpu_workers *all, const struct gpu_request *q)
     uint64_t task = q->low[0];
     struct weft_gpu_worker *k = worker_of(all, q->low[2] >> 32);
     if (!k || task == UINT64_MAX)
-        return -EINVAL;
+        return base_fail(-EINVAL, "the GPU has no worker with this number, or the task is none: pass what weft_device_next_task() gave");
     struct work_task *t = &k->tasks[task & k->mask];
     if (atomic_load_explicit(&t->held, memory_order_acquire) != task + 1) {
         atomic_fetch_add_explicit(&k->stale, 1, memory_order_relaxed);
-        return -ESTALE;
+        return base_fail(-ESTALE, "worker %u does not hold the task any more: it was done already, or went back to the queue after task_ns",
+                         k->number);
     }
     weft_result result = {.status = (int32_t)(uint32_t)q->low[2], .result = q->low[1], .result_len = q->high[1]};
     uint64_t held = task + 1;
     if (!atomic_compare_exchange_strong_explicit(&t->held, &held, 0, memory_order_acq_rel, memory_order_relaxed))
-        return -ESTALE; /* the task has just been taken back */
+        return base_fail(-ESTALE, "worker %u has just given the task back to the queue, after task_ns", k->number);
     t->result = result; /* the slot stays in use until the second thread finds it in `done` */
     uint64_t tail = atomic_load_explicit(&k->done_tail, memory_order_relaxed);
     k->done[tail & k->mask] = (uint32_t)(task & k->mask);

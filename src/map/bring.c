@@ -5,6 +5,9 @@
  */
 #include "map/job.h"
 
+#include "fabric/fabric.h"
+#include "mem/mem.h"
+
 #include "weft/file.h"
 
 /* --- asking --- */
@@ -67,6 +70,7 @@ bool map_slot_buffer(struct map_slot *slot, uint64_t bytes)
         weft_free(job->w, slot->buffer);
         slot->buffer = WEFT_NULL;
         slot->buffer_bytes = 0;
+        slot->buffer_touched = false;
         const uint64_t most = job->pool_bytes / 2 / job->slots;
         uint64_t room = bytes < most ? bytes + bytes / 8 : bytes; /* with some spare bytes, since pieces differ a little in length */
         if (room <= most && weft_alloc(job->w, room, &slot->buffer) == 0)
@@ -142,6 +146,14 @@ void map_brought(struct map_slot *slot, uint64_t length, bool whole, weft_gaddr 
     in->offset = slot->brought_at;
 }
 
+/* Takes the memory of the slot's buffer from the host. Otherwise the progress thread, which receives the bytes for all slots, would take
+ * it page by page. */
+static void touch_buffer(struct map_slot *slot, uint64_t bytes)
+{
+    slot->buffer_touched = true;
+    mem_prepare(slot->job->w->pool, weft_gaddr_offset(slot->buffer), bytes);
+}
+
 int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_span *in)
 {
     struct map_job *job = slot->job;
@@ -162,6 +174,8 @@ int map_bring(struct map_slot *slot, const struct map_piece *piece, struct map_s
             }
             continue;
         }
+        if (whole && to == slot->buffer && !slot->buffer_touched)
+            touch_buffer(slot, piece->length); /* while the answers to the requests come */
         unsigned k = tail++ % MAP_BRING_DEPTH;
         size_t len = chunk_bytes(piece, ended, whole);
         int end = end_chunk(slot, piece, k, &ops[k], &next);

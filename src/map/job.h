@@ -403,6 +403,7 @@ struct map_slot {
     char **argv;       /* the command's arguments with placeholders filled in */
     weft_gaddr buffer; /* pool memory for the bytes of a piece, for kernels and for pieces that other nodes have */
     uint64_t buffer_bytes;
+    bool buffer_touched;          /* the host has given the memory of the buffer */
     weft_gaddr window, words;     /* for fetching pieces from other nodes: MAP_BRING_DEPTH chunks, and an answer word for each */
     uint64_t brought_at, brought; /* offset and length of a fetched piece in the spill file, if the piece is too large for memory */
     struct gpu_pass *pass;        /* buffers of the GPU; allocated with the first piece; NULL: none */

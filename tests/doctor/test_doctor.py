@@ -60,7 +60,7 @@ class Cases(unittest.TestCase):
     def test_every_finding_has_a_case(self):
         got = {f["id"] for case in CASES for f in findings(case)[1]["findings"]}
         self.assertEqual(got, {"no-library", "old-system", "slow-path", "thunderbolt-4", "not-enabled", "no-access", "no-device", "port-down",
-                               "no-gid", "no-domains", "no-queue-pairs", "device-error", "no-connections", "bridge", "memlock", "slow-network",
+                               "no-gid", "no-domains", "no-queue-pairs", "device-error", "no-connections", "bridge", "memlock", "no-network", "slow-network",
                                "gpu", "gpu-staged", "unreadable-fact"})
 
 
@@ -98,6 +98,26 @@ class Words(unittest.TestCase):
         ((what, seen, do),), _ = said("linux-interface-set")
         self.assertEqual(seen, "WEFT_OFI_INTERFACE is eth0; libfabric has the provider psm3, which uses no network interface")
         self.assertIn("WEFT_OFI_PROVIDER=psm3,net", do)
+
+    def test_why_no_network(self):
+        def said(case):
+            (f,) = [f for f in findings(case)[1]["findings"] if f["id"] == "no-network"]
+            text = doctor("--facts", os.path.join(HERE, case)).stdout
+            self.assertIn("can still use shared memory, but cannot reach other hosts.", text)
+            self.assertNotIn("TCP to other hosts", text)
+            return f["what"], f["seen"], f["remedy"]
+
+        what, seen, do = said("linux-slingshot-no-libfabric")
+        self.assertEqual((what, seen), ("Nodes on this host cannot reach other hosts, because libfabric cannot be used",
+                                        "libfabric cannot be loaded: libfabric.so.1: cannot open shared object file"))
+        self.assertIn("libfabric1", do)
+        what, seen, do = said("linux-interface-unknown")
+        self.assertEqual((what, seen), ("Nodes on this host cannot reach other hosts, because of WEFT_OFI_INTERFACE",
+                                        "WEFT_OFI_INTERFACE is wg0; this host has no such network interface or address"))
+        self.assertTrue(do.startswith("Unset WEFT_OFI_INTERFACE, or set it to an interface"))
+        _, seen, do = said("linux-provider-unknown")
+        self.assertEqual(seen, "WEFT_OFI_PROVIDER is foo,psm2; this host has no such provider of libfabric")
+        self.assertTrue(do.startswith("Unset WEFT_OFI_PROVIDER, or set it to a provider"))
 
     def test_adapters_that_are_no_finding(self):
         with tempfile.TemporaryDirectory() as d:

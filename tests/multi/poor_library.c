@@ -2,9 +2,10 @@
  *
  * libfabric, but with providers that can do less: without RMA, or with small messages and without copies of what is sent (inject). Or with
  * a provider efa, which is in truth `net`, or cannot be opened. Or with one whose queues have no descriptor to sleep on. Or with one that
- * needs memory registered as efa, cxi or a mixture of both does; this file then checks what libfabric's util layer does not. The
- * environment variable POOR_LIBRARY says which: "messages", "small", "efa", "efa closed", "polled", "regions of efa", "regions of cxi" or
- * "regions of both".
+ * refuses RMA requests with several pieces of memory. Or with one that needs memory registered as efa, cxi or a mixture of both does; this
+ * file then checks what libfabric's util layer does not. Or with one whose queue reports completions twice, and errors of requests that are
+ * not the program's. The environment variable POOR_LIBRARY says which: "messages", "small", "efa", "efa closed", "polled", "single",
+ * "regions of efa", "regions of cxi", "regions of both" or "confused".
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -91,6 +92,7 @@ static struct {
     struct fi_ops region, endpoint;
     struct fi_ops_msg msg;
     struct fi_ops_rma rma;
+    struct fi_ops_cq cq;
 } its, ours;
 
 static void wrong(const char *what)
@@ -192,16 +194,21 @@ static void check_each(const struct fi_msg_rma *m, uint64_t access)
         check_local(m->msg_iov[i].iov_base, m->msg_iov[i].iov_len, m->desc[i], access);
 }
 
+static bool refuses(const struct fi_msg_rma *m)
+{
+    return is("single") && (m->iov_count > 1 || m->rma_iov_count > 1);
+}
+
 static ssize_t endpoint_read(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t flags)
 {
     check_each(m, FI_READ);
-    return its.rma.readmsg(ep, m, flags);
+    return refuses(m) ? -FI_EINVAL : its.rma.readmsg(ep, m, flags);
 }
 
 static ssize_t endpoint_write(struct fid_ep *ep, const struct fi_msg_rma *m, uint64_t flags)
 {
     check_each(m, FI_WRITE);
-    return its.rma.writemsg(ep, m, flags);
+    return refuses(m) ? -FI_EINVAL : its.rma.writemsg(ep, m, flags);
 }
 
 static int endpoint_close(struct fid *endpoint)
@@ -238,6 +245,48 @@ static int domain_cq(struct fid_domain *domain, struct fi_cq_attr *attr, struct 
     return attr->wait_obj == FI_WAIT_NONE ? its.domain.cq_open(domain, attr, cq, context) : -FI_ENOSYS;
 }
 
+/* --- a confused queue; libfabric is not called by two threads at once (FI_THREAD_DOMAIN) --- */
+
+static bool confused; /* the queue has an error that is not of a request of the program */
+
+static ssize_t cq_read(struct fid_cq *cq, void *entries, size_t most)
+{
+    static unsigned turn;
+    struct fi_cq_msg_entry *e = entries;
+    if (confused || ++turn % 7 == 0) {
+        confused = true;
+        return -FI_EAVAIL;
+    }
+    ssize_t n = its.cq.read(cq, entries, most);
+    if (n < 1 || (size_t)n == most || turn % 2)
+        return n;
+    e[n] = e[0];
+    return n + 1;
+}
+
+static ssize_t cq_error(struct fid_cq *cq, struct fi_cq_err_entry *e, uint64_t flags)
+{
+    static unsigned turn;
+    static char strange;
+    if (!confused)
+        return its.cq.readerr(cq, e, flags);
+    confused = false;
+    *e = (struct fi_cq_err_entry){.err = ++turn % 3 ? FI_EIO : 0, .op_context = turn % 2 ? NULL : &strange};
+    return 1;
+}
+
+static int domain_confused_cq(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **cq, void *context)
+{
+    int rc = its.domain.cq_open(domain, attr, cq, context);
+    if (rc || attr->format != FI_CQ_FORMAT_MSG) /* `net` may open others for itself */
+        return rc;
+    its.cq = ours.cq = *(*cq)->ops;
+    ours.cq.read = cq_read;
+    ours.cq.readerr = cq_error;
+    (*cq)->ops = &ours.cq;
+    return 0;
+}
+
 static int fabric_domain(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain, void *context)
 {
     info->domain_attr->mr_mode &= ~FI_MR_PROV_KEY; /* region_register() chooses the keys */
@@ -247,8 +296,8 @@ static int fabric_domain(struct fid_fabric *fabric, struct fi_info *info, struct
         return rc;
     its.domain = ours.domain = *(*domain)->ops;
     (*domain)->ops = &ours.domain;
-    if (is("polled")) {
-        ours.domain.cq_open = domain_cq;
+    if (is("polled") || is("confused")) {
+        ours.domain.cq_open = is("polled") ? domain_cq : domain_confused_cq;
         return 0;
     }
     its.mr = ours.mr = *(*domain)->mr;
@@ -276,7 +325,7 @@ int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *con
         attr->prov_name = strdup("net");
     }
     int rc = REAL(fi_fabric)(attr, fabric, context);
-    if (!rc && (regions_mode() || is("polled")))
+    if (!rc && (regions_mode() || is("polled") || is("single") || is("confused")))
         watch_domains(*fabric);
     return rc;
 }

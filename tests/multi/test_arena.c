@@ -433,7 +433,7 @@ static void node_wrong(weft_node *w, void *arg)
     CHECK(weft_gpu_arena(g, 0, &space) == -EINVAL);
     CHECK(weft_gpu_arena(g, (size_t)1 << 42, &space) == -ENOMEM && strstr(weft_error(), "does not fit"));
     CHECK(weft_gpu_alloc(g, 7, 8, &a) == -EFAULT && weft_gpu_alloc(g, SPACE, 0, &a) == -EINVAL);
-    CHECK(weft_gpu_alloc(g, SPACE, 2 << 20, &a) == -ENOMEM);
+    CHECK(weft_gpu_alloc(g, SPACE, 2 << 20, &a) == -ENOMEM && strstr(weft_error(), "in the arena in space"));
     OK(weft_gpu_alloc(g, SPACE, 1 << 20, &a));
     CHECK(weft_gpu_alloc(g, SPACE, 65536, &b) == -ENOMEM);
     OK(weft_free(w, a));

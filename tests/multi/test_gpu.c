@@ -256,6 +256,14 @@ static void test_flood(void **state)
     assert_int_equal(nodes_failed(2, node_flood, NULL), 0);
 }
 
+/* A request whose place has never had an answer is under way, also if its number has 32 bits of 1. */
+static void fresh(const weft_device *d, void *arg)
+{
+    (void)arg;
+    for (uint64_t number = UINT32_MAX - d->ring->mask; number <= UINT32_MAX; number++)
+        CHECK(weft_device_test(d, &(weft_device_op){.ticket = number, .status = 1}) == -EINPROGRESS);
+}
+
 /* Invalid requests: the error comes by the answer or by the next flush, and other requests are not affected. */
 static void wrong(const weft_device *d, void *arg)
 {
@@ -276,7 +284,9 @@ static void wrong(const weft_device *d, void *arg)
     CHECK(weft_device_flush(d, 0) == 0);
     CHECK(weft_device_flush(d, 9) == -EFAULT);
     CHECK(weft_device_ptr(d, 77ull << 48, 8) == NULL && weft_device_ptr(d, good, 1ull << 40) == NULL);
+    CHECK(weft_device_ptr(d, WEFT_NULL, 8) == NULL && weft_device_ptr(d, WEFT_DEVICE_FIRST - 8, 8) == NULL);
     CHECK(weft_device_wait_at_least(d, good + 4, 1, NULL) == -EINVAL);
+    CHECK(weft_device_wait_until(d, WEFT_NULL, WEFT_EQ, 1, NULL, 0) == -EINVAL);
     KERNEL(weft_device_fetch_add(d, good, 1, &old));
 }
 
@@ -316,10 +326,12 @@ static void node_wrong(weft_node *w, void *arg)
     g = open_host(w, 1, 8);
     CHECK(weft_gpu_run(g, NULL, 1, NULL) == -EINVAL && weft_gpu_run(g, wrong, 0, NULL) == -EINVAL);
     CHECK(weft_gpu_run(g, wrong, 100000, NULL) == -EINVAL);
+    OK(weft_gpu_run(g, fresh, 1, NULL));
     OK(weft_gpu_run(g, wrong, 1, &j));
     OK(weft_gpu_run(g, nothing_comes, 1, &j));
     OK(weft_gpu_close(g));
     CHECK(weft_gpu_close(g) == -EINVAL && strstr(weft_error(), "closed already"));
+    CHECK(weft_gpu_run(g, add_one, 1, &j) == -EINVAL && weft_gpu_arena(g, 4096, &n) == -EINVAL && strstr(weft_error(), "closed already"));
     OK(weft_gpu_close(NULL));
     g = open_host(w, 1, 8); /* opens the same GPU twice */
     weft_gpu *again = open_host(w, 1, 8);
@@ -459,15 +471,16 @@ static void test_told(void **state)
     assert_int_equal(nodes_failed_with(1, node_told, NULL, environment), 0);
 }
 
-/* A kernel writes invalid requests into a ring: the node does not execute them, the next flush reports an error, and other requests are not
- * affected. */
+/* A kernel writes invalid requests into a ring: the node does not execute them, the next flush reports this, even if an earlier request for
+ * no node has failed, and other requests are not affected. */
 static void write_nonsense(const weft_device *d, void *arg)
 {
     const struct job *j = arg;
     weft_device_ring *r = &d->ring[d->block];
     uint64_t old;
     int rc = 0;
-    for (int64_t until = weft_device_now_ns() + 60000000000; d->block == 0 && rc == 0 && weft_device_now_ns() < until;) {
+    for (int64_t until = weft_device_now_ns() + 60000000000; d->block == 0 && rc != -EPROTO && weft_device_now_ns() < until;) {
+        KERNEL(weft_device_put_value(d, on_node(j->at, 77), 1, NULL));
         uint64_t next = weft_device_load_own(r->next);
         weft_device_store_cell(&r->slots[next & r->mask].cell[0], ~0ull, ~WEFT_DEVICE_ROUND | weft_device_round(next, r->mask));
         usleep(2000); /* by then the node has most likely read it, before the next request overwrites it */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Puts to the arena of a GPU `host` through slots that the owner grants (src/gpu/grant.c): the bytes are right while several nodes share
- * the few slots, while a node with slots is stopped or dies, while the owner dies, after puts that failed, and when grants come late.
+ * the few slots, while a node with slots is stopped or dies, while the owner dies, after puts that failed, and when grants come late. No
+ * piece is tiny.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -244,11 +245,17 @@ static void test_owner(void **state)
 
 static _Atomic bool failing;
 static _Atomic uint32_t failed;
+enum { CUTS_MOST = 8 };
+static size_t cuts[CUTS_MOST]; /* the sizes of the puts into slots of the owner; used by the thread that takes a step */
+static uint32_t cuts_count;
 int __real_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op);
 int __wrap_weft_put(weft_node *w, weft_gaddr dst, const void *src, size_t len, weft_op *op)
 {
-    if (!atomic_load(&failing) || weft_gaddr_space(dst) || weft_gaddr_node(dst) != OWNER)
+    bool into_slot = weft_gaddr_space(dst) == 0 && weft_gaddr_node(dst) == OWNER;
+    if (into_slot && cuts_count < CUTS_MOST)
+        cuts[cuts_count++] = len;
+    if (!atomic_load(&failing) || !into_slot)
         return __real_weft_put(w, dst, src, len, op);
     atomic_fetch_add(&failed, 1);
     return -ENETDOWN;
@@ -346,6 +353,7 @@ static void wrong_grants(struct arenas *c)
     struct arena_room wrong[] = {
         {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(OWNER, 0, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(1, 1, 1 << 16)}},
+        {.kind = ROOM_GRANT, .count = 1, .bytes = 4096, .at = {weft_gaddr_make(1, 0, 0)}},
         {.kind = ROOM_GRANT, .count = GRANTS_MOST + 1, .bytes = 4096, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = 1, .bytes = 0, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
         {.kind = ROOM_GRANT, .count = 1, .bytes = ARENA_PIECE + 1, .at = {weft_gaddr_make(1, 0, 1 << 16)}},
@@ -478,6 +486,83 @@ static void test_sizes(void **state)
     assert_int_equal(nodes_failed_with(2, node_sizes, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
 }
 
+/* --- how a put is cut into pieces for the slots, and how many of them begin in one step --- */
+
+/* Returns when this node has slots and no other thread can take a step. */
+static void hold_slots(weft_node *w, struct mine *m, weft_gaddr at)
+{
+    const struct grants *g = &arenas(w)->peer[OWNER].grants;
+    for (int64_t until = now_ns() + patience_ns(20); now_ns() < until;) {
+        OK(weft_put_blocking(w, at, m->near[1], 1u << 20));
+        base_spin_lock(&arenas(w)->stepping);
+        if (g->count && !g->busy && !g->lost) {
+            cuts_count = 0;
+            return;
+        }
+        base_spin_unlock(&arenas(w)->stepping);
+    }
+    CHECK(!"the owner grants slots");
+}
+
+/* Takes one step, after hold_slots(). Returns how many puts into slots it has begun. */
+static uint32_t one_step(weft_node *w)
+{
+    bool before = fab_nowait(true);
+    CHECK(job_step(arenas(w)));
+    fab_nowait(before);
+    uint32_t n = cuts_count;
+    base_spin_unlock(&arenas(w)->stepping);
+    return n;
+}
+
+static void check_cuts(weft_node *w, struct mine *m, weft_gaddr at, size_t n)
+{
+    weft_op op;
+    size_t sum = 0;
+    hold_slots(w, m, at);
+    OK(weft_put(w, at, m->near[1], n, &op));
+    CHECK(one_step(w) == 1);
+    OK(weft_wait(w, &op, WEFT_TIMEOUT_DEFAULT));
+    base_spin_lock(&arenas(w)->stepping);
+    for (uint32_t i = 0; i < cuts_count; i++) {
+        CHECK(cuts[i] >= 64u << 10);
+        sum += cuts[i];
+    }
+    base_spin_unlock(&arenas(w)->stepping);
+    CHECK(sum == n);
+}
+
+static void node_cuts(weft_node *w, void *arg)
+{
+    static const size_t sizes[] = {512u << 10, (512u << 10) + 1, (576u << 10) + 8, 1u << 20, (2u << 20) + (512u << 10) + 1};
+    struct staged *s = arg;
+    weft_gaddr at = area(w, s), pool = symmetric_alloc(w, 4096), local;
+    struct mine m = mine_open(w);
+    if (weft_rank(w) != OWNER) {
+        weft_gpu *g = open_host(w, 1, 64);
+        uint32_t space;
+        weft_op op[2];
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            check_cuts(w, &m, at, sizes[i]);
+        OK(weft_gpu_arena(g, 1u << 20, &space));
+        OK(weft_gpu_alloc(g, space, 4096, &local));
+        hold_slots(w, &m, at);
+        OK(weft_get(w, weft_gpu_ptr(g, local, 4096), on_node(pool, OWNER), 4096, &op[0])); /* uses no slot, so the put need not wait */
+        OK(weft_put(w, at, m.near[1], 64u << 10, &op[1]));
+        CHECK(one_step(w) == 1);
+        for (int i = 0; i < 2; i++)
+            OK(weft_wait(w, &op[i], WEFT_TIMEOUT_DEFAULT));
+    }
+    mine_close(&m);
+    meet(&s->met[1], weft_size(w));
+}
+
+static void test_cuts(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_failed_with(2, node_cuts, shared_words(sizeof(struct staged)), ENVIRONMENT), 0);
+}
+
 /* --- a pool without room for slots: an error that says so --- */
 
 static void node_full(weft_node *w, void *arg)
@@ -507,9 +592,9 @@ static void test_full(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_share), cmocka_unit_test(test_killed),   cmocka_unit_test(test_stopped),
-        cmocka_unit_test(test_owner), cmocka_unit_test(test_fails),    cmocka_unit_test(test_late),
-        cmocka_unit_test(test_full),  cmocka_unit_test(test_verifies), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_share), cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped), cmocka_unit_test(test_owner),
+        cmocka_unit_test(test_fails), cmocka_unit_test(test_late),   cmocka_unit_test(test_full),    cmocka_unit_test(test_verifies),
+        cmocka_unit_test(test_sizes), cmocka_unit_test(test_cuts),
     };
     return cmocka_run_group_tests_name("gpu_staged", tests, NULL, NULL);
 }

@@ -97,7 +97,7 @@ class Gpu(Map):
 
     def test_no_gpu(self):
         """Without a usable GPU the error names the reason and the remedy. A build without nvcc reports first that it has no GPU code."""
-        for option in ("--gpu", "--gpu=0"):
+        for option in ("--gpu", "--gpu=0", "--gpu=cuda:0"):
             code, out, err = run(option, "--kernel", "wc", Map.text, env=environment(CUDA_VISIBLE_DEVICES=""))
             self.assertEqual((code, out), (1, b""), err)
             self.assertRegex(err, r"^weft map: --gpu: (there is no GPU that can be used: .+|this weft has no code for GPUs: build it .+); "
@@ -109,6 +109,7 @@ class Gpu(Map):
         for says, args in (("runs kernels, not commands", ["--gpu", Map.text, "--", "cat"]),
                            ("runs kernels, not commands", ["--gpu=host", Map.text, "--", "cat"]),
                            ("expected the number of a GPU", ["--gpu=x", "--kernel", "wc", Map.text]),
+                           ("expected the number of a GPU", ["--gpu=cuda:x", "--kernel", "wc", Map.text]),
                            ("expected the number of a GPU", ["--gpu=64", "--kernel", "wc", Map.text]),
                            ("expected the number of a GPU", ["--gpu=", "--kernel", "wc", Map.text]),
                            ("there is no kernel", ["--gpu=host", "--kernel", "x", Map.text]),

@@ -140,6 +140,13 @@ class Names(unittest.TestCase):
         # The node that gives the other one up first knows the reason; the other only sees that it is gone.
         self.assertRegex(zero + one, r"node \d .* is dead: nothing that was sent to it over \S+ at 10\.77\.1\.\d:\d+ got through for .*firewall")
 
+    def test_loopback(self):
+        """An interface that leads to no other host is refused when the nodes join."""
+        (_, zero, status), (_, one, other) = self.nodes(f"{FOUR}:{PORT}", WEFT_OFI_INTERFACE="lo")
+        self.assertNotEqual(status, 0)
+        self.assertNotEqual(other, 0)
+        self.assertRegex(zero + one, r"other hosts cannot reach this node at 127\.0\.0\.1:\d+, .* unset WEFT_OFI_INTERFACE, or set it to an interface")
+
     def test_all_is_silent(self):
         """A firewall drops without an error what a node sends to node 0: both say who is missing when the time to join is over."""
         self.addCleanup(on, 1, "ip", "neigh", "del", FOUR, "dev", "net0")

@@ -86,8 +86,9 @@ class Providers(unittest.TestCase):
         self.assertRegex(err, r"info: provider net of libfabric: .*; weft uses another provider")
 
     def test_poor(self):
-        """A provider without RMA; and one that takes only small messages, and copies nothing that it sends."""
-        for how in ("messages", "small"):
+        """A provider without RMA; one that takes only small messages, and copies nothing that it sends; and one whose queue reports completions
+        twice, and errors without a request of the node."""
+        for how in ("messages", "small", "confused"):
             with self.subTest(how):
                 self.check([NET, NET], [{1: NET}, {0: NET}], WEFT_OFI_LIBRARY=POOR, POOR_LIBRARY=how)
 

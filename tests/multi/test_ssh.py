@@ -184,15 +184,15 @@ class Ssh(Hosts):
 
     def test_what_a_node_gets(self):
         """Arguments arrive unchanged, with the settings and the working folder; the secret is in the environment and in no arguments."""
-        script = 'printf "<%s>" "$@"; echo; pwd; env | grep WEFT | sort; cat'
+        script = 'printf "<%s>" "$@"; echo; pwd; env | grep -e WEFT -e ^FI_ | sort; cat'
         odd = ["", "two words", "it's", '"$HOME" `id` \\', "new\nline", "*", "-x", "~", "!!"]
         code, out, err = self.run_weft(self.there(0, 1), "--", "sh", "-c", script, "sh", *odd, settings={"pool": "7M"},
-                                       WEFT_SECRET="sesame & co'", WEFT_SPIN="3us")
+                                       WEFT_SECRET="sesame & co'", WEFT_SPIN="3us", FI_TCP_PORT_LOW_RANGE="7000")
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(out.count("".join(f"<{word}>" for word in odd)), 2, out)
         self.assertEqual(out.count(self.tmp.name + "\n"), 2)
         for line in ("WEFT_POOL=7M", "WEFT_SPIN=3us", "WEFT_SECRET=sesame & co'", f"WEFT_COORD=127.0.0.1:{self.port}",
-                     "WEFT_SIZE=2"):
+                     "WEFT_SIZE=2", "FI_TCP_PORT_LOW_RANGE=7000"):
             self.assertEqual(out.count(line + "\n"), 2, line)
         self.assertIn("WEFT_RANK=0\n", out)
         self.assertIn("WEFT_RANK=1\n", out)

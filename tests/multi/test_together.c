@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * Small puts and gets over ofi that wait for room share RMA requests. All bytes are right, also if the requests are lost and begin again.
- * Run by over_network.py.
+ * Small puts and gets over ofi that wait for room share RMA requests. All bytes are right, also if the requests are lost and begin again,
+ * or if the provider refuses shared requests. Run by over_network.py.
+ *
+ * Usage: multi_together POOR_LIBRARY    (poor_library.c)
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,8 +32,10 @@ static void fill(uint8_t *at, uint32_t i, uint64_t salt)
     }
 }
 
+static const char *poor_library;
+
 struct plan {
-    bool put, renews;
+    bool put, renews, refused;
     uint64_t salt;
 };
 
@@ -71,8 +75,10 @@ static void share(weft_node *w, void *arg)
     OK(weft_barrier(w, patience_ns(60)));
     if (weft_rank(w) == 0) {
         uint64_t requests = begin_all(w, p, mine, on_node(a, 1), ops);
-        CHECK(requests >= OPERATIONS / OFI_TOGETHER);
-        CHECK(requests <= OFI_MOVES + OPERATIONS / 2); /* those that began at once, and the others together */
+        const struct ofi_link *l = ofi_link_of(ofi_device_at(w, 0), 1);
+        CHECK((l->most_together == 1) == p->refused && l->r.endpoint.move_least == OFI_MOVE_LEAST);
+        CHECK(p->refused ? requests == OPERATIONS : requests >= OPERATIONS / OFI_TOGETHER);
+        CHECK(p->refused || requests <= OFI_MOVES + OPERATIONS / 2); /* those that began at once, and the others together */
     }
     OK(weft_barrier(w, patience_ns(60)));
     for (uint32_t i = 0; weft_rank(w) != source && i < OPERATIONS; i++) {
@@ -85,7 +91,9 @@ static void share(weft_node *w, void *arg)
 
 static void run(struct plan p)
 {
-    static const char *const environment[] = {"WEFT_POOL=96M", NULL};
+    char library[4096];
+    snprintf(library, sizeof library, "WEFT_OFI_LIBRARY=%s", poor_library);
+    const char *const environment[] = {"WEFT_POOL=96M", p.refused ? library : NULL, "POOR_LIBRARY=single", NULL};
     assert_int_equal(nodes_failed_with(2, share, &p, environment), 0);
 }
 
@@ -109,8 +117,20 @@ static void test_lost(void **state)
     run((struct plan){.put = false, .renews = true, .salt = 4});
 }
 
-int main(void)
+/* The provider refuses shared requests: each operation has an RMA request of its own. */
+static void test_refused(void **state)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_puts), cmocka_unit_test(test_gets), cmocka_unit_test(test_lost)};
+    (void)state;
+    run((struct plan){.put = true, .refused = true, .salt = 5});
+    run((struct plan){.put = false, .refused = true, .salt = 6});
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_puts), cmocka_unit_test(test_gets), cmocka_unit_test(test_lost),
+                                       cmocka_unit_test(test_refused)};
+    if (argc != 2)
+        return 2;
+    poor_library = argv[1];
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

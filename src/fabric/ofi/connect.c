@@ -5,9 +5,12 @@
  */
 #include "fabric/ofi/ofi.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #define OFI_OFFER UINT64_C(0x776566746f666c31) /* "weftofl1" */
 #define OFI_HELLO UINT64_C(0x776566746f663031) /* "weftof01" */
@@ -143,10 +146,33 @@ bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, ui
            h->address_bytes <= sizeof h->address && memchr(h->provider, 0, sizeof h->provider);
 }
 
-static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
+/* 1: an address that every host has for itself, such as 127.0.0.1; 0: another IP address; -1: no IP address. */
+static int connect_loopback(const struct sockaddr_storage *at)
+{
+    const struct in_addr *four = &((const struct sockaddr_in *)(const void *)at)->sin_addr;
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)(const void *)at)->sin6_addr;
+    switch (at->ss_family) {
+    case AF_INET: return ntohl(four->s_addr) >> 24 == 127;
+    case AF_INET6: return IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
+    default: return -1;
+    }
+}
+
+/* Whether only its own host reaches this address of an endpoint, although the nodes have joined from host to host. */
+static bool connect_unreachable(const struct ofi *o, const uint8_t address[OFI_ADDRESS], int side_fd)
+{
+    struct sockaddr_storage at, side = {0};
+    socklen_t len = sizeof side;
+    memcpy(&at, address, sizeof at);
+    return o->traits.inet && connect_loopback(&at) == 1 && getpeername(side_fd, (struct sockaddr *)&side, &len) == 0 &&
+           connect_loopback(&side) == 0;
+}
+
+static int connect_check(struct ofi_link *l, const struct ofi_hello *h, int side_fd)
 {
     const struct ofi *o = l->ofi;
     uint32_t node = l->r.link->node;
+    char there[64];
     if (!ofi_hello_valid(h, node, o->w->founders, o->w->heap_offset))
         return base_fail(-EPROTO,
                          "node %u uses another transport, or another version of weft: set the same WEFT_TRANSPORT on all nodes, and run "
@@ -161,6 +187,14 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h)
                          "node %u and this node have addresses of different families (IPv4 and IPv6) for %s: set WEFT_OFI_INTERFACE on "
                          "both nodes to addresses of one family",
                          node, o->info->fabric_attr->prov_name);
+    bool own = connect_unreachable(o, o->address, side_fd);
+    if (own || connect_unreachable(o, h->address, side_fd)) {
+        ofi_print_address(o->info, h->address, h->address_bytes, there, sizeof there);
+        return base_fail(-EHOSTUNREACH,
+                         "other hosts cannot reach %s at %s, where its provider %s of libfabric listens: on its host, unset "
+                         "WEFT_OFI_INTERFACE, or set it to an interface that the other hosts reach",
+                         own ? "this node" : "that node", own ? o->name : there, o->info->fabric_attr->prov_name);
+    }
     return 0;
 }
 
@@ -172,10 +206,12 @@ static int connect_keys(struct ofi_link *l, const struct ofi_hello *h, int fd, i
     l->keys = calloc(h->keys + 1, sizeof *l->keys);
     int err =
         mine && l->keys ? 0 : base_fail(-ENOMEM, "ofi: no memory for the %u keys of the pool of another node" BASE_MEMORY_HINT, h->keys);
+    base_spin_lock(&o->receiving); /* otherwise another thread could be replacing this node's endpoint, and its regions */
     base_spin_lock(&o->calls);
     for (uint32_t i = 0; i < r->count && !err; i++)
         mine[i] = ofi_keys_change(l) ? r->keys[i] : r->list[i] ? fi_mr_key(r->list[i]) : 0;
     base_spin_unlock(&o->calls);
+    base_spin_unlock(&o->receiving);
     if (!err)
         err = connect_exchange(l->r.link->node, fd, mine, r->count * sizeof *mine, l->keys, h->keys * sizeof *l->keys, deadline);
     free(mine);
@@ -203,7 +239,7 @@ int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline)
     if (!err)
         err = connect_exchange(l->r.link->node, side_fd, &mine, sizeof mine, &theirs, sizeof theirs, deadline);
     if (!err)
-        err = connect_check(l, &theirs);
+        err = connect_check(l, &theirs, side_fd);
     if (!err)
         err = connect_keys(l, &theirs, side_fd, deadline);
     if (err)

@@ -197,6 +197,7 @@ struct ofi {
     _Atomic bool used;   /* a peer has, or had, a link of this device, so the device must be polled */
     uint32_t generation; /* counts the endpoints that this node has had */
     bool renew;          /* the endpoint should be replaced; under `receiving` */
+    bool receive_failed; /* a failed receive was logged; under `receiving` */
 };
 
 /* The state of this transport in a node. */

@@ -49,6 +49,15 @@ static bool poll_on_frame(struct ofi *o, const struct ofi_request *q, size_t byt
     return answered;
 }
 
+/* The receive is posted again. If a frame was lost, its sender sends it again. */
+static void poll_on_receive_error(struct ofi *o, int error)
+{
+    if (!o->receive_failed)
+        base_log(BASE_LOG_INFO, "provider %s of libfabric: a receive at %s failed: %s; further failures are not reported",
+                 o->info->fabric_attr->prov_name, o->name, o->lib->strerror(error));
+    o->receive_failed = true;
+}
+
 static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, int64_t now)
 {
     struct ofi_link *l = q->given_up ? NULL : ofi_link_of(o, q->node);
@@ -65,6 +74,18 @@ static void poll_on_sent(struct ofi *o, const struct ofi_request *q, int error, 
     l->touched = true;
 }
 
+/* The request with this address. NULL: there is none, so the provider reports an error of something that it has sent by itself. */
+static struct ofi_request *poll_request(const struct ofi *o, const void *context)
+{
+    for (uint32_t i = 0; i < o->receives_count; i++)
+        if (&o->receives[i] == context)
+            return &o->receives[i];
+    for (uint32_t i = 0; i < o->requests_count; i++)
+        if (&o->requests[i] == context)
+            return &o->requests[i];
+    return NULL;
+}
+
 /* Reads a batch of completions from the queue. Under `calls`. */
 static uint32_t poll_take(struct ofi *o, struct event *e)
 {
@@ -74,7 +95,7 @@ static uint32_t poll_take(struct ofi *o, struct event *e)
         struct fi_cq_err_entry wrong = {0};
         if (fi_cq_readerr(o->cq, &wrong, 0) != 1)
             return 0;
-        *e = (struct event){.q = wrong.op_context, .error = wrong.err ? wrong.err : FI_EIO};
+        *e = (struct event){.q = poll_request(o, wrong.op_context), .error = wrong.err ? wrong.err : FI_EIO};
         return 1;
     }
     for (ssize_t i = 0; i < n; i++)
@@ -132,12 +153,17 @@ int ofi_poll(struct ofi *o)
         now = now ? now : base_recent_ns();
         for (uint32_t i = 0; i < got; i++) {
             struct ofi_request *q = events[i].q;
-            if (!q)
+            if (!q || !q->busy) { /* not busy: the provider has reported it twice */
+                events[i].q = NULL;
                 continue;
-            if (q->kind == OFI_RECEIVE && !events[i].error)
-                alone += poll_on_frame(o, q, events[i].bytes, now, got == 1 && n == 0);
-            else if (q->kind != OFI_RECEIVE)
+            }
+            q->busy = false;
+            if (q->kind != OFI_RECEIVE)
                 poll_on_sent(o, q, events[i].error, now);
+            else if (events[i].error)
+                poll_on_receive_error(o, events[i].error);
+            else
+                alone += poll_on_frame(o, q, events[i].bytes, now, got == 1 && n == 0);
         }
         base_spin_lock(&o->calls);
         for (uint32_t i = 0; i < got; i++) {

@@ -398,8 +398,8 @@ static void watch_link(struct ofi *o, struct ofi_link *l, int64_t now)
     if (now - l->still_at >= patience)
         records_break(
             &l->r,
-            "nothing that was sent to it over %s at %s got through for %.1f s, although its process answers on the side connection "
-            "(a firewall?)%s%s",
+            "nothing that was sent to it over %s at %s got through for %.1f s, although its process answers on the side connection: check "
+            "the firewalls of both hosts (man weft-networks), or name another network in WEFT_OFI_INTERFACE%s%s",
             o->info->fabric_attr->prov_name, l->name, (double)(now - l->still_at) / 1e9, l->error[0] ? "; last: " : "", l->error);
 }
 

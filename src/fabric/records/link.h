@@ -46,7 +46,7 @@ struct records_link {
     uint32_t withheld;
     struct stash stash;
     _Atomic bool broken;
-    char why[320]; /* written before `broken` is set */
+    char why[400]; /* written before `broken` is set */
 };
 
 /* Lowers the transport's earliest timer to `at`. Always a read-modify-write, even if the timer is already earlier. So either
