@@ -81,9 +81,10 @@ static void networks_use(const struct networks *n, const struct ofi_listed *e, c
     else if (used)
         snprintf(out, USE, "ofi, to nodes that do not have %s", n->best->provider);
     size_t at = strlen(out);
-    snprintf(out + at, USE - at, "%s%s%s%s%s", used && networks_near(e) && !n->interface[0] ? ", if they join by this address" : "",
+    snprintf(out + at, USE - at, "%s%s%s%s%s%s", used && networks_near(e) && !n->interface[0] ? ", if they join by this address" : "",
              name ? "; or with WEFT_OFI_PROVIDER=" : "", name ? e->provider : "",
              e->traits.plain && (used || e->use == OFI_BY_NAME) ? "; in the clear" : "",
+             e->traits.locks ? "; a node that is killed may make others hang or crash" : "",
              e->traits.tried ? "" : "; weft supports it, but was never run with it");
 }
 

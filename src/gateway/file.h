@@ -90,7 +90,7 @@ struct file_identity {
     uint64_t device, inode, bytes;
     int64_t modified_ns;
 };
-enum file_task { FILE_TASK_OPEN, FILE_TASK_READ, FILE_TASK_CHECK, FILE_TASK_WRITE, FILE_TASK_SYNC, FILE_TASK_ENLARGE };
+enum file_task { FILE_TASK_OPEN, FILE_TASK_READ, FILE_TASK_CHECK, FILE_TASK_WRITE, FILE_TASK_SYNC };
 struct file_job {
     struct gateway_work work;
     struct file_job *next, **at_next; /* the list of all jobs */
@@ -108,7 +108,7 @@ struct file_job {
     bool outside;
     struct file_identity is; /* READ and CHECK: the generation that the file must have; after OPEN and WRITE: the generation that it has */
     uint8_t *memory;         /* READ: memory of the piece; WRITE: a copy of the bytes to write, freed with the job */
-    struct mem_pool *pool;   /* READ and ENLARGE: the pool that contains `memory`; NULL: `memory` is in no pool */
+    struct mem_pool *pool;   /* READ: the pool that contains `memory`; NULL: `memory` is in no pool */
     uint64_t place;          /* offset of `memory` in the pool */
     uint64_t offset, bytes;  /* the range to read or write; after WRITE, `bytes` is how many were written */
     uint64_t number;         /* after WRITE: file_open.written; 0: no thread has begun the job */
@@ -216,7 +216,6 @@ struct files {
     void (*forget)(struct files *all, struct file_body *b); /* file_unwatch(), called when a body ends or becomes stale */
     struct file_job *jobs;
     struct gateway_watch notices;                 /* inotify */
-    bool enlarging;                               /* a job is asking the system for huge pages */
     int64_t over;                                 /* no lease ends before this time */
     struct gateway_call *waiting, **waiting_last; /* requests that wait for room in the cache */
     struct file_piece *delayed, *moved; /* delayed: pieces with requests that wait for a copy at another node; moved: the pieces of

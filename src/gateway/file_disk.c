@@ -145,7 +145,6 @@ static void job_run(struct gateway_work *work)
     case FILE_TASK_READ: job->result = job_read(job); break;
     case FILE_TASK_CHECK: job->result = check(job); break;
     case FILE_TASK_WRITE: job->result = job_write(job); break;
-    case FILE_TASK_ENLARGE: mem_enlarge(job->pool, job->place, job->bytes); break;
     case FILE_TASK_SYNC: job->result = fsync(job->fd) ? -errno : 0; break;
     }
 }

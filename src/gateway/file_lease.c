@@ -131,27 +131,12 @@ static void recheck(struct files *all, struct file_body *b)
         file_recheck(all, b);
 }
 
-static void enlarge_done(struct gateway_work *work)
-{
-    struct file_job *job = (struct file_job *)(void *)work;
-    job->all->enlarging = false;
-    file_job_over(job);
-}
-
-/* Puts a piece that is read often into huge pages, one piece at a time. */
+/* Puts a piece that is read often into huge pages. */
 static void enlarge(struct files *all, struct file_piece *p)
 {
     struct mem_pool *pool = gateway_of(all->server)->w->pool;
-    if (++p->hits < FILE_HOT || all->enlarging || !mem_can_enlarge(pool, weft_gaddr_offset(p->at), p->bytes))
-        return;
-    struct file_job *job = file_job_new(all, FILE_TASK_ENLARGE, enlarge_done);
-    if (!job)
-        return;
-    all->enlarging = true;
-    job->pool = pool;
-    job->place = weft_gaddr_offset(p->at);
-    job->bytes = p->bytes;
-    file_job_start(all, job);
+    if (++p->hits >= FILE_HOT && mem_can_enlarge(pool, weft_gaddr_offset(p->at), p->bytes))
+        mem_enlarge(pool, weft_gaddr_offset(p->at), p->bytes);
 }
 
 static int piece_read(struct files *all, struct file_open *o, struct gateway_call *c)

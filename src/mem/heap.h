@@ -87,6 +87,13 @@ struct mem_pool {
     uint8_t *kind;          /* enum run_kind of each extent */
     _Atomic uint8_t *asked; /* [bytes / 2 MiB]: whether a huge page was requested (mem_enlarge()); NULL: never requested */
 
+    /* The thread of mem_enlarge(). `enlarging` is true from when it is started until it ends. The caller that has set it has the other
+     * fields for itself. */
+    _Atomic bool enlarging;
+    bool enlarger_joinable;
+    pthread_t enlarger;
+    uint64_t enlarge_at, enlarge_bytes;
+
     _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */
     uint64_t run_bits[(RUN_BINS + 63) / 64];  /* bit set: the bin has free runs */
     uint32_t run_head[RUN_BINS];

@@ -47,10 +47,11 @@ uint64_t mem_size(struct mem_pool *pool, uint64_t offset);
 
 /* Populates all pages of a live buffer that will soon be written as a whole. Thread-safe. */
 void mem_prepare(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Asks the system, once, to replace the pages of a live buffer by huge pages, which a processor reads up to twice as fast. The system
- * copies used pages, which may take long on a busy machine. Thread-safe. */
+/* Asks the system, once, to replace the pages of a live buffer by huge pages, which a processor reads up to twice as fast. This may take
+ * seconds on a busy machine, so a thread of its own does it; the buffer may be used, and freed, meanwhile. While that thread is running,
+ * further calls do nothing. Thread-safe. */
 void mem_enlarge(struct mem_pool *pool, uint64_t offset, uint64_t bytes);
-/* Whether mem_enlarge() may succeed and was not called for this buffer yet. */
+/* Whether mem_enlarge() may succeed, was not called for this buffer yet, and is not at work. */
 bool mem_can_enlarge(const struct mem_pool *pool, uint64_t offset, uint64_t bytes);
 /* Maps the memory of any process's pool. The address is aligned to 2 MiB, because huge pages need this alignment. Returns NULL on failure,
  * with errno set. */

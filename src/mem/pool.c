@@ -75,21 +75,46 @@ bool mem_can_enlarge(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
 #if defined(MADV_COLLAPSE)
     uint64_t i = offset / HUGE_PAGE;
     return p->asked && bytes >= HUGE_PAGE / 4 && (i + 1) * HUGE_PAGE <= p->bytes &&
-           !atomic_load_explicit(&p->asked[i], memory_order_relaxed);
+           !atomic_load_explicit(&p->asked[i], memory_order_relaxed) && !atomic_load_explicit(&p->enlarging, memory_order_relaxed);
 #else
     (void)p, (void)offset, (void)bytes;
     return false;
 #endif
 }
 
+#if defined(MADV_COLLAPSE)
+/* The system first waits until one of its threads has run on each processor (lru_add_drain_all() in Linux). On a busy machine this takes
+ * hundreds of milliseconds, and minutes were seen. Meanwhile no other thread of this process can map or unmap memory. */
+static void *enlarge(void *arg)
+{
+    struct mem_pool *p = arg;
+    for (uint64_t i = p->enlarge_at / HUGE_PAGE; i * HUGE_PAGE < p->enlarge_at + p->enlarge_bytes && (i + 1) * HUGE_PAGE <= p->bytes; i++)
+        if (!atomic_exchange_explicit(&p->asked[i], 1, memory_order_relaxed)) /* madvise() fails if a device has the pages registered */
+            (void)madvise(p->base + i * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE);
+    atomic_store_explicit(&p->enlarging, false, memory_order_release); /* pairs with the acquire in mem_enlarge() */
+    return NULL;
+}
+#endif
+
+/* Waits for the thread of mem_enlarge(), if it was started. */
+static void enlarger_join(struct mem_pool *p)
+{
+    if (p->enlarger_joinable)
+        pthread_join(p->enlarger, NULL);
+    p->enlarger_joinable = false;
+}
+
 void mem_enlarge(struct mem_pool *p, uint64_t offset, uint64_t bytes)
 {
 #if defined(MADV_COLLAPSE)
-    int error = errno;
-    for (uint64_t i = offset / HUGE_PAGE; p->asked && i * HUGE_PAGE < offset + bytes && (i + 1) * HUGE_PAGE <= p->bytes; i++)
-        if (!atomic_exchange_explicit(&p->asked[i], 1, memory_order_relaxed)) /* madvise() fails if a device has the pages registered */
-            (void)madvise(p->base + i * HUGE_PAGE, HUGE_PAGE, MADV_COLLAPSE);
-    errno = error;
+    if (!p->asked || atomic_exchange_explicit(&p->enlarging, true, memory_order_acquire))
+        return;
+    enlarger_join(p); /* takes no time: that thread has nothing left to do */
+    p->enlarge_at = offset;
+    p->enlarge_bytes = bytes;
+    p->enlarger_joinable = base_thread(&p->enlarger, enlarge, p) == 0;
+    if (!p->enlarger_joinable)
+        atomic_store_explicit(&p->enlarging, false, memory_order_release); /* pairs with the acquire above */
 #else
     (void)p, (void)offset, (void)bytes;
 #endif
@@ -255,6 +280,7 @@ void mem_pool_destroy(struct mem_pool *p)
 {
     if (!p)
         return;
+    enlarger_join(p);
     cache_detach(p);
     slab_fini(p);
     munmap(p->kind, p->extents);

@@ -3,6 +3,8 @@
  * A node of test_rejoin.c: it sends messages, puts, adds, and does tasks with all other nodes, until the test tells it otherwise.
  */
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -207,9 +209,25 @@ static uint32_t frames_of_links(weft_node *w)
     return count;
 }
 
+/* A thread of a node that waits until it is told to die. */
+static void *die(void *arg)
+{
+    const struct member *m = arg;
+    struct ofi *o;
+    while (m->place->order != DIE)
+        usleep(500);
+    for (uint32_t i = 0; (o = ofi_device_at(m->w, i)); i++)
+        base_spin_lock(&o->calls); /* no thread is in libfabric now */
+    raise(SIGKILL);
+    return NULL;
+}
+
 void live(weft_node *w, struct place *place)
 {
     struct member m = {.w = w, .place = place, .random = (uint64_t)getpid()};
+    pthread_t killer;
+    if (killing_hangs())
+        CHECK(pthread_create(&killer, NULL, die, &m) == 0);
     weft_queue *q;
     weft_gaddr area;
     weft_queue_config c = {.bytes = sizeof c, .slots = 256};

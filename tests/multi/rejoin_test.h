@@ -6,6 +6,8 @@
 #define WEFT_REJOIN_TEST_H
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "cluster_test.h"
 
@@ -14,7 +16,7 @@
 #define LONG    patience_ns(60)
 #define BYTES   16384u /* so many that ofi moves them by RMA */
 
-enum order { GO_ON, END, BARRIER, SERVE, LIE, POST, RENEW };
+enum order { GO_ON, END, BARRIER, SERVE, LIE, POST, RENEW, DIE };
 
 /* Shared by the test and all nodes. */
 struct board {
@@ -40,6 +42,14 @@ struct board {
 };
 
 extern struct board *board;
+
+/* Whether a node that is killed may make others hang, because it may hold a lock of libfabric in their memory (man weft-networks). Such a
+ * node is told to kill itself (DIE), which it does while no thread of it is in libfabric. */
+static inline bool killing_hangs(void)
+{
+    const char *provider = getenv("WEFT_OFI_PROVIDER");
+    return provider && strcmp(provider, "shm") == 0;
+}
 
 /* A node, from when it is open until it is told to end; then the process ends. */
 void live(weft_node *w, struct place *place);

@@ -236,6 +236,30 @@ static void alignments(void **state)
     mem_pool_destroy(p);
 }
 
+/* Buffers keep their bytes while another thread puts them into huge pages. A buffer may be freed, and the pool destroyed, meanwhile. */
+static void enlarged(void **state)
+{
+    (void)state;
+    struct mem_pool *p = open_pool(64 * MIB);
+    uint64_t at[8];
+    unsigned wrong = 0;
+    for (unsigned i = 0; i < 8; i++) {
+        assert_int_equal(mem_alloc(p, 2 * MIB, 2 * MIB, &at[i]), 0);
+        memset(bytes_at(p, at[i]), (int)i + 1, 2 * MIB);
+    }
+    for (unsigned i = 0; i < 7; i++) {
+        while (mem_can_enlarge(p, at[i], 2 * MIB))
+            mem_enlarge(p, at[i], 2 * MIB);
+        for (uint64_t k = 0; k < 2 * MIB; k++)
+            wrong += ((uint8_t *)bytes_at(p, at[i]))[k] != i + 1;
+    }
+    assert_int_equal(wrong, 0);
+    for (unsigned i = 0; i < 8; i++)
+        put_back(p, at[i]);
+    mem_enlarge(p, at[7], 2 * MIB);
+    mem_pool_destroy(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -247,6 +271,7 @@ int main(void)
         cmocka_unit_test(wrong_allocations),
         cmocka_unit_test(sizes_and_waste),
         cmocka_unit_test(alignments),
+        cmocka_unit_test(enlarged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

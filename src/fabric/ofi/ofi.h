@@ -139,7 +139,7 @@ struct ofi_link {
     fi_addr_t was;
     uint8_t address[OFI_ADDRESS]; /* of the peer's endpoint */
     int64_t probe_at;             /* when to look for the former connection next */
-    /* when this node replaces its endpoint, because the peer's new endpoint has the same address as its former one; 0: it has not */
+    /* when this node replaces its endpoint, because the peer has replaced its own; 0: it need not, see watch_moved() */
     int64_t renew_at;
     int64_t renewed_for; /* when this node last replaced its endpoint because of renew_at; 0: never */
     int64_t gone_at;     /* when this node replaces its endpoint, if the former connection still exists */
@@ -321,7 +321,8 @@ struct ofi_hello {
 };
 /* Whether the fields that do not depend on this node's provider are valid. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
-/* Whether a peer's address has the form of this node's. */
+/* Whether a peer's address has the form of this node's. Addresses that are text, such as those of shm, end with a null and have different
+ * lengths: shm's contain a process number and a count. */
 bool ofi_address_fits(const struct ofi *o, const uint8_t *address, size_t bytes);
 /* Agrees with the peer on a provider. Returns its index in `choices` of this node, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);

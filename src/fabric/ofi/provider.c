@@ -25,8 +25,10 @@
  * faster. `net` of libfabric 1.17 is what later versions call `tcp`: datagrams over TCP without another layer.
  *
  * WAKES: a test has shown that the descriptor wakes a thread. The descriptor of psm3 does not, because psm3 makes no progress while nobody
- * polls. efa has no descriptor. */
-enum { PLAIN = 1, WAKES = 2, TRIED = 4 };
+ * polls. efa has no descriptor.
+ *
+ * LOSES and LOCKS: see the traits of these names. */
+enum { PLAIN = 1, WAKES = 2, TRIED = 4, LOSES = 8, LOCKS = 16 };
 static const struct known {
     const char *name;
     uint32_t rank, traits;
@@ -39,7 +41,7 @@ static const struct known {
     {"net", 10, PLAIN | WAKES | TRIED},
     {"tcp", 11, PLAIN | WAKES | TRIED},
     {"verbs", OFI_NEVER, WAKES | TRIED},
-    {"shm", OFI_NEVER, WAKES | TRIED},
+    {"shm", OFI_NEVER, WAKES | TRIED | LOSES | LOCKS},
     {"udp", OFI_NEVER, PLAIN | WAKES | TRIED},
     {"sockets", OFI_NEVER, PLAIN | WAKES | TRIED},
 };
@@ -84,6 +86,8 @@ struct ofi_traits ofi_traits_of(const struct fi_info *info)
         .tcp = k && (strcmp(k->name, "net") == 0 || strcmp(k->name, "tcp") == 0),
         .wakes = k && k->traits & WAKES,
         .tried = k && k->traits & TRIED,
+        .loses = k && k->traits & LOSES,
+        .locks = k && k->traits & LOCKS,
         .rank = k ? k->rank : OFI_NEVER,
     };
 }

@@ -36,6 +36,8 @@ struct ofi_traits {
     bool wakes;        /* the completion queue's descriptor becomes readable when something arrives; false: the queue must be polled */
     bool tcp;          /* uses connections over TCP: the kernel sends a connection's bytes even after it was closed */
     bool tried;        /* weft was run with this provider */
+    bool loses;        /* RMA requests to an endpoint that is gone never end, and later requests, also to other nodes, wait for them */
+    bool locks;        /* nodes hold locks in each other's memory: if a node is killed while it holds one, the other node hangs */
     uint32_t rank;     /* the smallest rank is the best; OFI_NEVER: used only if the user names the provider */
 };
 #define OFI_NEVER 1000u

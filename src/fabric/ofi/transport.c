@@ -33,6 +33,10 @@ static int transport_open_device(struct ofi_node *n, uint32_t choice)
     atomic_store_explicit(&n->devices_count, at + 1, memory_order_release); /* pairs with the acquire in ofi_device_at() */
     base_log(BASE_LOG_INFO, "this node uses libfabric's provider %s at address %s%s", o->info->fabric_attr->prov_name, o->name,
              o->traits.plain ? ": data travels in the clear, and only joining is authenticated (man weft-networks)" : "");
+    if (o->traits.locks)
+        base_log(BASE_LOG_WARN,
+                 "if a node is killed, others may hang or crash, because of defects of libfabric's provider %s (man weft-networks)",
+                 o->info->fabric_attr->prov_name);
     return 0;
 }
 

@@ -211,9 +211,11 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
     }
     /* While this node waits for a confirmation, its own new endpoint has no connection to the peer, so no probe is needed. */
     bool probes = !l->probes && !l->awaits && !l->confirm;
-    /* If the peer's new endpoint has the port of its former one, this node must open a new endpoint to tell their connections apart. */
-    bool same = memcmp(l->address, m->address, m->address_bytes) == 0;
+    /* If the peer's new endpoint has the port of its former one, this node must open a new endpoint to tell their connections apart. It
+     * must also do so if the provider never ends the requests that are under way to the former one. */
+    bool renews = memcmp(l->address, m->address, m->address_bytes) == 0;
     base_spin_lock(&l->r.lock);
+    renews = renews || (o->traits.loses && l->moves);
     base_spin_lock(&o->calls);
     bool follows = watch_follow_locked(l, m, probes);
     int rc = follows && ofi_keys_change(l) ? ofi_register_again_locked(o, &l->own, ofi_key_shift(m->number)) : 0;
@@ -237,7 +239,7 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
         l->gone_at = now + GONE;
         /* Limited by RENEW, so that a faulty peer cannot make this node replace its endpoint all the time. */
         int64_t next = l->renewed_for ? l->renewed_for + RENEW : now;
-        l->renew_at = !same ? 0 : next > now ? next : now;
+        l->renew_at = !renews ? 0 : next > now ? next : now;
     }
     atomic_fetch_add_explicit(&l->connects, 1, memory_order_relaxed);
 }
