@@ -265,7 +265,7 @@ void hosts_set_settings(const json_t *settings, const struct cluster_hostfile *h
     const char *key;
     json_t *value;
     json_object_foreach ((json_t *)(uintptr_t)settings, key, value)
-        if (strncmp(key, "WEFT_", 5) == 0 && json_is_string(value))
+        if ((strncmp(key, "WEFT_", 5) == 0 || strncmp(key, "FI_", 3) == 0) && json_is_string(value))
             setenv(key, json_string_value(value), 0);
     for (uint32_t i = 0; h && i < h->setting_count; i++) {
         char name[64];

@@ -43,7 +43,7 @@ struct standing {
      * `leave_it` */
     uint32_t first;
     int64_t leave_it;
-    bool tells; /* a command has asked this node to end the cluster, so it tells the other nodes */
+    _Atomic bool tells; /* a command has asked this node to end the cluster, so it tells the other nodes */
 };
 
 static int (*join_instead)(void);

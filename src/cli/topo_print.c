@@ -66,7 +66,7 @@ static const char *rate_text(const struct topo_link *l, char *out, size_t len)
     if (l->bytes_per_second == 0)
         snprintf(out, len, "-");
     else if (mb < 1000)
-        snprintf(out, len, "%.0f MB/s", mb);
+        snprintf(out, len, "%.*f MB/s", mb < 1 ? 3 : 0, mb);
     else
         snprintf(out, len, "%.2f GB/s", mb / 1e3);
     return out;

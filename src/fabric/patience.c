@@ -21,6 +21,7 @@ static bool alone(const struct weft_node *w)
 void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_whom whom, int64_t timeout_ns)
 {
     bool lasting = timeout_ns < 0 && !w->options.bounded;
+    uint64_t epoch = weft_epoch(w); /* read before the nodes are counted: then the next check sees a node that dies meanwhile */
     *p = (struct fab_patience){
         .w = w,
         .whom = whom,
@@ -29,7 +30,7 @@ void fab_patience_begin(struct fab_patience *p, struct weft_node *w, enum fab_wh
         /* base_recent_ns() is cheaper than base_now_ns(), and every barrier runs this function */
         .say_at = lasting ? base_after(base_recent_ns(), w->options.say_after_ns) : INT64_MAX,
         .lost_at = INT64_MAX,
-        .epoch = weft_epoch(w),
+        .epoch = epoch,
         .dead = whom == FAB_ANY ? fab_count_dead(w, w->size) : 0,
     };
     p->lonely = lasting && whom != FAB_KNOWN && alone(w);

@@ -234,6 +234,8 @@ static void node_words(weft_node *w, void *arg)
         fill(m.near[0], bytes, (uint64_t)kind + 1);
         near_write(&m, 2, m.near[0], bytes);
         OK(weft_put_signal(w, to, m.near[kind == 3 ? 0 : 2], bytes, signal, 1, NULL));
+        if (kind >> 1 == 0)
+            OK(weft_wait_until(w, mine_signal, WEFT_EQ, 1, &seen, patience_ns(60)));
         for (time_t until = time(NULL) + 60; seen != 1 && time(NULL) < until;)
             OK(weft_get_blocking(w, &seen, mine_signal, 8));
         CHECK(seen == 1);

@@ -30,7 +30,7 @@ static void overwritten(weft_node *w, void *arg)
         read_pieces(f, 0, PIECES / 4);
         for (unsigned i = 0; i < FILE_SLOTS; i++)
             if (file_slot_state(&f->reads.slot[i]) == SLOT_HELD) {
-                memset(weft_ptr(w, f->reads.slot[i].kept->at, PIECE), 0xee, PIECE);
+                spoil(weft_ptr(w, f->reads.slot[i].kept->at, PIECE));
                 spoilt++;
             }
         CHECK(spoilt > 0); /* at least the piece that was read last */

@@ -263,7 +263,7 @@ static void is_ill(weft_node *w, void *arg)
             if (f->slot[i].kept) {
                 copies++;
                 if (p->how == SPOILT)
-                    memset(weft_ptr(w, f->slot[i].kept->at, PIECE), 0xee, PIECE);
+                    spoil(weft_ptr(w, f->slot[i].kept->at, PIECE));
             }
         CHECK(copies >= FEW);
         atomic_store(&b->pid, (uint32_t)getpid());

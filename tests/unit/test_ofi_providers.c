@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fabric/ofi/provider.h"
+#include "fabric/ofi/ofi.h"
 
 #define RMA (FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 
@@ -38,6 +38,8 @@ static const struct offered {
     {"new", FI_MSG, 0, 0, FI_THREAD_SAFE, FI_PROGRESS_AUTO, FI_FORMAT_UNSPEC}, /* unknown, without RMA */
     {"verbs;ofi_rxm", FI_MSG | RMA, 0, FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY, FI_THREAD_SAFE, FI_PROGRESS_MANUAL,
      FI_SOCKADDR_IN},
+    {"prefix", FI_MSG | RMA, FI_MSG_PREFIX, 0, FI_THREAD_SAFE, FI_PROGRESS_MANUAL, FI_FORMAT_UNSPEC},
+    {"opx;raw", FI_MSG | RMA, 0, FI_MR_RAW, FI_THREAD_SAFE, FI_PROGRESS_MANUAL, FI_FORMAT_UNSPEC},
 };
 enum { OFFERED = sizeof offered / sizeof offered[0], ADDRESSES = 40 };
 
@@ -84,13 +86,20 @@ static struct fi_info *info_copy(const struct fi_info *from)
     return to;
 }
 
-/* As ofi_check_info() of libfabric: what a provider needs must be among what the program says it can do. */
+/* Offered although it needs what the hints do not allow. */
+static bool is_rude(const struct offered *o)
+{
+    return o->mode & FI_MSG_PREFIX || o->mr_mode & FI_MR_RAW;
+}
+
+/* As ofi_check_info() of libfabric: what a provider needs must, unless it is rude, be among what the program says it can do. */
 static bool info_suits(const struct offered *o, const struct fi_info *hints)
 {
     const struct fi_domain_attr *d = hints->domain_attr;
     const char *name = hints->fabric_attr->prov_name;
-    return (!name || strcmp(name, o->name) == 0) && (hints->caps & ~o->caps) == 0 && (o->mode & ~hints->mode) == 0 &&
-           (o->mr_mode & ~d->mr_mode) == 0 && d->threading == FI_THREAD_DOMAIN && /* the least that a program can ask for */
+    return (!name || strcmp(name, o->name) == 0) && (hints->caps & ~o->caps) == 0 &&
+           (is_rude(o) || ((o->mode & ~hints->mode) == 0 && (o->mr_mode & ~d->mr_mode) == 0)) &&
+           d->threading == FI_THREAD_DOMAIN && /* the least that a program can ask for */
            (d->data_progress != FI_PROGRESS_AUTO || o->progress == FI_PROGRESS_AUTO) && hints->ep_attr->type == FI_EP_RDM &&
            (hints->addr_format == FI_FORMAT_UNSPEC || hints->addr_format == o->format);
 }
@@ -152,6 +161,17 @@ static void test_order(void **state)
         assert_string_equal(found[i]->fabric_attr->prov_name, order[i]);
     while (n)
         info_free(found[--n]);
+}
+
+/* A provider that needs room for its own bytes before each message, or keys longer than 64 bits: weft would give it neither. */
+static void test_rude(void **state)
+{
+    (void)state;
+    struct fi_info *found[OFI_CHOICES];
+    const struct ofi_want want = {.provider = "prefix,opx;raw", .interface = "", .address = "10.0.0.1"};
+    assert_int_equal(ofi_choose(&library, &want, found), -ENODEV);
+    assert_false(ofi_has(&library, "prefix"));
+    assert_false(ofi_has(&library, "opx;raw"));
 }
 
 static void test_traits(void **state)
@@ -268,11 +288,31 @@ static void test_list_at_interface(void **state)
     assert_int_equal(ofi_list(&library, &nowhere, &list), -ENODEV);
 }
 
+/* Peers' addresses have the length of this node's address; names, such as those of `shm`, may have any. */
+static void test_address_fits(void **state)
+{
+    struct fi_info info = {.addr_format = FI_ADDR_STR};
+    struct ofi o = {.info = &info, .address_bytes = sizeof "fi_shm://9999"};
+    const uint8_t name[] = "fi_shm://10000";
+    (void)state;
+    assert_true(ofi_address_fits(&o, name, sizeof name));
+    assert_false(ofi_address_fits(&o, name, sizeof name - 1)); /* without its end */
+    assert_false(ofi_address_fits(&o, name, 0));
+    info.addr_format = FI_SOCKADDR_IN;
+    assert_false(ofi_address_fits(&o, name, sizeof name));
+    assert_true(ofi_address_fits(&o, name, o.address_bytes));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_traits),
-                                       cmocka_unit_test(test_list),  cmocka_unit_test(test_list_of_named),
-                                       cmocka_unit_test(test_has),   cmocka_unit_test(test_list_at_interface)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order),
+                                       cmocka_unit_test(test_rude),
+                                       cmocka_unit_test(test_traits),
+                                       cmocka_unit_test(test_list),
+                                       cmocka_unit_test(test_list_of_named),
+                                       cmocka_unit_test(test_has),
+                                       cmocka_unit_test(test_list_at_interface),
+                                       cmocka_unit_test(test_address_fits)};
     for (uint32_t i = 0; i < ADDRESSES; i++)
         addresses[i] = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + i)};
     return cmocka_run_group_tests(tests, NULL, NULL);

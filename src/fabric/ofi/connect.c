@@ -146,6 +146,13 @@ bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, ui
            h->address_bytes <= sizeof h->address && memchr(h->provider, 0, sizeof h->provider);
 }
 
+bool ofi_address_fits(const struct ofi *o, const uint8_t *address, size_t bytes)
+{
+    if (o->info->addr_format == FI_ADDR_STR) /* a name of any length; that of `shm` has the number of the process */
+        return bytes && !address[bytes - 1];
+    return bytes == o->address_bytes;
+}
+
 /* 1: an address that every host has for itself, such as 127.0.0.1; 0: another IP address; -1: no IP address. */
 static int connect_loopback(const struct sockaddr_storage *at)
 {
@@ -182,7 +189,7 @@ static int connect_check(struct ofi_link *l, const struct ofi_hello *h, int side
         return base_fail(
             -EPROTO, "node %u uses %.47s of libfabric, although both nodes had agreed on %s; run the same version of weft on both hosts",
             node, h->provider, o->info->fabric_attr->prov_name);
-    if (h->format != o->info->addr_format || !ofi_address_fits(o->info, o->address_bytes, h->address, h->address_bytes))
+    if (h->format != o->info->addr_format || !ofi_address_fits(o, h->address, h->address_bytes))
         return base_fail(-EINVAL,
                          "node %u and this node have addresses of different families (IPv4 and IPv6) for %s: set WEFT_OFI_INTERFACE on "
                          "both nodes to addresses of one family",

@@ -477,6 +477,8 @@ int ofi_device_again_locked(struct ofi *o)
     rc = rc || !o->traits.tcp ? rc : device_insert_peers(o);
     if (rc)
         ofi_device_shut_locked(o);
+    else if (o->fd < 0) /* the new queue may have no descriptor, although the former one had */
+        atomic_store_explicit(&o->w->polled, true, memory_order_relaxed);
     return rc;
 }
 

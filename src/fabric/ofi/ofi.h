@@ -321,6 +321,9 @@ struct ofi_hello {
 };
 /* Whether the fields that do not depend on this node's provider are valid. A pure function. */
 bool ofi_hello_valid(const struct ofi_hello *h, uint32_t node, uint32_t size, uint64_t heap_offset);
+/* Whether a peer's address has the form of this node's. Addresses that are text, such as those of shm, end with a null and have different
+ * lengths: shm's contain a process number and a count. */
+bool ofi_address_fits(const struct ofi *o, const uint8_t *address, size_t bytes);
 /* Agrees with the peer on a provider. Returns its index in `choices` of this node, or a negative errno with base_fail(). */
 int ofi_agree(struct weft_node *w, uint32_t node, int side_fd, int64_t deadline);
 int ofi_connect(struct ofi_link *l, int side_fd, int64_t deadline);

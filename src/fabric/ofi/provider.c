@@ -92,6 +92,13 @@ struct ofi_traits ofi_traits_of(const struct fi_info *info)
     };
 }
 
+/* Whether weft can use what a provider offers. A provider that follows libfabric's rules needs nothing that is not in the hints; these two
+ * needs would damage data. */
+static bool provider_usable(const struct fi_info *info)
+{
+    return info->fabric_attr->prov_name && !(info->mode & FI_MSG_PREFIX) && !(info->domain_attr->mr_mode & FI_MR_RAW);
+}
+
 static struct fi_info *provider_hints(const struct ofi_library *lib, const char *provider, bool rma)
 {
     struct fi_info *h = lib->dupinfo(NULL);
@@ -238,6 +245,8 @@ static int choices_ask(const struct ofi_library *lib, struct choices *c, const c
         int err = provider_ask(lib, name, pass ? NULL : host, &all);
         *refused = err && !*refused ? err : *refused;
         for (struct fi_info *i = err ? NULL : all; i && !rc; i = i->next) {
+            if (!provider_usable(i))
+                continue;
             struct ofi_traits t = ofi_traits_of(i);
             if ((*name || t.rank < OFI_NEVER) && t.inet == !pass)
                 rc = choices_add(lib, c, i, *name != 0);
@@ -297,11 +306,6 @@ void ofi_print_address(const struct fi_info *info, const void *address, size_t l
         snprintf(out, room, at.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
-bool ofi_address_fits(const struct fi_info *info, size_t own, const void *address, size_t len)
-{
-    return info->addr_format == FI_ADDR_STR ? memchr(address, 0, len) != NULL : len == own;
-}
-
 /* --- the list for `weft devices` --- */
 
 struct listing {
@@ -348,6 +352,8 @@ static int listing_ask(struct listing *l, const char *name, uint32_t place)
     int rc = 0, err = provider_ask(l->lib, name, NULL, &all);
     l->refused = l->refused ? l->refused : err;
     for (const struct fi_info *i = err ? NULL : all; i && !rc; i = i->next) {
+        if (!provider_usable(i))
+            continue;
         struct ofi_listed *e = listing_row(l, i);
         rc = e ? 0 : base_fail(-ENOMEM, "no memory for the list of networks" BASE_MEMORY_HINT);
         if (e && *name && e->order == OFI_UNNAMED)
@@ -399,9 +405,12 @@ bool ofi_has(const struct ofi_library *lib, const char *provider)
 {
     struct fi_info *all;
     int err = provider_ask(lib, provider, NULL, &all);
+    bool has = false;
+    for (const struct fi_info *i = err ? NULL : all; i; i = i->next)
+        has = has || provider_usable(i);
     if (!err)
         lib->freeinfo(all);
-    return !err;
+    return has;
 }
 
 int ofi_list(const struct ofi_library *lib, const struct ofi_want *want, struct ofi_listed **list)

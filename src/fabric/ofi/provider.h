@@ -82,8 +82,5 @@ int ofi_list(const struct ofi_library *lib, const struct ofi_want *want, struct 
 bool ofi_has(const struct ofi_library *lib, const char *provider);
 /* Prints an address as text, such as "tcp over eth0 10.0.0.1". */
 void ofi_print_address(const struct fi_info *info, const void *address, size_t len, char *out, size_t room);
-/* Whether another node's address has the form of this node's, which has `own` bytes. Addresses that are text, such as those of shm, end
- * with a null and have different lengths: shm's contain a process number and a count. */
-bool ofi_address_fits(const struct fi_info *info, size_t own, const void *address, size_t len);
 
 #endif

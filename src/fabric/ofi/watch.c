@@ -204,7 +204,7 @@ static void watch_moved(struct ofi_link *l, const struct side_message *m)
         l->confirm = l->confirm || (m->number == l->theirs && !l->probes);
         return;
     }
-    if (!ofi_address_fits(o->info, o->address_bytes, m->address, m->address_bytes)) {
+    if (!ofi_address_fits(o, m->address, m->address_bytes)) {
         records_break(
             &l->r, "it opened a new endpoint, whose address has another form than before; run the same version of libfabric on all hosts");
         return;
