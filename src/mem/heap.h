@@ -90,8 +90,6 @@ struct mem_pool {
     /* The thread of mem_enlarge(). `enlarging` is true from when it is started until it ends. The caller that has set it has the other
      * fields for itself. */
     _Atomic bool enlarging;
-    bool enlarger_joinable;
-    pthread_t enlarger;
     uint64_t enlarge_at, enlarge_bytes;
 
     _Alignas(BASE_CACHE_LINE) base_spin lock; /* guards all fields below */

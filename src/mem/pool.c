@@ -96,24 +96,17 @@ static void *enlarge(void *arg)
 }
 #endif
 
-/* Waits for the thread of mem_enlarge(), if it was started. */
-static void enlarger_join(struct mem_pool *p)
-{
-    if (p->enlarger_joinable)
-        pthread_join(p->enlarger, NULL);
-    p->enlarger_joinable = false;
-}
-
 void mem_enlarge(struct mem_pool *p, uint64_t offset, uint64_t bytes)
 {
 #if defined(MADV_COLLAPSE)
     if (!p->asked || atomic_exchange_explicit(&p->enlarging, true, memory_order_acquire))
         return;
-    enlarger_join(p); /* takes no time: that thread has nothing left to do */
     p->enlarge_at = offset;
     p->enlarge_bytes = bytes;
-    p->enlarger_joinable = base_thread(&p->enlarger, enlarge, p) == 0;
-    if (!p->enlarger_joinable)
+    pthread_t thread;
+    if (base_thread(&thread, enlarge, p) == 0)
+        pthread_detach(thread); /* joining it could wait until a processor is free */
+    else
         atomic_store_explicit(&p->enlarging, false, memory_order_release); /* pairs with the acquire above */
 #else
     (void)p, (void)offset, (void)bytes;
@@ -280,7 +273,8 @@ void mem_pool_destroy(struct mem_pool *p)
 {
     if (!p)
         return;
-    enlarger_join(p);
+    while (atomic_load_explicit(&p->enlarging, memory_order_acquire)) /* pairs with the release in enlarge() */
+        base_sleep_ns(WEFT_MS);
     cache_detach(p);
     slab_fini(p);
     munmap(p->kind, p->extents);
