@@ -340,7 +340,7 @@ static void test_offers(void **state)
 /* --- a gateway whose answers have no valid form --- */
 
 struct forged {
-    size_t payload; /* bytes of each answer */
+    _Atomic size_t payload; /* bytes of each answer. Atomic: the order of its changes and reads goes through another process */
 };
 
 static void forge(weft_node *w, uint32_t from, const void *header, size_t header_len, const void *payload, size_t payload_len, void *arg)
@@ -354,7 +354,7 @@ static void forge(weft_node *w, uint32_t from, const void *header, size_t header
     if (m.type != GATEWAY_REQUEST)
         return;
     m = (struct gateway_message){.type = GATEWAY_ANSWER, .to = m.word[0], .word = {7}};
-    OK(fab_send(w, from, GATEWAY_HANDLER, &m, sizeof m, zeros, how->payload, NULL));
+    OK(fab_send(w, from, GATEWAY_HANDLER, &m, sizeof m, zeros, atomic_load_explicit(&how->payload, memory_order_relaxed), NULL));
 }
 
 /* A record that opens a file, or has opened one, must not count as done. */
@@ -385,7 +385,8 @@ static void forged_answers(weft_node *w, void *arg)
     (void)arg;
     OK(weft_barrier(w, DEFAULT_TIME));
     for (size_t bytes = 0; bytes < 3; bytes++) {
-        how.payload = bytes == 0 ? 0 : bytes == 1 ? sizeof(weft_file_info) - 8 : sizeof(weft_file_info) + 8;
+        size_t payload = bytes == 0 ? 0 : bytes == 1 ? sizeof(weft_file_info) - 8 : sizeof(weft_file_info) + 8;
+        atomic_store_explicit(&how.payload, payload, memory_order_relaxed);
         if (weft_rank(w) == 0)
             OK(fab_handle(w, GATEWAY_HANDLER, forge, &how));
         OK(weft_barrier(w, DEFAULT_TIME));
