@@ -48,7 +48,7 @@ class Killed(Standing):
         until("it runs, too", lambda: len(self.sleepers("619")) == 6)
         processes.stop(self.control_pid())
         two.append(self.start("exec", "--", "sleep", "619"))
-        until("it catches signals", lambda: processes.catches(two[1].pid, signal.SIGINT))
+        until("it catches both signals, SIGTERM as the second", lambda: processes.catches(two[1].pid, signal.SIGTERM))
         for p in two:  # the second signal ends these commands before the others have noticed anything
             p.send_signal(signal.SIGINT)
             p.send_signal(signal.SIGTERM)
