@@ -263,6 +263,8 @@ void base_wake_in_time(int64_t slack_ns);
 /* A pipe, both ends close-on-exec; `flags` is 0 or O_NONBLOCK. */
 int base_pipe(int fd[2], int flags);
 int base_socketpair(int fd[2]);
+struct sockaddr;
+bool base_is_loopback(const struct sockaddr *at); /* whether this is an IP address that every host has for itself, such as 127.0.0.1 */
 /* --- descriptors over a Unix socket (descriptors.c) ---
  * Both functions send or receive exactly `len` bytes, together with at most BASE_FDS_MAX descriptors. `len` must be less than the socket's
  * buffer. Received descriptors are close-on-exec, and the caller closes them. Missing descriptors are set to -1. `deadline` is from

@@ -3,6 +3,7 @@
  * Passes descriptors over Unix sockets.
  */
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -210,3 +211,14 @@ int base_place_go(const char *name)
     return -ENOTSUP;
 }
 #endif
+
+bool base_is_loopback(const struct sockaddr *at)
+{
+    const struct in_addr *four = &((const struct sockaddr_in *)(const void *)at)->sin_addr;
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)(const void *)at)->sin6_addr;
+    switch (at->sa_family) {
+    case AF_INET: return ntohl(four->s_addr) >> 24 == 127;
+    case AF_INET6: return IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
+    default: return false;
+    }
+}

@@ -109,7 +109,7 @@ static int tell_settings(struct hosts *r, const struct launch *l, const struct c
     int status = 0;
     for (char **e = environ; *e && !status; e++) {
         size_t n = strcspn(*e, "=");
-        bool pass = (strncmp(*e, "WEFT_", 5) == 0 || strncmp(*e, "FI_", 3) == 0) && (*e)[n];
+        bool pass = cluster_is_setting(*e) && (*e)[n];
         for (size_t i = 0; i < sizeof not_these / sizeof not_these[0] && pass; i++)
             pass = strlen(not_these[i]) != n || memcmp(*e, not_these[i], n) != 0;
         char name[64];

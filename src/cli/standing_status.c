@@ -8,6 +8,7 @@
 
 #include "cli/forward.h"
 #include "cli/standing.h"
+#include "cluster/cluster.h"
 #include "weft/service.h"
 
 extern char **environ;
@@ -121,8 +122,7 @@ json_t *standing_settings(void)
     for (char **e = environ; *e; e++) {
         char name[64];
         size_t n = strcspn(*e, "=");
-        bool ours = (strncmp(*e, "WEFT_", 5) == 0 || strncmp(*e, "FI_", 3) == 0) && strncmp(*e, "WEFT_OUTER_", 11) != 0 &&
-                    n < sizeof name && (*e)[n];
+        bool ours = cluster_is_setting(*e) && strncmp(*e, "WEFT_OUTER_", 11) != 0 && n < sizeof name && (*e)[n];
         snprintf(name, sizeof name, "%.*s", (int)n, *e);
         for (size_t i = 0; i < sizeof own / sizeof own[0] && ours; i++)
             ours = strcmp(name, own[i]) != 0;

@@ -241,13 +241,6 @@ static int listen_at(const struct sockaddr *at, socklen_t len)
     return fd;
 }
 
-static bool is_loopback(const struct sockaddr *at)
-{
-    const struct sockaddr_in6 *six = (const void *)at;
-    const struct sockaddr_in *four = (const void *)at;
-    return at->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) : ntohl(four->sin_addr.s_addr) >> 24 == 127;
-}
-
 /* Listen at the first address of the list that belongs to this host. If this host also has an address in the list of the other family (IPv4
  * or IPv6), listen at all addresses of the host, so that nodes that use only one family can connect. */
 static int listen_first(const struct addrinfo *list)
@@ -258,7 +251,7 @@ static int listen_first(const struct addrinfo *list)
     while (i && (fd = listen_at(i->ai_addr, i->ai_addrlen)) < 0 && fd != -EADDRINUSE)
         i = i->ai_next;
     for (const struct addrinfo *k = fd < 0 ? NULL : i->ai_next; k; k = k->ai_next) {
-        if (k->ai_family == i->ai_family || is_loopback(i->ai_addr) || is_loopback(k->ai_addr))
+        if (k->ai_family == i->ai_family || base_is_loopback(i->ai_addr) || base_is_loopback(k->ai_addr))
             continue;
         int other = listen_at(k->ai_addr, k->ai_addrlen);
         if (other < 0 && other != -EADDRINUSE)

@@ -93,6 +93,7 @@ int cluster_settings_list(struct cluster_setting_row *rows, uint32_t max, const 
 int cluster_pool_check(const char *text);
 int cluster_secret_check(void);
 bool cluster_setting_in_hostfile(const char *name);
+bool cluster_is_setting(const char *variable); /* whether the variable is weft's (WEFT_*) or libfabric's (FI_*) */
 
 /* --- address.c: "HOST:PORT", "[IPV6]:PORT", "unix:PATH", "unix:@NAME" (abstract; Linux) --- */
 /* Check the form of an address, without resolving names: 0 or -EINVAL. */

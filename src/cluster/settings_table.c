@@ -194,3 +194,8 @@ bool cluster_setting_in_hostfile(const char *name)
             return true;
     return false;
 }
+
+bool cluster_is_setting(const char *variable)
+{
+    return strncmp(variable, "WEFT_", 5) == 0 || strncmp(variable, "FI_", 3) == 0;
+}

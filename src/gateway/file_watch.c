@@ -7,7 +7,6 @@
 #include "gateway/file.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <unistd.h>
 #if defined(__linux__)
@@ -73,7 +72,7 @@ static void *close_now(void *arg)
 static void close_later(int fd)
 {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, close_now, (void *)(intptr_t)fd))
+    if (base_thread(&thread, close_now, (void *)(intptr_t)fd))
         close(fd);
     else
         pthread_detach(thread);

@@ -84,7 +84,7 @@ bool mem_can_enlarge(const struct mem_pool *p, uint64_t offset, uint64_t bytes)
 
 #if defined(MADV_COLLAPSE)
 /* The system first waits until one of its threads has run on each processor (lru_add_drain_all() in Linux). On a busy machine this takes
- * hundreds of milliseconds, and minutes were seen. Meanwhile no other thread of this process can map or unmap memory. */
+ * hundreds of milliseconds, and up to a minute was seen. Meanwhile no other thread of this process can map or unmap memory. */
 static void *enlarge(void *arg)
 {
     struct mem_pool *p = arg;

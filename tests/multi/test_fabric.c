@@ -449,7 +449,7 @@ static void test_threads(void **state)
     assert_int_equal(nodes_failed(3, threads, NULL), 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_put_get),      cmocka_unit_test(test_atomics),     cmocka_unit_test(test_questions),
@@ -458,5 +458,7 @@ int main(void)
         cmocka_unit_test(test_backpressure), cmocka_unit_test(test_put_signals), cmocka_unit_test(test_fenced),
         cmocka_unit_test(test_addresses),    cmocka_unit_test(test_counts),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

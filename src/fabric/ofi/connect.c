@@ -5,8 +5,6 @@
  */
 #include "fabric/ofi/ofi.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,26 +151,14 @@ bool ofi_address_fits(const struct ofi *o, const uint8_t *address, size_t bytes)
     return bytes == o->address_bytes;
 }
 
-/* 1: an address that every host has for itself, such as 127.0.0.1; 0: another IP address; -1: no IP address. */
-static int connect_loopback(const struct sockaddr_storage *at)
-{
-    const struct in_addr *four = &((const struct sockaddr_in *)(const void *)at)->sin_addr;
-    const struct in6_addr *six = &((const struct sockaddr_in6 *)(const void *)at)->sin6_addr;
-    switch (at->ss_family) {
-    case AF_INET: return ntohl(four->s_addr) >> 24 == 127;
-    case AF_INET6: return IN6_IS_ADDR_LOOPBACK(six) || (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
-    default: return -1;
-    }
-}
-
 /* Whether only its own host reaches this address of an endpoint, although the nodes have joined from host to host. */
 static bool connect_unreachable(const struct ofi *o, const uint8_t address[OFI_ADDRESS], int side_fd)
 {
     struct sockaddr_storage at, side = {0};
     socklen_t len = sizeof side;
     memcpy(&at, address, sizeof at);
-    return o->traits.inet && connect_loopback(&at) == 1 && getpeername(side_fd, (struct sockaddr *)&side, &len) == 0 &&
-           connect_loopback(&side) == 0;
+    return o->traits.inet && base_is_loopback((const struct sockaddr *)&at) && getpeername(side_fd, (struct sockaddr *)&side, &len) == 0 &&
+           (side.ss_family == AF_INET || side.ss_family == AF_INET6) && !base_is_loopback((const struct sockaddr *)&side);
 }
 
 static int connect_check(struct ofi_link *l, const struct ofi_hello *h, int side_fd)
